@@ -237,10 +237,14 @@ def process_start() -> float:
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return max(kd._IMPORTED, psutil.Process().create_time())
     # by the process's age: the kernel's start time is off where the clock was set since
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
-        "SC_CLK_TCK"
-    )
-    return max(kd._IMPORTED, time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+    stat = Path("/proc/self/stat").read_text()
+    _, _, after_name = stat.rpartition(")")
+    start_ticks = int(after_name.split()[19])  # starttime, the 22nd of all (man 5 proc)
+    start_s = start_ticks / os.sysconf("SC_CLK_TCK")
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    age_s = since_boot_s - start_s
+    started = time.time() - age_s
+    return max(kd._IMPORTED, started)
 
 
 _parts_of_the_start: list[

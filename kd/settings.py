@@ -34,14 +34,14 @@ class Range:
 
     def refuses(self, value: object) -> str:
         """What is wrong with a value; empty for one that is inside, or no number."""
-        limits = [
-            (COMPARED[sign], float(limit))
-            for sign, limit in (part.split() for part in self.text.split(" and "))
-        ]
         several = value if isinstance(value, list | tuple) else [value]
         numbers = [one for one in several if isinstance(one, int | float)]
-        inside = all(compare(number, limit) for number in numbers for compare, limit in limits)
-        return "" if inside else f"must be {self.text}"
+        for part in self.text.split(" and "):
+            sign, limit = part.split()
+            compare = COMPARED[sign]
+            if not all(compare(number, float(limit)) for number in numbers):
+                return f"must be {self.text}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,13 @@ class ModelSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
-        if self.mean is not None and len(self.mean) != 3:
-            raise ValueError(f"mean must be three numbers, got {self.mean}")
-        # `not > 0` refuses NaN too
-        if self.std is not None and (len(self.std) != 3 or not min(self.std) > 0):
-            raise ValueError(f"std must be three numbers > 0, got {self.std}")
+        mean, std = self.mean, self.std
+        if mean is not None and len(mean) != 3:
+            raise ValueError(f"mean must be three numbers, got {mean}")
+        if std is not None:
+            are_positive = min(std, default=0) > 0  # False of NaN, too
+            if len(std) != 3 or not are_positive:
+                raise ValueError(f"std must be three numbers > 0, got {std}")
 
 
 @dataclass

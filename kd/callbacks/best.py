@@ -11,6 +11,9 @@ from kd.callbacks.context import RunContext
 from kd.processes import all_processes
 from kd.storage.writing import write_text
 
+Metrics = dict[str, float]
+"""A student's validation metrics by name."""
+
 
 class Best(Callback):
     """Keeps the weights of the best validation so far.
@@ -35,10 +38,10 @@ class Best(Callback):
         self.save = save
         self.metric = monitor.removeprefix("val/")
         self.sign = -1 if mode == "min" else 1
-        self.newest: dict[str, dict[str, float]] = {}
-        self.best: dict[str, dict[str, float]] = {}
+        self.newest: dict[str, Metrics] = {}
+        self.best: dict[str, Metrics] = {}
         # the highest value so far, which the best may miss by its error
-        self.top: dict[str, float] = {}
+        self.top: Metrics = {}
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

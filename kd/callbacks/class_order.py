@@ -173,12 +173,17 @@ def _is_clear(counts: Tensor, order: Tensor) -> bool:
     """Whether an order is clearly better than the data's, and than guessing, on pictures of the counts ``(C, C)``."""
     all_columns = torch.arange(len(order))
     gain, changed = _gain(counts, order, all_columns)
-    if gain <= SIGMAS * max(1, changed) ** 0.5:
+    deviation = max(1, changed) ** 0.5
+    if gain <= SIGMAS * deviation:
         return False
+
+    # Guessing: always the most frequent class, p of the pictures, with the standard error sqrt(p (1 - p) / n).
     pictures = max(1, int(counts.sum()))
-    largest_class = float(counts.sum(0).max()) / pictures
+    of_class = counts.sum(0)
+    largest_class = float(of_class.max()) / pictures
     error = (largest_class * (1 - largest_class) / pictures) ** 0.5
-    return _accuracy(counts, order) > largest_class + SIGMAS * error
+    chance = largest_class + SIGMAS * error
+    return _accuracy(counts, order) > chance
 
 
 def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:
@@ -194,8 +199,10 @@ def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:
     moves = order[columns] != columns
     moved = columns[moves]
     classes = order[moved]
-    new_alone = int(counts[moved, classes].sum())
-    old_alone = int(counts[moved, moved].sum())
+    new_counts = counts[moved, classes]
+    old_counts = counts[moved, moved]
+    new_alone = int(new_counts.sum())
+    old_alone = int(old_counts.sum())
     return new_alone - old_alone, new_alone + old_alone
 
 
@@ -208,24 +215,30 @@ def _matched(counts: Tensor) -> Tensor:
 
     # each column gets the first class that is free
     class_of: dict[int, int] = {}
-    free = set(range(len(counts)))
-    for column, label in zip(columns[ranking].tolist(), classes[ranking].tolist(), strict=True):
+    every_column = range(len(counts))
+    free = set(every_column)
+    ranked_columns = columns[ranking].tolist()
+    ranked_classes = classes[ranking].tolist()
+    for column, label in zip(ranked_columns, ranked_classes, strict=True):
         if column not in class_of and label in free:
             class_of[column] = label
             free.remove(label)
 
     # columns that answered no free class keep their own where they can
-    for column in range(len(counts)):
+    for column in every_column:
         if column not in class_of:
-            class_of[column] = column if column in free else min(free)
-            free.remove(class_of[column])
+            label = column if column in free else min(free)
+            class_of[column] = label
+            free.remove(label)
 
     # groups that change places must gain, each by itself
-    order = torch.tensor([class_of[column] for column in range(len(counts))])
+    order = torch.tensor([class_of[column] for column in every_column])
     for cycle in _cycles(class_of):
-        gain, changed = _gain(counts, order, torch.tensor(cycle))
-        if gain <= CYCLE_SIGMAS * changed**0.5:
-            order[cycle] = torch.tensor(cycle)
+        numbers = torch.tensor(cycle)
+        gain, changed = _gain(counts, order, numbers)
+        deviation = changed**0.5
+        if gain <= CYCLE_SIGMAS * deviation:
+            order[numbers] = numbers
     return order
 
 

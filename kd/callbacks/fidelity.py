@@ -51,12 +51,13 @@ class FidelityRecord(Callback):
     ) -> None:
         """Takes in the students' logits that the validation step returns, by name; maps are too large to copy."""
         run = RunContext.of(trainer)
+        classes = len(run.students.data_info.classes)
         self.preflight.keep_as_it_comes(run)
         self._add(wait=False)
         for name, (logits, target, index) in validation_logits(outputs).items():
             assert index is not None, "our loaders give every picture its number"
             if name not in self._found:
-                self._found[name] = run.module.task.fidelity(len(run.students.data_info.classes))
+                self._found[name] = run.module.task.fidelity(classes)
             found = self._found[name]
             if found is not None and logits.ndim == 2:
                 self._seen.add(found, logits, target, index)
@@ -71,7 +72,9 @@ class FidelityRecord(Callback):
         taught = None
         if self.preflight.kept:
             taught = self.preflight.kept.get(index)
-        found.update(logits, None if taught is None else taught.to(logits.device), target, index)
+        if taught is not None:
+            taught = taught.to(logits.device)
+        found.update(logits, taught, target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges the ranks' counts, and logs ``val/kl`` where a teacher was compared."""
@@ -154,7 +157,9 @@ def as_validated(
     pictures = data.split(split)
     view = EvalView(data.size, data.crop_ratio)
     for number in numbers:
-        yield view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
+        picture = decode(pictures.read(number))
+        seen_3HW = view(picture)
+        yield seen_3HW.permute(1, 2, 0).numpy()
 
 
 def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:

@@ -30,16 +30,18 @@ class FilesInput:
     """
 
     def __init__(self, teacher: FrozenTeacher, batches: int) -> None:
-        assert teacher.named_input is not None
+        named = teacher.named_input
+        assert named is not None
         self.key = teacher.key
-        self.settings = teacher.named_input.settings
-        self.teacher = teacher.named_input.build(teacher)
+        self.settings = named.settings
+        self.teacher = named.build(teacher)
         self.teacher.to(teacher.device, teacher.dtype)
         # as many pixels as PICTURES have at the size that is set
         pixels = math.prod(teacher.prepare.size)
         pixels_named = math.prod(self.teacher.prepare.size)
         pictures = min(PICTURES, PICTURES * pixels // pixels_named)
-        self.of_each_batch = math.ceil(max(FEWEST, pictures) / max(1, batches))
+        pictures = max(FEWEST, pictures)
+        self.of_each_batch = math.ceil(pictures / max(1, batches))
         self.counts = torch.zeros(4, dtype=torch.long, device=teacher.device)
         """Pictures that both inputs get right, the weights' own alone, the set one alone, and all: ``(4,)``."""
 
@@ -52,16 +54,19 @@ class FilesInput:
             logits: of the teacher as it is set, ``(N, C)``.
             target: class ids ``(N,)``.
         """
-        images = batch["image"][real_rows(batch)][: self.of_each_batch]
+        rows = real_rows(batch)
+        images = batch["image"][rows][: self.of_each_batch]
         if images.is_floating_point():
             return
-        target = target[: len(images)]
-        as_named = self.teacher(images.to(target.device)).argmax(1) == target
-        as_set = logits[: len(images)].argmax(1) == target
+        count = len(images)
+        target = target[:count]
+        logits_as_named = self.teacher(images.to(target.device))
+        as_named = logits_as_named.argmax(1) == target
+        as_set = logits[:count].argmax(1) == target
         both = (as_named & as_set).sum()
         named_alone = (as_named & ~as_set).sum()
         set_alone = (~as_named & as_set).sum()
-        pictures = torch.full_like(both, len(images))
+        pictures = torch.full_like(both, count)
         counts = torch.stack([both, named_alone, set_alone, pictures])
         self.counts += counts.to(self.counts.device)
 
@@ -70,13 +75,16 @@ class FilesInput:
         counts = total_of_tensors(run.trainer.strategy, self.counts)
         both, named_alone, set_alone, pictures = counts.tolist()
         gain = named_alone - set_alone
-        if gain <= SIGMAS * max(1, named_alone + set_alone) ** 0.5:
-            return ""
-        if gain < LEAST_GAIN * pictures:
+        changed = named_alone + set_alone
+        deviation = max(1, changed) ** 0.5
+        if gain <= SIGMAS * deviation or gain < LEAST_GAIN * pictures:
             return ""
         before = (both + set_alone) / pictures
         after = (both + named_alone) / pictures
-        keys = " ".join(f"{self.key}.{name}={value}" for name, value in self.settings.items())
+        words = []
+        for name, value in self.settings.items():
+            words.append(f"{self.key}.{name}={value}")
+        keys = " ".join(words)
         compared = f"it reaches {after:.1%} of {pictures} pictures and not {before:.1%}"
         return f"; with the input that its weights name {compared}: {keys}"
 

@@ -79,12 +79,14 @@ class Finite(Callback):
                     self._first_loss = self._before
                 continue
             self._losses.clear()
-            named = ", ".join(str(int(i)) for i in index[:SHOWN])
+            numbers = [int(i) for i in index]
+            named = ", ".join(map(str, numbers[:SHOWN]))
             more = ""
-            if len(index) > SHOWN:
-                more = f" and {len(index) - SHOWN} more"
+            if len(numbers) > SHOWN:
+                more = f" and {len(numbers) - SHOWN} more"
             step = batch // trainer.accumulate_grad_batches
-            where = f"(step {step}, epoch {trainer.current_epoch + 1}, rank {trainer.global_rank})"
+            epoch = trainer.current_epoch + 1
+            where = f"(step {step}, epoch {epoch}, rank {trainer.global_rank})"
             text = f"the loss is {float(loss)} in batch {batch} of the run {where}; the usual reason is {self._rate}"
             if self._diverged():
                 rise = f"the loss was {self._before:.3g} in the batch before, {self._first_loss:.3g} at the start"

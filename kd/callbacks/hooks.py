@@ -1,5 +1,7 @@
 """What callbacks share: closing what they hold when training ends, and when the ranks may stop or save together."""
 
+import math
+
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.report.records import Writer
@@ -45,5 +47,9 @@ def ranks_meet(trainer: Trainer, batch_idx: int) -> bool:
     """Whether the ranks may agree on something now: after a step; with several ranks only every few batches."""
     if not after_step(trainer, batch_idx):
         return False
-    every = -(-SYNC_EVERY // trainer.accumulate_grad_batches) * trainer.accumulate_grad_batches
-    return trainer.world_size == 1 or (batch_idx + 1) % every == 0 or trainer.is_last_batch
+    if trainer.world_size == 1 or trainer.is_last_batch:
+        return True
+    batches_a_step = trainer.accumulate_grad_batches
+    steps = math.ceil(SYNC_EVERY / batches_a_step)
+    batches_done = batch_idx + 1
+    return batches_done % (steps * batches_a_step) == 0

@@ -59,9 +59,11 @@ class LastCheckpoint(Checkpoint):
             return
         # batches of this process, as large as they are now
         done = data.batches_before(state["samples"])
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        progress = fit_loop["epoch_loop.batch_progress"]["current"]
         # saved at the end of a batch: Lightning counts that one as completed after it has saved
-        progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))
+        completed = max(done - 1, 0)
+        progress.update(ready=done, started=done, processed=done, completed=completed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Counts the state that was resumed from as saved."""
@@ -88,8 +90,9 @@ class LastCheckpoint(Checkpoint):
     def _time_is_up(self, trainer: Trainer, batch_idx: int) -> bool:
         if self.every_n_minutes is None or not ranks_meet(trainer, batch_idx):
             return False
-        up = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
-        return from_first(trainer.strategy, up)
+        seconds = time.monotonic() - self._saved_at
+        is_up = seconds >= 60 * self.every_n_minutes
+        return from_first(trainer.strategy, is_up)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after each epoch."""

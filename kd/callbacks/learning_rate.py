@@ -20,8 +20,11 @@ class LearningRate(Callback):
         if not logs_now(run.module):
             return
         (optimizer,) = trainer.optimizers
-        for name, own in zip(run.students.named(), each_of(optimizer), strict=True):
-            run.module.log(f"{name}/train/lr" if name else "train/lr", own.param_groups[0]["lr"])
+        optimizers = each_of(optimizer)
+        for name, of_student in zip(run.students.named(), optimizers, strict=True):
+            metric = f"{name}/train/lr" if name else "train/lr"
+            first_group = of_student.param_groups[0]
+            run.module.log(metric, first_group["lr"])
 
 
 class LastStep(Callback):

@@ -35,9 +35,10 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         run: the run's folder, ``.../<recipe>/<number>``.
     """
     module, _, name = spec["class_path"].rpartition(".")
+    logger_class = getattr(import_module(module), name)
     defaults = {}
-    for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items():
-        defaults[k] = p.default
+    for argument, parameter in inspect.signature(logger_class).parameters.items():
+        defaults[argument] = parameter.default
     given = dict(spec.get("init_args") or {})
     kind = name.removesuffix("Logger").lower()
     ours: dict[str, Any] = {
@@ -53,10 +54,13 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
     if name == "MLFlowLogger":
         given = _with_database(given, defaults, run.parent.parent)
     for key, value in ours.items():
-        if key in defaults and given.get(key, defaults[key]) == defaults[key]:
+        if key not in defaults:
+            continue
+        default = defaults[key]
+        if given.get(key, default) == default:
             place = ""
             if key == "save_dir":
-                place = Path(str(defaults[key])).name
+                place = Path(str(default)).name
             given[key] = value if place in ("", "None", "_empty'>") else f"{value}/{place}"
     return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
 
@@ -72,8 +76,10 @@ def in_folder(tree: Tree, run: Path) -> Tree:
         replaced = {key: in_folder(value, run) for key, value in tree.items()}
     elif isinstance(tree, list):
         replaced = [in_folder(value, run) for value in tree]
-    elif isinstance(tree, str) and (tree == RUN or tree.startswith(f"{RUN}/")):
-        replaced = f"{run}{tree[len(RUN) :]}"
+    elif isinstance(tree, str):
+        first, slash, rest = tree.partition("/")
+        if first == RUN:
+            replaced = f"{run}{slash}{rest}"
     return cast(Tree, replaced)
 
 

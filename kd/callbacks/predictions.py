@@ -27,6 +27,7 @@ class Predictions(Callback):
         batch = next(iter(data.eval_dataloader("val")))
         images = batch["image"][:PICTURES].to(run.device)
         targets = batch["target"][:PICTURES]
+        numbers = batch["index"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
         for name, student in run.students.named().items():
             student.final.eval()
@@ -34,18 +35,18 @@ class Predictions(Callback):
             student.final.train()
         taught = {}
         if run.module.teacher is not None:
-            taught = run.module.teacher.logits(images, batch["index"][:PICTURES])
+            taught = run.module.teacher.logits(images, numbers)
         if ALL in taught:
             columns["teacher"] = _decided(task, taught[ALL], targets)
         if not trainer.is_global_zero:
             return
-        for i, picture in enumerate(images.cpu()):
+        folder = run.folder / "predictions"
+        classes = run.students.data_info.classes
+        for i, number in enumerate(numbers.tolist()):
             answers = {name: column[i].cpu() for name, column in columns.items()}
-            file = run.folder / "predictions" / f"{int(batch['index'][i]):04d}.png"
-            drawn = task.drawn(
-                picture.permute(1, 2, 0).numpy(), answers, run.students.data_info.classes
-            )
-            write_whole(file, partial(drawn.save, format="PNG"))
+            pixels_HW3 = images[i].permute(1, 2, 0).cpu().numpy()
+            drawn = task.drawn(pixels_HW3, answers, classes)
+            write_whole(folder / f"{number:04d}.png", partial(drawn.save, format="PNG"))
 
 
 def _decided(task: Task, logits: Tensor, targets: Tensor) -> Tensor:

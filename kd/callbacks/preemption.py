@@ -72,21 +72,26 @@ class Preemption(Closing):
         """Handles SIGTERM, SIGINT and SIGHUP from here on, in the main thread; under nohup SIGHUP stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             return  # Python handles signals in the main thread alone
-        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
-        for number in [*numbers, *([signal.SIGUSR2] if in_job() else [])]:
-            # nohup ignores SIGHUP
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._on_signal)
+        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+        under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        if not under_nohup:
+            numbers.append(signal.SIGHUP)
+        if in_job():
+            numbers.append(signal.SIGUSR2)
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
         """Stops the run as a signal would, with :class:`RunStopped`. Any thread of rank 0 may call it."""
         self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._interrupted and number == signal.SIGINT:
-            signal.default_int_handler(number, frame)
-        self._interrupted = self._interrupted or number == signal.SIGINT
-        self._received = self._received or number
+        if number == signal.SIGINT:
+            if self._interrupted:
+                signal.default_int_handler(number, frame)
+            self._interrupted = True
+        if not self._received:
+            self._received = number
 
     def on_train_batch_end(
         self,

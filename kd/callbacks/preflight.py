@@ -8,6 +8,7 @@ answers are kept for the student's agreement.
 import copy
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -192,11 +193,13 @@ class Preflight(Callback):
 
     @staticmethod
     def _nothing_kept_yet(run: RunContext) -> KeptLogits:
-        exact = run.module.task.answers == "numbers"  # which may exceed what float16 holds
+        dtype = torch.float16
+        if run.module.task.answers == "numbers":  # they may exceed what float16 holds
+            dtype = torch.float32
         batches = run.data.eval_batches("val")
-        share = -(-batches.length // batches.world_size)
-        pictures = min(share, batches.used * batches.batch_size)
-        return KeptLogits(dtype=torch.float32 if exact else torch.float16, pictures=pictures)
+        pictures_of_rank = math.ceil(batches.length / batches.world_size)
+        used_pictures = batches.used * batches.batch_size
+        return KeptLogits(dtype=dtype, pictures=min(pictures_of_rank, used_pictures))
 
     def about_teacher(self, teacher: RunTeacher) -> dict[str, Any]:
         """Architecture, parameters, validation metrics, and the remedy that was found, for the records of a run."""
@@ -333,14 +336,16 @@ class Preflight(Callback):
             seen = look(batch, run.module.task, run.teacher, {}, run.device, members=True)
             if seen is None or seen.index is None or seen.decided is None:
                 continue
+            taught = seen.taught
             for name, judge in judges.items():
-                judge.update(seen.taught[name], seen.target, None)
+                judge.update(taught[name], seen.target, None)
             targets.update(seen.target)
-            copies.add(seen.index, seen.decided, seen.taught[ALL].to(torch.float16))
+            copies.add(seen.index, seen.decided, taught[ALL].to(torch.float16))
             for name, counts in confusions.items():
-                counts.update(seen.taught[name].argmax(1), seen.target, seen.index)
+                answers = taught[name].argmax(1)
+                counts.update(answers, seen.target, seen.index)
             for name, other in other_inputs.items():
-                other.look(batch, seen.taught[name], seen.target)
+                other.look(batch, taught[name], seen.target)
             decided = _keep(copies.take(), pictures, kept, decided)
         shown.close()
         return _keep(copies.take(wait=True), pictures, kept, decided)

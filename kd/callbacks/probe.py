@@ -67,10 +67,13 @@ class FeatureProbe(Callback):
         if trainer.sanity_checking or run.data.probe is None:
             return
         students = run.students.named()
-        seen = self._look(run, {name: student.logits for name, student in students.items()})
+        models = {name: student.logits for name, student in students.items()}
+        seen = self._look(run, models)
         for name in students:
             prefix = f"{name}/val/" if name else "val/"
-            values = {f"{prefix}{metric}": value for metric, value in seen.accuracy(name).items()}
+            values = {}
+            for metric, value in seen.accuracy(name).items():
+                values[f"{prefix}{metric}"] = value
             pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:

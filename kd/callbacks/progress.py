@@ -69,13 +69,18 @@ class Progress(Closing):
         run = RunContext.of(trainer)
         if self._bar is None:
             return
-        if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
+        is_quiet = time.monotonic() <= self._quiet_until
+        if not is_quiet and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
             self._losses.add(None, trainer.callback_metrics["train/loss"])
         for _step, [loss] in self._losses.take():
-            parts = f"loss {loss:.3f}", self._limit()
-            self._bar.set_postfix_str(", ".join(part for part in parts if part), refresh=False)
-        self._bar.update(run.data.batch_size * trainer.world_size)
+            text = f"loss {loss:.3f}"
+            limit = self._limit()
+            if limit:
+                text += f", {limit}"
+            self._bar.set_postfix_str(text, refresh=False)
+        pictures = run.data.batch_size * trainer.world_size
+        self._bar.update(pictures)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes a line with the loss and the validation metrics."""

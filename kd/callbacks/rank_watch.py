@@ -149,9 +149,10 @@ class RankWatch(Closing):
         """
         if not self._world_size or not isinstance(error, RuntimeError):
             return None
-        if not self.missing and TIMED_OUT.search(str(error)):
+        message = str(error)
+        if not self.missing and TIMED_OUT.search(message):
             self.missing, _ = self._find_missing()
-        if not self.missing or not LOST.search(str(error)):
+        if not self.missing or not LOST.search(message):
             return None
         return RunError(f"{self.missing}, {self.timeout_s:g} s long (rank_timeout_s)")
 
@@ -206,8 +207,9 @@ class RankWatch(Closing):
         named = []
         for rank, reason in sorted(reasons.items()):
             place = ""
-            if rank in after:
-                place = f" on {after[rank].host} (process {after[rank].process})"
+            beat = after.get(rank)
+            if beat is not None:
+                place = f" on {beat.host} (process {beat.process})"
             named.append(f"rank {rank}{place} did not come to step {self._step}: it {reason}")
         return "; ".join(named), waiting[0]
 

@@ -180,11 +180,14 @@ def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
     """Replaces ``before`` by the run's folder in the paths of the trainer, its callbacks, profiler and strategy."""
     profiler = trainer.profiler  # type: ignore[attr-defined]
     run = Path(os.path.realpath(run))
-    for owner in (trainer, profiler, trainer.strategy, *trainer.callbacks):  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for owner in (trainer, profiler, trainer.strategy, *callbacks):
         for name, value in list(vars(owner).items()):
-            is_path = isinstance(value, str | Path)
-            if is_path and Path(value).is_relative_to(before):
-                moved = run / Path(value).relative_to(before)
+            if not isinstance(value, str | Path):
+                continue
+            path = Path(value)
+            if path.is_relative_to(before):
+                moved = run / path.relative_to(before)
                 setattr(owner, name, type(value)(moved))
 
 

@@ -141,11 +141,13 @@ class Summary(Callback):
         self.content = self._content(trainer, run, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
+        students = self.content.get("students", {})
         with suppress(OSError) if error else nullcontext():
             write_json(self.folder.path / "summary.json", self.content)
-            for name, own in self.content.get("students", {}).items():
-                alone = {**self.content, "student": own, "students": None}
-                write_json(run.student_folder(name) / "summary.json", alone)
+            for name, student in students.items():
+                alone = {**self.content, "student": student, "students": None}
+                folder = run.student_folder(name)
+                write_json(folder / "summary.json", alone)
         if (self.folder.path / "records").is_dir():
             write_explained(self.folder.path, self.content)
 

@@ -63,10 +63,13 @@ def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run
     """Writes the ids of the loggers' runs into the run's folder; nothing where no logger has one."""
     ids = {}
     for name, spec, logger in zip(_names(specs), specs, loggers, strict=True):
-        if _class_name(spec) in ID_ARGUMENTS and logger.version:
+        has_id = _class_name(spec) in ID_ARGUMENTS
+        if has_id and logger.version:
             ids[name] = logger.version
     if ids:
-        write_json(run / FILE, {**mapping_of(run / FILE), **ids})
+        file = run / FILE
+        earlier = mapping_of(file)
+        write_json(file, {**earlier, **ids})
 
 
 def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> None:
@@ -147,10 +150,11 @@ def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: MLflow does not have the run that the run's folder names.
     """
+    new = dict(settings)
     if isinstance(logger, MLFlowLogger):
-        logged = _mlflow_parameters(logger)
-        settings = {key: value for key, value in settings.items() if key not in logged}
-    logger.log_hyperparams(dict(settings))
+        for key in _mlflow_parameters(logger):
+            new.pop(key, None)
+    logger.log_hyperparams(new)
 
 
 def _mlflow_parameters(logger: MLFlowLogger) -> Mapping[str, str]:

@@ -318,12 +318,13 @@ class DistillationDataModule(LightningDataModule):
 
     def _evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
         """Centre crops: samples and their collate function; not ``of_source``: pictures with one label each."""
-        view = EvalView(self.size, self.crop_ratio, self.splits.max_pixels)
+        max_pixels = self.splits.max_pixels
+        view = EvalView(self.size, self.crop_ratio, max_pixels)
         if not of_source:
-            return PictureSet(split, view, self.seed, max_pixels=self.splits.max_pixels), Collate()
-        return self._pictures(split, view), Collate(
-            None, self.source.kind, len(self.source.classes)
-        )
+            return PictureSet(split, view, self.seed, max_pixels=max_pixels), Collate()
+        classes = len(self.source.classes)
+        collate = Collate(None, self.source.kind, classes)
+        return self._pictures(split, view), collate
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
         return PictureSet(
@@ -414,14 +415,14 @@ class DistillationDataModule(LightningDataModule):
             Pairs of uint8 ``(3, H, W)`` and target; a picture is decoded when its pair is taken.
         """
         split = self.split("train")
+        targets = split.targets
         pictures, _ = self._evaluation(split)
-        numbers: list[int] = []
-        for i in TrainBatches(len(split.targets), 1, self.seed).order(0).tolist():
-            if len(numbers) == count:
-                break
-            if not labelled or _is_class_id(split.targets[i]):
-                numbers.append(i)
-        return ((pictures[i, 0][0], split.targets[i]) for i in numbers)
+        shuffled = TrainBatches(len(targets), 1, self.seed).order(0)
+        numbers = iter(shuffled.tolist())
+        if labelled:
+            numbers = filter(lambda i: _is_class_id(targets[i]), numbers)
+        chosen = list(islice(numbers, count))
+        return ((pictures[i, 0][0], targets[i]) for i in chosen)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -124,7 +124,8 @@ def described(value: object, depth: int = 8) -> object:
         return {str(name): described(inner, depth - 1) for name, inner in value.items()}
     if isinstance(value, Sequence | set):
         return [described(inner, depth - 1) for inner in value]
-    path = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = type(value)
+    path = f"{kind.__module__}.{kind.__qualname__}"
     if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
         return {path: described(value.to_dict(), depth - 1)}
     if depth > 0 and hasattr(value, "__dict__"):

@@ -33,8 +33,10 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
         if data.startswith(JPEG):
             # Pillow reads a few kinds more, and names what is wrong in fewer words.
             with suppress(Exception):
-                return _jpeg_decoder()(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        return torch.from_numpy(np.array(decoded(image))).permute(2, 0, 1).contiguous()
+                content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                return _jpeg_decoder()(content)
+        pixels_HW3 = torch.from_numpy(np.array(decoded(image)))
+        return pixels_HW3.permute(2, 0, 1).contiguous()
 
 
 def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:

@@ -71,10 +71,13 @@ class TrainBatches(Sampler[list[Key]]):
     resume_at: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.groups: list[np.ndarray] = []  # the labelled samples of each class
-        if self.classes is not None:
-            for class_id in np.unique(self.classes):
-                self.groups.append(np.flatnonzero(self.classes == class_id))
+        self.groups: list[np.ndarray] = []
+        """The labelled samples of each class."""
+        if self.classes is None:
+            return
+        for class_id in np.unique(self.classes):
+            of_class = self.classes == class_id
+            self.groups.append(np.flatnonzero(of_class))
 
     @property
     def sampler(self) -> "TrainBatches":
@@ -113,7 +116,8 @@ class TrainBatches(Sampler[list[Key]]):
         # A view that repeats keeps its pairs: they are shuffled as pairs.
         if self.paired and view != epoch:
             pairs, last = _pairs(self.order(view))
-            return np.concatenate([rng.permutation(pairs).reshape(-1), last])
+            shuffled = rng.permutation(pairs)
+            return np.concatenate([shuffled.reshape(-1), last])
 
         # Samples of one kind alone.
         if not self.unlabelled:
@@ -129,23 +133,28 @@ class TrainBatches(Sampler[list[Key]]):
             unlabelled = self._once(epoch, count)
         else:
             unlabelled = self._in_turn(epoch * count, count)
-        return rng.permutation(np.concatenate([self._labelled(epoch), unlabelled]))
+        samples = np.concatenate([self._labelled(epoch), unlabelled])
+        return rng.permutation(samples)
 
     def _labelled(self, epoch: int) -> np.ndarray:
         """The labelled samples of an epoch, ``(length,)``: each once, as drawn, or as many of each class."""
         if self.draw is not None:
             rng = np.random.default_rng([self.seed, epoch, 5])
-            return np.resize(self.draw(epoch, rng), self.length)
+            drawn = self.draw(epoch, rng)
+            return np.resize(drawn, self.length)
         if not self.groups:
             return np.arange(self.length)
         rng = np.random.default_rng([self.seed, epoch, 3])
         # The samples that don't divide evenly go to ``remainder`` of the classes, to others in each epoch.
-        count, remainder = divmod(self.length, len(self.groups))
+        classes = len(self.groups)
+        count, remainder = divmod(self.length, classes)
         samples = []
         for class_number, group in enumerate(self.groups):
-            has_one_more = (class_number + epoch) % len(self.groups) < remainder
+            turn = (class_number + epoch) % classes
+            has_one_more = turn < remainder
             # np.resize cuts a large class, and repeats a small one.
-            samples.append(np.resize(rng.permutation(group), count + has_one_more))
+            shuffled = rng.permutation(group)
+            samples.append(np.resize(shuffled, count + has_one_more))
         return np.concatenate(samples)
 
     def view(self, epoch: int) -> int:
@@ -156,8 +165,9 @@ class TrainBatches(Sampler[list[Key]]):
 
     def _in_turn(self, first: int, count: int) -> np.ndarray:
         """``count`` unlabelled samples, ``(count,)``, from position ``first`` of the endless sequence of permutations."""
+        last = first + count - 1
         first_pass = first // self.unlabelled
-        last_pass = (first + count - 1) // self.unlabelled
+        last_pass = last // self.unlabelled
         permutations = [np.empty(0, int)]
         for number in range(first_pass, last_pass + 1):
             rng = np.random.default_rng([self.seed, number, 1])
@@ -177,11 +187,12 @@ class TrainBatches(Sampler[list[Key]]):
         # Pairs of unlabelled samples, which may repeat; one sample may be left over.
         unlabelled = self.length + rng.permutation(self.unlabelled)
         unlabelled_pairs, left_over = _pairs(unlabelled)
-        repeated_pairs = np.resize(unlabelled_pairs, (repeated // 2, 2))
+        repetitions = repeated // 2
+        repeated_pairs = np.resize(unlabelled_pairs, (repetitions, 2))
         # Pairs of the labelled samples, and of an unlabelled one that was left over.
         labelled = np.arange(self.length)
-        others = rng.permutation(np.concatenate([labelled, left_over]))
-        other_pairs, last = _pairs(others)
+        others = np.concatenate([labelled, left_over])
+        other_pairs, last = _pairs(rng.permutation(others))
         # All pairs in one shuffled order; a last sample without a partner comes last.
         all_pairs = np.concatenate([other_pairs, unlabelled_pairs, repeated_pairs])
         pairs = rng.permutation(all_pairs)
@@ -223,7 +234,9 @@ class TrainBatches(Sampler[list[Key]]):
         for start in range(done, last_start + 1, global_batch):
             first = start + self.rank * self.batch_size
             share = slice(first, first + self.batch_size)
-            yield list(zip(order[share].tolist(), views[share].tolist(), strict=True))
+            samples = order[share].tolist()
+            views_of_samples = views[share].tolist()
+            yield list(zip(samples, views_of_samples, strict=True))
 
 
 def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
@@ -242,11 +255,12 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
         needs = "draw(self, targets, epoch, rng), which returns the numbers of an epoch's pictures"
         raise UserError(f"data.sampler: {name} needs the method {needs}")
 
+    count = len(targets)
+
     def draw(epoch: int, rng: np.random.Generator) -> np.ndarray:
         numbers = np.asarray(sampler.draw(targets, epoch, rng))
-        are_whole = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer) and len(numbers)
-        if not are_whole or numbers.min() < 0 or numbers.max() >= len(targets):
-            wanted = f"a list of whole numbers from 0 to {len(targets) - 1}"
+        if not _are_numbers_of_samples(numbers, count):
+            wanted = f"a list of whole numbers from 0 to {count - 1}"
             raise UserError(f"data.sampler: {name}.draw must return {wanted}")
         return numbers
 
@@ -324,3 +338,12 @@ class EvalBatches(Sampler[list[Key]]):
                 keys.append(padding)
         for start in range(0, self.share, self.batch_size):
             yield keys[start : start + self.batch_size]
+
+
+def _are_numbers_of_samples(numbers: np.ndarray, count: int) -> bool:
+    """Whether an array is a list of at least one whole number from 0 to ``count - 1``."""
+    if numbers.ndim != 1 or not len(numbers):
+        return False
+    are_whole = np.issubdtype(numbers.dtype, np.integer)
+    is_inside = numbers.min() >= 0 and numbers.max() < count
+    return bool(are_whole and is_inside)

@@ -175,12 +175,12 @@ class Masks(Targets):
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
         """Ids ``(N, *size)``, by nearest pixels, as torch's ``nearest`` chooses them."""
         # Suffixes: N masks, h rows and w columns of the result.
-        cut_sizes_N2 = torch.tensor([(height, width) for _, _, height, width in boxes])
-        cut_sizes_N2 = cut_sizes_N2.to(packed.device, non_blocking=True)
-        heights_N1 = cut_sizes_N2[:, :1]
-        widths_N1 = cut_sizes_N2[:, 1:]
-        rows_Nh = _nearest(heights_N1, size[0])
-        columns_Nw = _nearest(widths_N1, size[1])
+        boxes_N4 = torch.tensor(boxes).to(packed.device, non_blocking=True)
+        heights_N1 = boxes_N4[:, 2:3]
+        widths_N1 = boxes_N4[:, 3:]
+        new_height, new_width = size
+        rows_Nh = _nearest(heights_N1, new_height)
+        columns_Nw = _nearest(widths_N1, new_width)
         # Where each mask starts in the row of pixels, and each of its chosen lines in it.
         areas_N1 = heights_N1 * widths_N1
         starts_N1 = areas_N1.cumsum(0) - areas_N1

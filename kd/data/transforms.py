@@ -210,10 +210,11 @@ class MixPairs:
             key: (index, view) of its first sample, which seeds what is drawn.
             picture: of any pixels: only its height and width count, for the box of a cutmix.
         """
+        equal_chances = torch.ones(len(self.kinds))
         with seeded(self.seed, *key, 1):
             if torch.rand(1) >= self.probability:
                 return None
-            kind = int(torch.multinomial(torch.ones(len(self.kinds)), 1))
+            kind = int(torch.multinomial(equal_chances, 1))
             parameters = self.kinds[kind].make_params([picture])
         if "box" in parameters:
             return Mix(pair, parameters["lam_adjusted"], *parameters["box"])
@@ -243,17 +244,21 @@ class _PairedBatch:
         """Changes the mixed pictures and labels of some pairs: all by cutmix (``is_cut``), or all by mixup."""
         table = torch.tensor(mixes, dtype=torch.float64).to(self.device, non_blocking=True)
         share = table[:, 1]
+        boxes = table[:, 2:]
         pairs: Tensor | slice
         if self.at_once:
             pairs = table[:, 0].long()
         else:  # one pair: no index has to be looked up
-            pairs = slice(mixes[0].pair, mixes[0].pair + 1)
-        both_known = self.is_known[pairs].all(1)[:, None, None]
-        self.mixed_labels[pairs] = _blend(self.one_hot[pairs], share) * both_known
+            first = mixes[0].pair
+            pairs = slice(first, first + 1)
+        labels = _blend(self.one_hot[pairs], share)
+        both_known = self.is_known[pairs].all(1)
+        self.mixed_labels[pairs] = labels * both_known[:, None, None]
+        images = self.images[pairs]
         if is_cut:
-            self.mixed_images[pairs] = _paste(self.images[pairs], table[:, 2:])
+            self.mixed_images[pairs] = _paste(images, boxes)
         else:
-            self.mixed_images[pairs] = _blend(self.images[pairs], share)
+            self.mixed_images[pairs] = _blend(images, share)
 
 
 def _in_pairs(batch: Tensor) -> Tensor:

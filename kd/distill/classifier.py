@@ -148,9 +148,10 @@ def _features(
     shown = bar(label=label, total=count, calm=CALM_AT_START, disable=hidden)
     with hook, evaluating(student.model), shown:
         while batch := list(islice(labelled_pictures, BATCH)):
-            pictures = torch.stack([picture for picture, _ in batch])
-            student.model(student.prepare(pictures.to(device)))
-            labels += [target for _, target in batch]
+            pictures, targets = zip(*batch, strict=True)
+            images = student.prepare(torch.stack(pictures).to(device))
+            student.model(images)
+            labels += targets
             shown.update(len(batch))
     if not features:
         return torch.empty(0, device=CPU), torch.empty(0, device=CPU)

@@ -1,7 +1,7 @@
 """The layers that losses over features read: the student's, and those of one teacher."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,6 +17,19 @@ Read = Callable[[list[str], str], list[Tensor]]
 """Gives the student's features, by layers and form of tokens."""
 
 
+class _Layers(NamedTuple):
+    """The layers that one loss reads."""
+
+    student: list[str]
+    """Their paths in the student."""
+    tokens: str
+    """The form in which they are read."""
+    teacher: list[Layer]
+    """The teacher's."""
+    teacher_shapes: list[tuple[int, ...]]
+    """Of the teacher's layers, for two pictures."""
+
+
 class FeatureTaps:
     """What each loss over features reads, by the loss's name.
 
@@ -28,14 +41,12 @@ class FeatureTaps:
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
         self._taps = dict(taps)
         self._teacher_of = dict(teacher_of)
-        # By loss, set when it is built: the student's layers, the teacher's, and the latter's shapes.
-        self._student_layers: dict[str, list[str]] = {}
-        self._teacher_layers: dict[str, list[Layer]] = {}
-        self._shapes: dict[str, dict[Layer, tuple[int, ...]]] = {}
+        self._layers: dict[str, _Layers] = {}
+        """By loss, set when it is built."""
 
     def __contains__(self, name: object) -> bool:
         """Whether a loss of that name was built."""
-        return name in self._student_layers
+        return name in self._layers
 
     def complete(self, losses: Mapping[str, DistillLoss]) -> None:
         """Gives each loss without a tap the layer that it names itself.
@@ -100,25 +111,30 @@ class FeatureTaps:
         """
         spec = self._taps[name]
         member = self._teacher_of.get(name, ALL)
-        taps.add(spec.student, trial, f"model.taps.{name}.student")
+        key = f"model.taps.{name}"
+        taps.add(spec.student, trial, f"{key}.student")
         student_shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
-        layers, teacher_shapes = self.teacher_of(name, teacher).listen(
-            spec.teacher, spec.tokens, f"model.taps.{name}.teacher"
+        paths, teacher_shapes = self.teacher_of(name, teacher).listen(
+            spec.teacher, spec.tokens, f"{key}.teacher"
         )
-        teacher_layers: list[Layer] = [(member, layer, spec.tokens) for layer in layers]
-        self._student_layers[name] = taps.paths(spec.student)
-        self._teacher_layers[name] = teacher_layers
-        self._shapes[name] = dict(zip(teacher_layers, teacher_shapes, strict=True))
+        self._layers[name] = _Layers(
+            student=taps.paths(spec.student),
+            tokens=spec.tokens,
+            teacher=[(member, path, spec.tokens) for path in paths],
+            teacher_shapes=teacher_shapes,
+        )
         try:
             return _built(loss, student_shapes, teacher_shapes)
         except ValueError as error:
-            raise UserError(f"model.taps.{name}: {error}") from error
+            raise UserError(f"{key}: {error}") from error
 
     def shapes(self, names: Iterable[str]) -> dict[Layer, tuple[int, ...]]:
         """The teachers' layers that losses read, with their shapes for two pictures."""
         shapes: dict[Layer, tuple[int, ...]] = {}
         for name in names:
-            shapes.update(self._shapes.get(name, {}))
+            if name in self:
+                layers = self._layers[name]
+                shapes.update(zip(layers.teacher, layers.teacher_shapes, strict=True))
         return shapes
 
     def layers_of_student(self, names: Iterable[str]) -> dict[str, tuple[list[str], str]]:
@@ -126,7 +142,8 @@ class FeatureTaps:
         layers: dict[str, tuple[list[str], str]] = {}
         for name in names:
             if name in self:
-                layers[name] = self._student_layers[name], self._taps[name].tokens
+                of_loss = self._layers[name]
+                layers[name] = of_loss.student, of_loss.tokens
         return layers
 
     def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
@@ -141,8 +158,9 @@ class FeatureTaps:
             The student's and the teacher's features, paired layer by layer; each is a map ``(N, C, H, W)``, tokens
             ``(N, L, D)`` or vectors ``(N, D)``, as :meth:`kd.models.taps.Taps.read` gives them.
         """
-        student_features = features(self._student_layers[name], self._taps[name].tokens)
-        teacher_features = [answer.features[layer] for layer in self._teacher_layers[name]]
+        layers = self._layers[name]
+        student_features = features(layers.student, layers.tokens)
+        teacher_features = [answer.features[layer] for layer in layers.teacher]
         return student_features, teacher_features
 
     def regressions(

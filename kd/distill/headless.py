@@ -30,8 +30,11 @@ class HeadlessStudent(Student):
             layers = [layers for layers, _ in layers_by_loss]
             self._taps_of_final = Taps(self.average.module, layers, self.prepare)
         with torch.no_grad(), evaluating(self.model):
-            width = logits_of(self._trial()).shape[1]
-        losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
+            features = logits_of(self._trial())
+        losses = ["feature_loss"]
+        for name in self.objective.measurable:
+            losses.append(f"{name}_loss")
+        width = features.shape[1]
         self._measures.measure(losses, width, self.data.probed)
 
     @staticmethod

@@ -130,9 +130,11 @@ def _joined(student: Student, outputs: SampleOutputs) -> tuple[Read, Answer]:
 
     def read(layers: list[str], form: str) -> list[Tensor]:
         batches = [student.taps.read(caught, layers, form) for caught in outputs.student]
-        return [torch.cat(of_one_layer) for of_one_layer in zip(*batches, strict=True)]
+        by_layer = zip(*batches, strict=True)
+        return [torch.cat(of_layer) for of_layer in by_layer]
 
     features = {}
     for layer in outputs.teacher[0]:
-        features[layer] = torch.cat([batch[layer] for batch in outputs.teacher])
+        of_layer = [batch[layer] for batch in outputs.teacher]
+        features[layer] = torch.cat(of_layer)
     return read, Answer(features=features)

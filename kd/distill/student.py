@@ -172,8 +172,9 @@ class Student(nn.Module):
         """The model's name: timm's, where it is one of timm's."""
         if self.spec is not None:
             return self.spec.arch
-        known: dict[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
-        return known.get("architecture") or type(self.model).__name__
+        config: dict[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}
+        class_name = type(self.model).__name__
+        return config.get("architecture") or class_name
 
     @property
     def classifies(self) -> bool:

@@ -82,7 +82,9 @@ class StepCost:
         cached_ms = self.step_ms(teacher=False)
         live_epochs = min(epochs, views) * (1 - filled)
         cached_epochs = epochs - live_epochs
-        return epochs * live_ms / (live_epochs * live_ms + cached_epochs * cached_ms)
+        without_cache_ms = epochs * live_ms
+        with_cache_ms = live_epochs * live_ms + cached_epochs * cached_ms
+        return without_cache_ms / with_cache_ms
 
 
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
@@ -108,7 +110,10 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
 
 def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
     """A forward and backward of copies of all students on pictures."""
-    copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.students.named().values()]
+    copies = []
+    for student in run.students.named().values():
+        model = copy.deepcopy(student.model).to(device)
+        copies.append((student.prepare, model))
 
     def learn(images: Tensor) -> None:
         for prepare, model in copies:
@@ -212,14 +217,16 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     with torch.random.fork_rng(devices=[] if on_cpu else None):
         first_ms = _trial_ms(run, data, num_workers=0, steps=4, learn=learn)
         step_ms.append(first_ms)
-        steps = min(20, max(4, round(1000 * TRIAL_S / first_ms)))
+        steps_in_time = round(1000 * TRIAL_S / first_ms)
+        steps = min(20, max(4, steps_in_time))
         while len(step_ms) <= most:
             before = min(step_ms[:-2], default=math.inf)
             last_two = min(step_ms[-2:])
             if last_two * NEAR > before:  # no longer faster
                 break
-            num_workers = len(step_ms)
-            step_ms.append(_trial_ms(run, data, num_workers=num_workers, steps=steps, learn=learn))
+            count = len(step_ms)
+            next_ms = _trial_ms(run, data, num_workers=count, steps=steps, learn=learn)
+            step_ms.append(next_ms)
     enough = NEAR * min(step_ms)
     fewest = next(n for n, ms in enumerate(step_ms) if ms <= enough)
     times = ", ".join(f"{ms:.0f} ms with {n}" for n, ms in enumerate(step_ms))

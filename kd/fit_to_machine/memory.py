@@ -83,12 +83,15 @@ class Memory:
         students = list(run.students.named().values())
         self.teacher = 0
         if run.teacher:
-            self.teacher = size_of(run.teacher.model.state_dict().values())
+            weights = run.teacher.model.state_dict()
+            self.teacher = size_of(weights.values())
         self.student = 0
         self.gradients = 0
         for student in students:
-            self.student += size_of(student.model.state_dict().values())
-            self.gradients += size_of(p for p in student.parameters() if p.requires_grad)
+            weights = student.model.state_dict()
+            trained = [p for p in student.parameters() if p.requires_grad]
+            self.student += size_of(weights.values())
+            self.gradients += size_of(trained)
         # Adam's two moments; the summary has the real one at the end
         self.optimizer = 2 * self.gradients
         self.unsharded = self.student + self.gradients + self.optimizer
@@ -155,8 +158,10 @@ def _shards(run: AttachedModule) -> tuple[int, bool]:
     strategy = run.trainer.strategy
     if isinstance(strategy, Sharding):
         return run.trainer.world_size, strategy.shards_weights
-    zero = any(student.optim.zero for student in run.students.named().values())
-    return (run.trainer.world_size if zero else 1), False
+    students = run.students.named().values()
+    if any(student.optim.zero for student in students):
+        return run.trainer.world_size, False
+    return 1, False
 
 
 def _activations(run: AttachedModule, student: Student, count: int) -> int:
@@ -179,11 +184,14 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
         local_processes: that share this machine's memory.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        free, _total = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device)
     free = psutil.virtual_memory().available
     cgroup = Path("/sys/fs/cgroup")
-    limit = cgroup / "memory.max"
-    if limit.is_file() and limit.read_text().strip().isdigit():
-        used = int((cgroup / "memory.current").read_text())
-        free = min(free, int(limit.read_text()) - used)
+    limit_file = cgroup / "memory.max"
+    if limit_file.is_file():
+        limit = limit_file.read_text().strip()
+        if limit.isdigit():
+            used = int((cgroup / "memory.current").read_text())
+            free = min(free, int(limit) - used)
     return free // local_processes

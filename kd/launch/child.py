@@ -38,11 +38,13 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """
     env = {}
     for name, value in os.environ.items():
-        if name not in _OF_A_JOB and not name.startswith(("SLURM_", "TORCHELASTIC_")):
+        of_launcher = name.startswith(("SLURM_", "TORCHELASTIC_"))
+        if name not in _OF_A_JOB and not of_launcher:
             env[name] = value
     env |= popen.pop("env", None) or {}
     env[PARENT] = str(os.getpid())
-    return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)
+    command = [sys.executable, "-m", "kd.cli", *items]
+    return subprocess.Popen(command, env=env, **popen)
 
 
 def trains_teacher() -> bool:

@@ -93,14 +93,19 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
     name, slash, part = value.removeprefix(CHANNEL).partition("/")
     data = base(env) / "input" / "data"
     on_disk = {}
-    for path in sorted(data.iterdir()) if data.is_dir() else ():
-        if path.is_dir():
-            on_disk[path.name] = str(path)
+    if data.is_dir():
+        for path in sorted(data.iterdir()):
+            if path.is_dir():
+                on_disk[path.name] = str(path)
     variable = f"SM_CHANNEL_{name.upper()}"
-    folder = on_disk.get(name) or env.get(re.sub(r"\W", "_", variable)) or env.get(variable)
+    plain_variable = re.sub(r"\W", "_", variable)
+    folder = on_disk.get(name) or env.get(plain_variable) or env.get(variable)
     if folder is None:
-        in_env = [key.removeprefix("SM_CHANNEL_") for key in env if key.startswith("SM_CHANNEL_")]
-        names = ", ".join(on_disk or [channel.lower() for channel in in_env]) or "none"
+        channels = list(on_disk)
+        if not channels:
+            variables = [key for key in env if key.startswith("SM_CHANNEL_")]
+            channels = [key.removeprefix("SM_CHANNEL_").lower() for key in variables]
+        names = ", ".join(channels) or "none"
         raise UserError(f"{value}: the job has no channel '{name}' ({variable}); it has {names}")
     return folder + slash + part
 

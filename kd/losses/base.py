@@ -248,10 +248,12 @@ class EachLayer(LayersLoss):
         """
         super().build(student_shapes, teacher_shapes)
         original = self.losses[0]
-        self.losses = nn.ModuleList([copy.deepcopy(original) for _ in student_shapes])
-        pairs = zip(self.losses, student_shapes, teacher_shapes, strict=True)
-        for loss, student_shape, teacher_shape in pairs:
+        copies = []
+        for student_shape, teacher_shape in zip(student_shapes, teacher_shapes, strict=True):
+            loss = copy.deepcopy(original)
             loss.build(student_shape, teacher_shape)  # type: ignore[operator]
+            copies.append(loss)
+        self.losses = nn.ModuleList(copies)
 
     def forward(
         self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor

@@ -47,7 +47,8 @@ class KDLoss(LogitLoss):
             return self.temperature
         last_epoch = self.max_epochs - 1
         share = min(int(self.epoch) / last_epoch, 1)
-        return self.temperature + share * (self.final_temperature - self.temperature)
+        change = self.final_temperature - self.temperature
+        return self.temperature + share * change
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""

@@ -51,7 +51,9 @@ class RegressionKDLoss(LogitLoss):
             distances_NC = FORMS[self.form](student, teacher, reduction="none")
             return distances_NC.sum(1).mean()
         is_known = ~target.isnan()
-        student_error = (student - target.nan_to_num()) ** 2
-        teacher_error = (teacher - target.nan_to_num()) ** 2
-        counts = is_known & (student_error + self.margin > teacher_error)
-        return (student_error * counts).sum(1).mean()
+        known_target = target.nan_to_num()
+        student_error = (student - known_target) ** 2
+        teacher_error = (teacher - known_target) ** 2
+        is_worse = student_error + self.margin > teacher_error
+        counted_error = student_error * (is_known & is_worse)
+        return counted_error.sum(1).mean()

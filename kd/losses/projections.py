@@ -129,13 +129,15 @@ class _Cayley(_Orthogonal):
         is_wide = x.shape[0] < x.shape[1]
         tall = x.mT if is_wide else x
         rows, columns = tall.shape
-        lower = F.pad(tall.tril(), (0, rows - columns))
+        missing_columns = rows - columns
+        lower = F.pad(tall.tril(), (0, missing_columns))
         skew = lower - lower.mT
         identity = torch.eye(rows, dtype=x.dtype, device=x.device)
         left = torch.add(identity, skew, alpha=-0.5)
         right = torch.add(identity, skew, alpha=0.5)
         rotation, _ = torch.linalg.solve_ex(left, right)
-        orthonormal = self.base @ rotation[:, :columns]
+        first_columns = rotation[:, :columns]
+        orthonormal = self.base @ first_columns
         return orthonormal.mT if is_wide else orthonormal
 
 
@@ -181,9 +183,9 @@ class OrthogonalProjection(Float32, Projection):
         """
         x = inputs.flatten(0, -2).double()
         y = outputs.flatten(0, -2).double()
-        centred_x = x - x.mean(0)
-        centred_y = y - y.mean(0)
-        cross = centred_y.T @ centred_x
+        x = x - x.mean(0)
+        y = y - y.mean(0)
+        cross = y.T @ x
         left, _, right = torch.linalg.svd(cross, full_matrices=False)
         rotation = left @ right
         self.layers.weight = rotation.to(self.layers.weight)
@@ -200,9 +202,11 @@ def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
 
 def on_one_grid(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> both average-pooled to the smaller height and width, float32."""
-    height, width = student.shape[2:]
-    other_height, other_width = teacher.shape[2:]
-    size = (min(height, other_height), min(width, other_width))
+    student_height, student_width = student.shape[2:]
+    teacher_height, teacher_width = teacher.shape[2:]
+    height = min(student_height, teacher_height)
+    width = min(student_width, teacher_width)
+    size = (height, width)
     pooled_student = F.adaptive_avg_pool2d(wide(student), size)
     pooled_teacher = F.adaptive_avg_pool2d(wide(teacher), size)
     return pooled_student, pooled_teacher

@@ -146,8 +146,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         """Makes the memory: a random unit vector ``(embed_dim,)`` for each training sample and model."""
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
-            self.register_buffer(name, F.normalize(torch.randn(num_samples, self.embed_dim), dim=1))
-        self.register_buffer("scale", torch.full((2,), float("nan")))
+            drawn = torch.randn(num_samples, self.embed_dim)
+            self.register_buffer(name, F.normalize(drawn, dim=1))
+        unset = torch.full((2,), float("nan"))
+        self.register_buffer("scale", unset)
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the linear projections of both models' features to ``embed_dim``."""
@@ -193,10 +195,12 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
             negatives: numbers of random pictures, ``(K,)``.
             side: which of the two normalisers, see :attr:`scale`.
         """
-        partners = memory[index]
-        partner_scores = (anchors * partners).sum(dim=1, keepdim=True)
-        negative_scores = matmul(anchors, memory[negatives].T)
-        cosines = torch.cat([partner_scores, negative_scores], dim=1)
+        partners_NE = memory[index]
+        strangers_KE = memory[negatives]
+        products_NE = anchors * partners_NE
+        partner_cosines = products_NE.sum(dim=1, keepdim=True)
+        negative_cosines = matmul(anchors, strangers_KE.T)
+        cosines = torch.cat([partner_cosines, negative_cosines], dim=1)
         scores = cosines / self.temperature
         if not self.known:
             self._set_scale(side, scores.detach())
@@ -207,9 +211,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
 
         ``Z = num_samples * mean exp(score)``, as the paper's code has it; :attr:`scale` holds ``log Z``.
         """
-        all_pairs = scores.new_full((), scores.numel() / self.num_samples)
+        pairs = scores.numel() / self.num_samples
+        log_pairs = scores.new_full((), pairs).log()
         log_sum = scores.logsumexp((0, 1))
-        log_z = log_sum - all_pairs.log()
+        log_z = log_sum - log_pairs
         before = self.scale[side]
         is_unset = before.isnan()
         self.scale[side] = torch.where(is_unset, log_z, before)
@@ -324,7 +329,8 @@ class PseudoClassLoss(KnownOnHost, _Projected):
     def _remember(self, new: Tensor) -> None:
         """Puts rows ``(M, D_t)`` in place of the oldest; of more than the queue holds the last ones."""
         assert self.known is not None
-        rows_before = self.known + max(0, len(new) - self.queue_size)
+        left_out = max(0, len(new) - self.queue_size)
+        rows_before = self.known + left_out
         newest = new[-self.queue_size :]
         rows_after = rows_before + len(newest)
         numbers = torch.arange(rows_before, rows_after, device=new.device)

@@ -122,13 +122,15 @@ class Standardizer(KnownOnHost, Float32):
         within = _sum_over_processes(self._product(x - batch_mean))
         moved = batch_mean - self.mean
         total = self.rows + count
-        self.scatter += within + self._product(moved[None]) * (self.rows * count / total)
+        between = self._product(moved[None]) * (self.rows * count / total)
+        self.scatter += within + between
         self.mean += moved * (count / total)
         self.rows.copy_(total)
         self.batches += 1
         self.known += 1
         if self._is_complete and self.kind == "phi_s":
-            self.turn.copy_(phi_s((self.scatter / self.rows).cpu()))
+            covariance = self.scatter / self.rows
+            self.turn.copy_(phi_s(covariance.cpu()))
             if in_parallel():  # another machine's eigenvectors may differ in their signs
                 dist.broadcast(self.turn, 0)
 

@@ -35,7 +35,10 @@ class InFloat32(TorchFunctionMode):
         """Calls ``func``, an attention with its floating-point arguments in float32."""
         named = kwargs or {}
         is_attention = func == scaled_dot_product_attention
-        if not is_attention or not args or args[0].shape[-2] > LONGEST:
+        if not is_attention or not args:
+            return func(*args, **named)
+        tokens = args[0].shape[-2]
+        if tokens > LONGEST:
             return func(*args, **named)
         attention: Callable[..., Tensor] = scaled_dot_product_attention
         wide_args = [_in_float32(value) for value in args]

@@ -137,13 +137,14 @@ def _mobilenet_renamed(
     named: dict[str, Tensor] = {}
     for key, value in inner.items():
         module, _, kind = key.rpartition(".")
-        if module not in names:
+        name = names.get(module)
+        if name is None:
             continue
-        if names[module] == "conv_head" and value.ndim == 2:  # a linear layer there
+        if name == "conv_head" and value.ndim == 2:  # a linear layer there
             value = value[..., None, None]
         if kind == "running_var":
             value = value + difference
-        named[f"{names[module]}.{kind}"] = value
+        named[f"{name}.{kind}"] = value
     return named
 
 

@@ -114,10 +114,12 @@ class HuggingFaceBuilder:
         """By class id; empty where the weights have none but ``LABEL_0`` and the like."""
         if not self.num_classes:
             return []
-        name_by_id: dict[Any, Any] = dict(self._config().id2label or {})
-        names = [str(name_by_id[number]) for number in sorted(name_by_id)]
+        name_by_id: dict[Any, Any] = self._config().id2label or {}
+        names = [str(name) for _, name in sorted(name_by_id.items())]
         placeholders = [f"LABEL_{i}" for i in range(len(names))]
-        return [] if names == placeholders else names
+        if names == placeholders:
+            return []
+        return names
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
         """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""

@@ -231,13 +231,18 @@ def _variants(
     yield state
     # a builder's module, trained outside of kd
     if all(name.startswith("model.") for name in expected):
-        yield {f"model.{name}": value for name, value in state.items()}
+        yield _below_prefix("model.", state)
     # timm's filter recognises DINOv2's layout by its mask token
     if "register_tokens" in state and "mask_token" not in state:
-        yield {**state, "mask_token": state["register_tokens"]}
+        registers = state["register_tokens"]
+        yield {**state, "mask_token": registers}
     # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
     if "class_embedding" in state:
-        yield {f"visual.{name}": value for name, value in state.items()}
+        yield _below_prefix("visual.", state)
+
+
+def _below_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": value for name, value in state.items()}
 
 
 def _fitted(
@@ -314,12 +319,12 @@ def _filtered(
 
 def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
     """Whether the state has the model's names, no others, and the model's shapes."""
-    expected = model.state_dict()
-    expected_names = {name for name in expected if not name.endswith(COUNTER)}
-    state_names = {name for name in state if not name.endswith(COUNTER)}
-    if expected_names != state_names:
-        return False
-    return all(state[name].shape == expected[name].shape for name in state_names)
+    return _shapes_of(state) == _shapes_of(model.state_dict())
+
+
+def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """The shapes of a state by name, without the norms' counters."""
+    return {name: value.shape for name, value in state.items() if not name.endswith(COUNTER)}
 
 
 # -- position embeddings --------

@@ -167,9 +167,11 @@ def _same_form(
     """Whether the file's classifier has the same layers, with the same shapes."""
     modules = {name.rpartition(".")[0] for name in last}
     in_file = _below(state, modules)
-    if set(in_file) != set(last):
-        return False
-    return all(state[name].shape == expected[name].shape for name in last)
+    return _shapes_of(state, in_file) == _shapes_of(expected, last)
+
+
+def _shapes_of(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    return {name: state[name].shape for name in names}
 
 
 def _reads_two_tokens(

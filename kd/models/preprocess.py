@@ -84,9 +84,10 @@ class Preprocess:
             tensor = torch.tensor(values, dtype=images.dtype, device=images.device)
             return tensor[..., None, None]
 
-        given_mean, given_std = self.floats
-        unnormalised = images * of_channels(given_std) + of_channels(given_mean)
-        return (unnormalised - of_channels(self.mean)) / of_channels(self.std)
+        mean_before, std_before = self.floats
+        unnormalised = images * of_channels(std_before) + of_channels(mean_before)
+        centred = unnormalised - of_channels(self.mean)
+        return centred / of_channels(self.std)
 
     def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""

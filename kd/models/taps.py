@@ -133,10 +133,11 @@ class Taps:
         resolved = [self._map_at(pattern, key) for pattern in wanted]
         paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
         if MAPS in paths:
-            last_map = self._last_map(run or self._run, key)
-            paths[paths.index(MAPS)] = last_map
-        self._paths[wanted] = list(dict.fromkeys(paths))
-        return self._paths[wanted]
+            place = paths.index(MAPS)
+            paths[place] = self._last_map(run or self._run, key)
+        paths = list(dict.fromkeys(paths))
+        self._paths[wanted] = paths
+        return paths
 
     def _map_at(self, pattern: str, key: str) -> str:
         """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it."""
@@ -324,12 +325,17 @@ class Taps:
 
         The difference of two shapes is that of the logarithms of height / width.
         """
+        first, second, third = x.shape[1:]
+        channels_first = self._shape_difference(second, third)
+        channels_last = self._shape_difference(first, second)
+        return channels_first, channels_last
+
+    def _shape_difference(self, rows: int, columns: int) -> float:
+        """Logarithm of how much more a map's height to width is than the picture's, or less."""
         height, width = self._size
         shape_of_picture = math.log(height / width)
-        first, second, third = x.shape[1:]
-        if_channels_first = math.log(second / third) - shape_of_picture
-        if_channels_last = math.log(first / second) - shape_of_picture
-        return abs(if_channels_first), abs(if_channels_last)
+        shape_of_map = math.log(rows / columns)
+        return abs(shape_of_map - shape_of_picture)
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""

@@ -134,7 +134,8 @@ def tensors_in(content: object) -> dict[str, Tensor]:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         below: list[tuple[str, object]] = []
         for name, inner in items:
-            below.append((f"{path}.{name}" if path else str(name), inner))
+            inner_path = f"{path}.{name}" if path else str(name)
+            below.append((inner_path, inner))
         waiting.extend(reversed(below))  # the last is taken first
     return tensors
 

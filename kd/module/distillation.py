@@ -250,7 +250,8 @@ class DistillationModule(Inference):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Each student's optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step."""
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
-        pace = pace_of(self.trainer, self.data.batch_size if self.data is not None else None)
+        batch_size = self.data.batch_size if self.data is not None else None
+        pace = pace_of(self.trainer, batch_size)
         optimizer, schedule = self.students.build_optimizers(pace)
         self.planned_epochs = pace.epochs(self.trainer.max_epochs)
         if self.trainer.is_global_zero:
@@ -347,7 +348,8 @@ class DistillationModule(Inference):
         if self.data is None:  # a loop of the user's own, and its random numbers
             return
         step = self.current_epoch * 1_000_003 + batch_idx
-        seed_step((self.data.seed * 7_919 + step) * 4_096 + self.global_rank, self.device)
+        seed_of_step = self.data.seed * 7_919 + step
+        seed_step(seed_of_step * 4_096 + self.global_rank, self.device)
 
     def configure_gradient_clipping(
         self,

@@ -242,7 +242,8 @@ def look_at(
         indices.append(batch["index"].to(device))
         targets.append(batch["target"].to(device))
     index = _of_all_ranks(indices)
-    order = index.argsort()[int((index < 0).sum()) :]  # padding comes first
+    padding = int((index < 0).sum())  # it comes first
+    order = index.argsort()[padding:]
     pictures = data.split("probe")
     assert isinstance(pictures, Joined)
     class_ids = _of_all_ranks(targets)[order]
@@ -319,10 +320,12 @@ class Answers:
             answers["teacher"] = teacher
         columns: dict[str, Sequence[str]] = {}
         for name, answer in answers.items():
-            for ending, cells in self.task.rows(answer, self.classes).items():
+            cells_by_ending = self.task.rows(answer, self.classes)
+            for ending, cells in cells_by_ending.items():
                 columns[f"{name}{ending}"] = cells
-        for place, i in enumerate(index.tolist()):
-            self.rows[i] = {key: cells[place] for key, cells in columns.items()}
+        rows = zip(*columns.values(), strict=True)
+        for i, row in zip(index.tolist(), rows, strict=True):
+            self.rows[i] = dict(zip(columns, row, strict=True))
 
     @property
     def are_names(self) -> bool:

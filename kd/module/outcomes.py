@@ -54,8 +54,9 @@ class PictureOutcomes:
         values = np.concatenate(self.values["student"])
         if self._measures_errors:
             return places
-        labelled = ~np.isnan(values.reshape(len(values), -1)).any(1)
-        return places[labelled[places]]
+        rows = values.reshape(len(values), -1)
+        is_labelled = ~np.isnan(rows).any(1)
+        return places[is_labelled[places]]
 
     def of(self, model: str) -> Outcomes | None:
         """The outcomes of ``student`` or ``teacher``, ordered by the pictures' numbers; None without that model."""

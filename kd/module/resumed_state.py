@@ -38,10 +38,7 @@ def check_form(value: object, expected: object, place: str) -> None:
     if isinstance(expected, Mapping):
         _check_keys(value, expected, place)
     elif isinstance(expected, list | tuple):
-        if not isinstance(value, list | tuple) or len(value) != len(expected):
-            raise UserError(f"{place}: must be a list of {len(expected)}, got {_shown(value)}")
-        for number, (part, expected_part) in enumerate(zip(value, expected, strict=True)):
-            check_form(part, expected_part, f"{place}.{number}")
+        _check_list(value, expected, place)
     elif isinstance(expected, Tensor):
         _check_tensor(value, expected, place)
     elif expected is None:
@@ -67,11 +64,25 @@ def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
         check_form(part, expected[key], f"{place}.{key}")
 
 
+def _check_list(value: object, expected: Sequence[object], place: str) -> None:
+    """A list as long as the run's own, part by part of the same form."""
+    count = len(expected)
+    if not isinstance(value, list | tuple) or len(value) != count:
+        shown = _shown(value)
+        raise UserError(f"{place}: must be a list of {count}, got {shown}")
+    for number, part in enumerate(value):
+        place_of_part = f"{place}.{number}"
+        check_form(part, expected[number], place_of_part)
+
+
 def _check_number(value: object, expected: float, place: str) -> None:
     """A finite number, whole where the run's own is, and negative only where that is."""
-    whole = isinstance(expected, int)
-    if not _is_number(value) or (whole and not isinstance(value, int)):
-        kind = "a finite number, whole" if whole else "a finite number"
+    kind = "a finite number"
+    is_right = _is_number(value)
+    if isinstance(expected, int):
+        kind = "a finite number, whole"
+        is_right = is_right and isinstance(value, int)
+    if not is_right:
         raise UserError(f"{place}: must be {kind}, got {_shown(value)}")
     if expected >= 0 > value:  # type: ignore[operator]
         raise UserError(f"{place}: must not be negative, got {_shown(value)}")

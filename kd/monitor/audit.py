@@ -34,13 +34,14 @@ class Audit(Callback):
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         for file in folder.glob("samples.rank*.jsonl"):
             # a rank of the run before
-            gone = int(file.stem.removeprefix("samples.rank")) >= trainer.world_size
-            if file == self._file or (gone and trainer.is_global_zero):
-                kept = []
-                for line in read(file):
-                    if line["step"] <= trainer.global_step:
-                        kept.append(json.dumps(line) + "\n")
-                write_text(file, "".join(kept))
+            rank = int(file.stem.removeprefix("samples.rank"))
+            is_gone = rank >= trainer.world_size
+            if file == self._file or (is_gone and trainer.is_global_zero):
+                lines = []
+                for record in read(file):
+                    if record["step"] <= trainer.global_step:
+                        lines.append(json.dumps(record) + "\n")
+                write_text(file, "".join(lines))
 
     def on_train_batch_end(
         self,

@@ -83,19 +83,17 @@ class CloudWatch(Outlet):
 
     def _send(self) -> None:
         data = list(self._data())
+        namespace = self._spec.cloudwatch
         for start in range(0, len(data), AT_ONCE):
             part = data[start : start + AT_ONCE]
-            self._try(
-                partial(
-                    self._client.put_metric_data, Namespace=self._spec.cloudwatch, MetricData=part
-                )
-            )
+            put = partial(self._client.put_metric_data, Namespace=namespace, MetricData=part)
+            self._try(put)
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception as error:  # a monitor that can't be reached must not stop a run
-            self.report_once(f"monitor.cloudwatch: {error}")
+            self.report_once(error, "cloudwatch")
 
     def _data(self) -> Iterator[dict[str, Any]]:
         now = datetime.now(UTC)

@@ -50,18 +50,21 @@ class Confusion(Recording):
             if name not in self._counts:
                 continue
             known_N = (target_N >= 0) & (target_N < classes)
-            cell_N = target_N * classes + logits_NC.argmax(1)
+            answer_N = logits_NC.argmax(1)
+            cell_N = target_N * classes + answer_N
             cell_N = torch.where(known_N, cell_N, classes * classes)
-            self._counts[name].index_add_(0, cell_N, torch.ones_like(cell_N))
+            counts = self._counts[name]
+            counts.index_add_(0, cell_N, torch.ones_like(cell_N))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sums over the ranks; rank 0 writes what is mixed up most."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
+        writes = trainer.is_global_zero and run.module.folder is not None
         for name in list(self._counts):
             counts = total_of_tensors(trainer.strategy, self._counts.pop(name))
             matrix = counts[:-1].view(classes, classes)
-            if not trainer.is_global_zero or run.module.folder is None or not int(matrix.sum()):
+            if not writes or not int(matrix.sum()):
                 continue
             about: dict[str, Any] = {"epoch": trainer.current_epoch}
             if name:
@@ -80,16 +83,20 @@ class Confusion(Recording):
         if self._writer is None:
             header = {"of": "confusion", "classes": list(classes)}
             self._writer = Writer(run.folder / "records" / "confusion.jsonl", header)
-        counts = matrix.sum(1)
-        right = matrix.diagonal()
-        wrong = matrix - torch.diag(right)
-        most_frequent, cells = wrong.flatten().topk(min(PAIRS, wrong.numel()))
-        pairs: list[list[int]] = []
-        for cell, count in zip(cells.tolist(), most_frequent.tolist(), strict=True):
-            if count:
-                pairs.append([cell // len(classes), cell % len(classes), count])
+        right_C = matrix.diagonal()
+        counts = matrix.sum(1).tolist()
         shares: list[float | None] = []
-        for right_count, count in zip(right.tolist(), counts.tolist(), strict=True):
-            shares.append(round(right_count / count, 4) if count else None)
-        record = {"right": shares, "counts": counts.tolist(), "pairs": pairs}
+        for right, count in zip(right_C.tolist(), counts, strict=True):
+            share = round(right / count, 4) if count else None
+            shares.append(share)
+
+        wrong = (matrix - torch.diag(right_C)).flatten()
+        most = min(PAIRS, wrong.numel())
+        largest, cells = wrong.topk(most)
+        pairs: list[list[int]] = []
+        for cell, times in zip(cells.tolist(), largest.tolist(), strict=True):
+            if times:
+                true_id, called_id = divmod(cell, len(classes))
+                pairs.append([true_id, called_id, times])
+        record = {"right": shares, "counts": counts, "pairs": pairs}
         self._writer.write({"kind": "confusion", **about, **record})

@@ -84,7 +84,8 @@ class Health(Recording):
             torch.compiler.set_stance("force_eager")
         for name, model in models.items():
             trained = self.watched.trained(trainer, name)
-            self._readings.append(_Reading(name, model, trained, self._chosen(model)))
+            layers = self._chosen(model)
+            self._readings.append(_Reading(name, model, trained, layers))
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -168,12 +169,14 @@ class _Reading:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._layers: dict[str, dict[str, Tensor]] = {"spread": {}, "zeros": {}}
         self._grad_norm: Tensor | None = None
-        self._before: list[tuple[Tensor, Tensor]] = []  # weights, and copies of before the step
+        self._before: list[tuple[Tensor, Tensor]] = []
+        """Weights, and copies of before the step."""
         self._handles = [model.register_forward_hook(self._keep_output)]
         for path, layer in layers:
             note = partial(self._layer, path)
             # first of the layer's hooks: before one of them scales its output
-            self._handles.append(layer.register_forward_hook(note, prepend=True))
+            handle = layer.register_forward_hook(note, prepend=True)
+            self._handles.append(handle)
 
     def _keep_output(self, _module: nn.Module, _inputs: object, out: object) -> None:
         self.answer = logits_of(out)
@@ -214,16 +217,23 @@ class _Reading:
         parameters = [parameter for parameter in trained if id(parameter) in self._trained]
 
         # The norm of all gradients together: the norm of the norms.
-        gradients = [p.grad.float() for p in parameters if p.grad is not None]
+        gradients = []
+        for parameter in parameters:
+            if parameter.grad is not None:
+                gradients.append(parameter.grad.float())
         if gradients:
-            norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
-            self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
+            norms = torch._foreach_norm(gradients)
+            whole_norms = [whole(norm) for norm in norms]
+            self._grad_norm = torch.linalg.vector_norm(torch.stack(whole_norms))
 
         # Copies of up to LAYERS matrices, spread evenly: how far the step moves them.
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
         every = max(1, len(matrices) // LAYERS)
         chosen = matrices[::every][:LAYERS]
-        self._before = [(matrix, matrix.detach().clone()) for matrix in chosen]
+        self._before = []
+        for matrix in chosen:
+            copy = matrix.detach().clone()
+            self._before.append((matrix, copy))
 
     def scalars(self) -> dict[str, Any]:
         """The reading's scalars, still on the device; all ranks must call this, as weights may be in shards."""
@@ -263,7 +273,9 @@ def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many sigmoids."""
-    for kinds in ((nn.Linear, nn.Conv2d), (nn.ReLU,), tuple(ENDS)):
+    matrices = (nn.Linear, nn.Conv2d)
+    sigmoids = tuple(ENDS)
+    for kinds in (matrices, (nn.ReLU,), sigmoids):
         layers = []
         for name, layer in model.named_modules():
             if isinstance(layer, kinds):

@@ -100,13 +100,14 @@ class Kernels(Closing):
         trace = file_for(place / f"trace.rank{rank}.json")
         self._profile.export_chrome_trace(str(trace))
         if cuda and self.memory:
-            torch.cuda.memory._dump_snapshot(str(file_for(place / f"memory.rank{rank}.pickle")))
+            snapshot = file_for(place / f"memory.rank{rank}.pickle")
+            torch.cuda.memory._dump_snapshot(str(snapshot))
             torch.cuda.memory._record_memory_history(enabled=None)
-        writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})
+        header = {"of": "kernels", "rank": rank}
         last = first + self.steps - 1
-        writer.write(
-            {"kind": "kernels", "first": first, "last": last, "trace": trace.name, **window}
-        )
+        steps = {"first": first, "last": last}
+        writer = Writer(place / f"kernels.rank{rank}.jsonl", header)
+        writer.write({"kind": "kernels", **steps, "trace": trace.name, **window})
         writer.close()
 
     def close(self, trainer: Trainer) -> None:

@@ -70,11 +70,13 @@ class Monitor(Callback):
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
         """The parts of a training that is not kd's."""
-        self._stopping = Stopping()
-        self._results = WatchedResults(self._place, _changed(spec), self._stopping)
-        self._watch(watched, spec, self._stopping.stop_for)
+        stopping = Stopping()
+        results = WatchedResults(self._place, _changed(spec), stopping)
+        self._stopping = stopping
+        self._results = results
+        self._watch(watched, spec, stopping.stop_for)
         if spec.enabled:
-            self.parts = [BeginResults(self._results), self._stopping, *self.parts, self._results]
+            self.parts = [BeginResults(results), stopping, *self.parts, results]
 
     @classmethod
     def of_own_run(
@@ -117,9 +119,10 @@ class Monitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Puts the parts after itself among the trainer's callbacks: Lightning calls them from here on."""
-        if stage != "fit" or any(part in trainer.callbacks for part in self.parts):  # type: ignore[attr-defined]
-            return
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        are_there = any(part in callbacks for part in self.parts)
+        if stage != "fit" or are_there:
+            return
         place = callbacks.index(self) + 1
         callbacks[place:place] = self.parts
 

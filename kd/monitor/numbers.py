@@ -100,12 +100,14 @@ class RunNumbers:
         if not newest:
             return {}
         verdict = newest["verdict"]
+        largest = verdict["bound"]
         gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
-        gains[verdict["bound"]] = verdict["predicted_speedup"]
+        gains[largest] = verdict["predicted_speedup"]
         fired = {finding["rule"] for finding in newest["findings"]}
+        speedups = {(bound,): float(gain) for bound, gain in gains.items() if gain}
         return {
-            "verdict": {(name,): float(name == verdict["bound"]) for name in NAMES},
-            "limit_speedup": {(bound,): float(gain) for bound, gain in gains.items() if gain},
+            "verdict": {(name,): float(name == largest) for name in NAMES},
+            "limit_speedup": speedups,
             "rule_fired": {(rule,): float(rule in fired) for rule in RULES},
         }
 
@@ -179,12 +181,13 @@ class Outlet(Closing, ABC):
     """
 
     def __init__(self, numbers: RunNumbers) -> None:
-        self.numbers, self._reported = numbers, False
+        self.numbers = numbers
+        self._reported = False
 
-    def report_once(self, problem: object) -> None:
-        """Prints a problem, the first one alone: a monitor never stops a run."""
+    def report_once(self, problem: object, setting: str) -> None:
+        """Prints a problem, the first one alone: a monitor never stops a run; as :meth:`.watched.Watched.report`."""
         if not self._reported:
-            self.numbers.phases.watched.report(problem)
+            self.numbers.phases.watched.report(problem, setting)
         self._reported = True
 
     @abstractmethod

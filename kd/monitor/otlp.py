@@ -62,7 +62,7 @@ class Otlp(Outlet):
         def export(*args: object, **kwargs: object) -> object:
             result = send(*args, **kwargs)
             if result.name != "SUCCESS":
-                self.report_once(f"monitor.otlp: {self.endpoint} does not take the numbers")
+                self.report_once(f"{self.endpoint} does not take the numbers", "otlp")
             return result
 
         return export

@@ -101,7 +101,8 @@ class OwnRun(Watched):
         teacher = _first_teacher(output["answer"].logits)
         if teacher is None:
             return values
-        entropy = student.task.entropy(student.objective.softened(teacher))
+        softened = student.objective.softened(teacher)
+        entropy = student.task.entropy(softened)
         if entropy is not None:
             values["teacher_entropy"] = entropy
         if answer is not None and answer.shape == teacher.shape:
@@ -113,13 +114,15 @@ class OwnRun(Watched):
         self, trainer: Trainer, name: str, terms: Mapping[str, float]
     ) -> dict[str, float]:
         """The weighted terms' shares; {} where their sum is 0, NaN or infinite."""
-        objective = RunContext.of(trainer).students.named()[name].objective
-        weights = {loss: float(objective.weight_of(loss)) for loss in objective.losses}
-        weights["task"] = float(objective.task_loss_weight)
+        student = RunContext.of(trainer).students.named()[name]
+        objective = student.objective
+        weights = {loss: objective.weight_of(loss) for loss in objective.losses}
+        weights["task"] = objective.task_loss_weight
         weighted: dict[str, float] = {}
         for loss, weight in weights.items():
-            if f"{loss}_loss" in terms:
-                weighted[loss] = weight * abs(terms[f"{loss}_loss"])
+            term = terms.get(f"{loss}_loss")
+            if term is not None:
+                weighted[loss] = float(weight) * abs(term)
         total = sum(weighted.values())
         if not total or not math.isfinite(total):
             return {}
@@ -144,9 +147,10 @@ def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
 def _class_counts(targets: Sequence[Target]) -> list[int]:
     with suppress(TypeError, ValueError):
         ids = np.asarray(targets)
-        are_ids = ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer)
-        if are_ids and ids.min() >= 0:
-            return [int(count) for count in np.bincount(ids)]
+        is_list = ids.ndim == 1 and len(ids) > 0
+        are_whole = np.issubdtype(ids.dtype, np.integer)
+        if is_list and are_whole and ids.min() >= 0:
+            return np.bincount(ids).tolist()
     return []
 
 

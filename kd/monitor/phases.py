@@ -77,8 +77,11 @@ class PhaseProfiler(Profiler):
         rest: str = REST,
     ) -> None:
         super().__init__()
-        self.clock, self.users, self._on_fetch = clock, users, on_fetch
-        self._step, self._rest = step, rest
+        self.clock = clock
+        self.users = users
+        self._on_fetch = on_fetch
+        self._step = step
+        self._rest = rest
         self.callbacks_ms: dict[str, float] = {}
         self._silent = isinstance(users, PassThroughProfiler)
         self._phases: dict[str, str | None] = {}
@@ -307,9 +310,12 @@ class Phases(Recording):
         total = _no_steps()
         for record in list(self.recent)[1:]:  # the run's first step warms up
             _add(total, record)
-        facts = Facts(RunRecords(Path(), headers={0: self.header}, totals={0: total}))
-        self._shown = limits_of(facts, self._shown)[0].bound
-        return f"data wait {phase_share(facts.phases, 'data'):.0%}, {NAMES[self._shown]}"
+        newest = RunRecords(Path(), headers={0: self.header}, totals={0: total})
+        facts = Facts(newest)
+        largest, *_ = limits_of(facts, self._shown)
+        self._shown = largest.bound
+        wait = phase_share(facts.phases, "data")
+        return f"data wait {wait:.0%}, {NAMES[self._shown]}"
 
     def _write_total(self) -> None:
         assert self._writer is not None and self.profiler is not None

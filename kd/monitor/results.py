@@ -110,13 +110,14 @@ class WatchedResults(Callback):
         batch_idx: int,
     ) -> None:
         """Copies the loss to the host at the steps that loggers take, and writes those that have arrived."""
+        steps_done = trainer.global_step
         every = max(1, getattr(trainer, "log_every_n_steps", 1))
-        due = after_step(trainer, batch_idx) and trainer.global_step % every == 0
+        is_due = after_step(trainer, batch_idx) and steps_done % every == 0
         loss = outputs
         if isinstance(outputs, dict):
             loss = outputs.get("loss")
-        if due and isinstance(loss, Tensor) and loss.numel() == 1:
-            step = {"step": trainer.global_step - 1, "epoch": trainer.current_epoch}
+        if is_due and isinstance(loss, Tensor) and loss.numel() == 1:
+            step = {"step": steps_done - 1, "epoch": trainer.current_epoch}
             self._losses.add(step, loss.detach())
         self._write_losses(wait=False)
 

@@ -106,7 +106,8 @@ class Delays:
     """% of the time that threads wait for a core (Linux); all threads count, for autograd's often starves a GPU."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[int, int], int] = {}
+        self._before: dict[int, dict[int, int]] = {}
+        """Nanoseconds on the run queue at the newest reading, by process and thread."""
         self._at = time.monotonic()
 
     def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
@@ -119,36 +120,42 @@ class Delays:
         now = time.monotonic()
         spent = now - self._at
         self._at = now
-        read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
         before = self._before
-        self._before = {(p, t): ns for p, threads in read.items() for t, ns in threads.items()}
-        worst: dict[int, tuple[float, int]] = {}
-        for pid, threads in read.items():
-            late = [
-                (ns - before[pid, tid], tid) for tid, ns in threads.items() if (pid, tid) in before
-            ]
-            if late and spent > 0:
-                longest, tid = max(late)
-                worst[pid] = min(100.0, round(longest / spent / 1e7, 1)), tid
-        own = {pid: worst[pid] for pid in ranks if pid in worst}
-        if not own:
+        self._before = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
+        worst: dict[int, tuple[float, int]] = {}  # of each process: % of the time, the thread
+        for pid, threads in self._before.items():
+            earlier = before.get(pid, {})
+            waits = []
+            for tid, ns in threads.items():
+                if tid in earlier:
+                    waits.append((ns - earlier[tid], tid))
+            if waits and spent > 0:
+                longest_ns, tid = max(waits)
+                percent = round(longest_ns / spent / 1e7, 1)
+                worst[pid] = min(100.0, percent), tid
+        of_ranks = {pid: worst[pid] for pid in ranks if pid in worst}
+        if not of_ranks:
             return {}
-        pid = max(own, key=lambda p: own[p])
-        found: dict[str, Any] = {"thread_wait": [share for share, _ in own.values()]}
+        pid = max(of_ranks, key=lambda rank: of_ranks[rank])
+        _, tid = of_ranks[pid]
+        found: dict[str, Any] = {"thread_wait": [percent for percent, _ in of_ranks.values()]}
         with suppress(OSError):
-            found["thread"] = Path(f"/proc/{pid}/task/{own[pid][1]}/comm").read_text().strip()
-        waits = [worst[pid][0] for pid in loaders if pid in worst]
-        return found | ({"loader_wait": waits} if waits else {})
+            found["thread"] = Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
+        loader_waits = [worst[loader][0] for loader in loaders if loader in worst]
+        if loader_waits:
+            found["loader_wait"] = loader_waits
+        return found
 
 
 def _queue_ns(pid: int) -> dict[int, int]:
     """Nanoseconds on the run queue of each thread of a process so far (Documentation/scheduler/sched-stats.rst)."""
-    found: dict[int, int] = {}
+    queued_ns: dict[int, int] = {}
     with suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):
             with suppress(OSError, IndexError, ValueError):
-                found[int(task.name)] = int(Path(task.path, "schedstat").read_text().split()[1])
-    return found
+                fields = Path(task.path, "schedstat").read_text().split()
+                queued_ns[int(task.name)] = int(fields[1])
+    return queued_ns
 
 
 class SystemReader:
@@ -241,22 +248,28 @@ class System(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on."""
-        mine = socket.gethostname(), os.getpid(), gpu_id(trainer.strategy.root_device)
-        # however they were started
-        here = [process for process in of_all_processes(mine) if process[0] == mine[0]]
-        ranks = [pid for _, pid, _ in here]
-        gpus = [gpu for _, _, gpu in here]
+        this_host = socket.gethostname()
+        gpu = gpu_id(trainer.strategy.root_device)
+        ranks = []
+        gpus = []
+        for host, pid, gpu_of_rank in of_all_processes((this_host, os.getpid(), gpu)):
+            if host == this_host:  # however it was started
+                ranks.append(pid)
+                gpus.append(gpu_of_rank)
         if trainer.local_rank != 0:
             return
-        main = threading.current_thread() is threading.main_thread()
-        if main and hasattr(signal, "SIGUSR2") and not in_job():  # a job's SIGUSR2 warns of its end
-            self._before = signal.signal(
-                signal.SIGUSR2, lambda *_: setattr(self, "on", not self.on)
-            )
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        can_switch = hasattr(signal, "SIGUSR2") and not in_job()  # a job's SIGUSR2 warns of its end
+        if in_main_thread and can_switch:
+            self._before = signal.signal(signal.SIGUSR2, self._switch)
         self._stop.clear()
         of = self.watched.folder(trainer), trainer.node_rank, ranks, gpus
         self._thread = threading.Thread(target=self._run, args=of, name="kd-system", daemon=True)
         self._thread.start()
+
+    def _switch(self, *_: object) -> None:
+        """Turns the sampling off, or on again."""
+        self.on = not self.on
 
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
         machine = SystemReader(ranks, gpus)

@@ -36,10 +36,13 @@ class Watch(Closing):
     def __init__(
         self, watched: Watched, stop_for: Callable[[str], None], spec: MonitorSettings
     ) -> None:
-        self.watched, self._stop_for, self._spec = watched, stop_for, spec
+        self.watched = watched
+        self._stop_for = stop_for
+        self._spec = spec
         self._earlier_s = 0.0
-        self._fired = set[str]()
-        self._end, self._writing = threading.Event(), threading.Lock()
+        self._fired: set[str] = set()
+        self._end = threading.Event()
+        self._writing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
         self.newest: dict[str, Any] = {}
@@ -69,14 +72,14 @@ class Watch(Closing):
 
     def _keep_limits(self) -> None:
         """Time and budget, in a thread that waits for nothing else."""
+        hours = self._spec.max_hours
+        budget = self._spec.budget
         limits = []
-        if self._spec.max_hours:
-            limits.append(
-                (3600 * self._spec.max_hours, "MaxHours", f"{self._spec.max_hours} hours")
-            )
-        if self._spec.budget and self._spec.price_per_hour:
-            seconds = 3600 * self._spec.budget / self._spec.price_per_hour
-            limits.append((seconds, "BudgetSpent", f"a budget of {self._spec.budget}"))
+        if hours:
+            limits.append((3600 * hours, "MaxHours", f"{hours} hours"))
+        if budget and self._spec.price_per_hour:
+            seconds = 3600 * budget / self._spec.price_per_hour
+            limits.append((seconds, "BudgetSpent", f"a budget of {budget}"))
         for seconds, name, limit in sorted(limits):
             if self._end.wait(max(0.0, seconds - self._spent_s())):
                 return
@@ -102,18 +105,15 @@ class Watch(Closing):
         if action is not None:
             self.watched.report(f"{rule}: {text}; {lever}")
         try:
+            now = round(time.time(), 1)
             with self._writing:
-                self._writer.write(
-                    {"kind": "event", "name": "finding", "t": round(time.time(), 1), **event}
-                )
+                self._writer.write({"kind": "event", "name": "finding", "t": now, **event})
             if action == "webhook" and self._spec.webhook is not None:
-                post(
-                    self._spec.webhook,
-                    {"run": str(self._folder), "host": socket.gethostname(), **event},
-                )
+                host = socket.gethostname()
+                post(self._spec.webhook, {"run": str(self._folder), "host": host, **event})
         except Exception as error:
-            key = "monitor.webhook: " if action == "webhook" else ""
-            self.watched.report(f"{key}{rule}: {first_line(error)}")
+            setting = "webhook" if action == "webhook" else ""
+            self.watched.report(f"{rule}: {first_line(error)}", setting)
 
     def state_dict(self) -> dict[str, Any]:
         """Seconds that the run has trained, those before a resume included."""

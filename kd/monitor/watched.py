@@ -40,10 +40,15 @@ class Watched:
         """The run's folder."""
         return self._folder
 
-    def report(self, problem: object) -> None:
-        """Prints a problem that ends nothing, with kd's settings by the names that this training's user has given."""
-        text = str(problem).replace("monitor.", self.keys)
-        tqdm.write(f"{self.program}: {text}", file=sys.stderr)
+    def report(self, problem: object, setting: str = "") -> None:
+        """Prints a problem that ends nothing.
+
+        Args:
+            problem: in one line.
+            setting: which of the monitor's settings it is about, as ``otlp``; "": none.
+        """
+        about = f"{self.keys}{setting}: " if setting else ""
+        tqdm.write(f"{self.program}: {about}{problem}", file=sys.stderr)
 
     def parts(self) -> list[Callback]:
         """Further callbacks that record what such trainings alone have."""

@@ -21,22 +21,29 @@ def log_factorials(largest: int) -> np.ndarray:
 
 
 def pmf(k: np.ndarray, n: np.ndarray | int, p: np.ndarray | float) -> np.ndarray:
-    """``P(X = k)`` of ``X ~ Bin(n, p)``; the arguments broadcast."""
+    """``P(X = k) = n! / (k! (n - k)!) p^k (1 - p)^(n - k)`` of ``X ~ Bin(n, p)``; the arguments broadcast.
+
+    Computed in logarithms, because factorials leave the range of floats at 171!. 0 outside of 0..n.
+    """
     k, n, p = np.broadcast_arrays(k, n, p)
-    inside = (k >= 0) & (k <= n)
-    k = np.where(inside, k, 0)
+    possible = (k >= 0) & (k <= n)
+    hits = np.where(possible, k, 0)
+    misses = n - hits
 
-    # log (n over k)
-    largest = int(n.max(initial=0))
-    table = log_factorials(largest)
-    log_ways = table[n] - table[k] - table[n - k]
+    # log n! / (k! (n - k)!)
+    table = log_factorials(int(n.max(initial=0)))
+    log_orders = table[n] - table[hits]
+    log_ways = log_orders - table[misses]
 
-    # k log p + (n - k) log(1 - p), where 0 log 0 = 0
+    # k log p and (n - k) log(1 - p), where 0 log 0 = 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        hits = np.where(k > 0, k * np.log(p), 0.0)
-        misses = np.where(n - k > 0, (n - k) * np.log1p(-p), 0.0)
-    chance = np.exp(log_ways + hits + misses)
-    return np.where(inside, chance, 0.0)
+        log_hit = np.log(p)
+        log_miss = np.log1p(-p)
+        log_hits = np.where(hits > 0, hits * log_hit, 0.0)
+        log_misses = np.where(misses > 0, misses * log_miss, 0.0)
+
+    chance = np.exp(log_ways + log_hits + log_misses)
+    return np.where(possible, chance, 0.0)
 
 
 def at_least(k: np.ndarray | int, n: np.ndarray | int, p: np.ndarray | float) -> np.ndarray:
@@ -49,50 +56,69 @@ def at_least(k: np.ndarray | int, n: np.ndarray | int, p: np.ndarray | float) ->
     >>> round(float(at_least(2, 3, 0.5)), 6)
     0.5
     """
-    k, n, p = np.broadcast_arrays(
-        np.asarray(k, np.int64), np.asarray(n, np.int64), np.asarray(p, np.float64)
-    )
-    certain = (k <= 0) | ((p >= 1) & (k <= n))
-    impossible = ~certain & ((k > n) | (p <= 0))
+    k = np.asarray(k, np.int64)
+    n = np.asarray(n, np.int64)
+    p = np.asarray(p, np.float64)
+    k, n, p = np.broadcast_arrays(k, n, p)
+
+    always_hits = p >= 1
+    never_hits = p <= 0
+    certain = (k <= 0) | (always_hits & (k <= n))
+    impossible = (k > n) | never_hits
     plain = ~certain & ~impossible
     result = np.where(certain, 1.0, 0.0)
     if plain.any():
-        result[plain] = _incomplete_beta(k[plain], n[plain] - k[plain] + 1, p[plain])
+        a = k[plain]
+        b = n[plain] - a + 1
+        result[plain] = _incomplete_beta(a, b, p[plain])
     return result
 
 
 def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """``I_x(a, b)`` of whole numbers >= 1 and 0 < x < 1, ``(M,)`` each."""
-    # The fraction converges fast for x below the mean; above it I_x(a, b) = 1 - I_{1-x}(b, a).
-    mean = (a + 1) / (a + b + 2)
-    turned = x > mean
-    first = np.where(turned, b, a)
-    second = np.where(turned, a, b)
-    share = np.where(turned, 1 - x, x)
+    """``I_x(a, b)`` of whole numbers >= 1 and 0 < x < 1, ``(M,)`` each.
 
-    # log B(a, b) = log (a-1)! + log (b-1)! - log (a+b-1)!
-    table = log_factorials(int((a + b).max()))
-    log_beta = table[first - 1] + table[second - 1] - table[first + second - 1]
+    ``I_x(a, b) = x^a (1 - x)^b / (a B(a, b)) F(a, b, x)`` with the continued fraction F of :func:`_beta_fraction` and
+    ``B(a, b) = (a - 1)! (b - 1)! / (a + b - 1)!`` (Press et al., Numerical Recipes, 3rd edition, equation 6.4.5).
+    """
+    # Where x is above the mean, I_x(a, b) = 1 - I_{1-x}(b, a) is computed: there F converges fast.
+    trials = a + b
+    mean = (a + 1) / (trials + 2)
+    mirrored = x > mean
+    first = np.where(mirrored, b, a)
+    second = np.where(mirrored, a, b)
+    share = np.where(mirrored, 1 - x, x)
 
-    # I = x^a (1-x)^b / (a B(a, b)) * fraction
-    log_front = first * np.log(share) + second * np.log1p(-share) - log_beta
-    fraction = _beta_fraction(first, second, share)
-    value = np.exp(log_front) / first * fraction
-    value = np.where(turned, 1 - value, value)
+    table = log_factorials(int(trials.max()))
+    log_factors = table[first - 1] + table[second - 1]
+    log_beta = log_factors - table[trials - 1]
+
+    log_first = first * np.log(share)
+    log_second = second * np.log1p(-share)
+    log_front = log_first + log_second - log_beta
+    front = np.exp(log_front) / first
+    value = front * _beta_fraction(first, second, share)
+    value = np.where(mirrored, 1 - value, value)
     return np.clip(value, 0.0, 1.0)
 
 
 def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    """The continued fraction ``F = 1 / (1 + d_1 / (1 + d_2 / (1 + ...)))`` of the incomplete beta function, ``(M,)``.
+
+    ``d_{2m} = m (b - m) x / ((a + 2m - 1) (a + 2m))`` and ``d_{2m+1} = -(a + m) (a + b + m) x / ((a + 2m) (a + 2m + 1))``,
+    by Lentz's method (Press et al., Numerical Recipes, 3rd edition, equation 6.4.6 and section 5.2).
+    """
     a = a.astype(np.float64)
     b = b.astype(np.float64)
     numerator = np.ones_like(x)
-    denominator = 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    first = (a + b) * x / (a + 1)
+    denominator = 1 / _away_from_zero(1 - first)
     value = denominator.copy()
     for m in range(1, 10_000):
-        # Two terms of the fraction in each round.
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        c = a + 2 * m
+        even_divisor = (c - 1) * c
+        odd_divisor = c * (c + 1)
+        even = m * (b - m) * x / even_divisor
+        odd = -(a + m) * (a + b + m) * x / odd_divisor
         for term in (even, odd):
             denominator = 1 / _away_from_zero(1 + term * denominator)
             numerator = _away_from_zero(1 + term / numerator)

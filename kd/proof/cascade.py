@@ -72,13 +72,19 @@ def curve(measured: Measured) -> list[dict[str, float]]:
 
 
 def gain_area(measured: Measured) -> float:
-    """What the cascade gains over asking for as many pictures at random, mean over all shares; in accuracy, 0..1."""
-    order = np.argsort(measured.scores, kind="stable")
-    gains = measured.teacher_right.astype(float) - measured.student_right
-    sums = gains[order].cumsum()
-    reached = np.concatenate([[0.0], sums]) / len(gains)
-    at_random = np.linspace(0, reached[-1], len(reached))
-    return float((reached - at_random).mean())
+    """What the cascade gains over asking for as many pictures at random, mean over all shares; in accuracy, 0..1.
+
+    With k of N pictures asked, the least sure first, accuracy rises by ``(1/N) sum_{i<=k} (teacher_i - student_i)``; at
+    random it rises by ``k/N`` of the whole.
+    """
+    least_sure_first = np.argsort(measured.scores, kind="stable")
+    gain_N = measured.teacher_right.astype(float) - measured.student_right
+    summed_N = gain_N[least_sure_first].cumsum()
+    summed_K = np.concatenate([[0.0], summed_N])  # from none asked to all
+    reached_K = summed_K / len(gain_N)
+    at_random_K = np.linspace(0, reached_K[-1], len(reached_K))
+    above_random_K = reached_K - at_random_K
+    return float(above_random_K.mean())
 
 
 # -- the threshold ---------------------------------------------------------------------------------------------------
@@ -120,7 +126,9 @@ def at_most_asked(share: float) -> Test:
     def p_value(measured: Measured, threshold: float) -> float:
         if share >= 1:
             return 0.0
-        return 1 - float(at_least(measured.asked(threshold) + 1, len(measured.scores), share))
+        asked = measured.asked(threshold)
+        more = at_least(asked + 1, len(measured.scores), share)
+        return 1 - float(more)
 
     return p_value
 
@@ -202,23 +210,27 @@ class Goal:
             # A tenth of the error bounds the teacher's accuracy A from below: a loss of (1 - s) A is allowed.
             right = int(measured.teacher_right.sum())
             least = lower_bound(right, len(measured.teacher_right), error / 10)
-            goal = Goal(of_teacher=(1 - self.share_of_teacher) * least)
+            allowed_loss = (1 - self.share_of_teacher) * least
+            goal = Goal(of_teacher=allowed_loss)
             error = 0.9 * error
-        return first_to_last(goal.test, measured, error, self.share is not None)
+        limits_share = self.share is not None
+        return first_to_last(goal.test, measured, error, limits_share)
 
 
 # -- how sure --------------------------------------------------------------------------------------------------------
 def features_of(probabilities: np.ndarray) -> np.ndarray:
     """What the scores are made of: the largest five probabilities and the entropy, ``(N, C)`` -> ``(N, 6)``."""
+    classes = probabilities.shape[1]
     falling = -np.sort(-probabilities, axis=1)
     top = falling[:, :TOP]
-    missing = TOP - top.shape[1]  # with fewer classes
+    missing = max(0, TOP - classes)
     top = np.pad(top, ((0, 0), (0, missing)))
 
     # the entropy over its maximum, log C
     clipped = np.clip(probabilities, 1e-12, 1)
-    classes = max(2, probabilities.shape[1])
-    entropy = -(clipped * np.log(clipped)).sum(1) / np.log(classes)
+    information = clipped * np.log(clipped)
+    maximum = np.log(max(2, classes))
+    entropy = -information.sum(1) / maximum
     return np.column_stack([top, entropy])
 
 
@@ -244,13 +256,17 @@ def score_of(features: np.ndarray, score: Score, head: list[float] | None = None
 
 def _inputs(features: np.ndarray) -> np.ndarray:
     """The head's inputs: 1, log-probabilities and the entropy, ``(N, 7)``."""
-    return np.column_stack(
-        [np.ones(len(features)), np.log(np.clip(features[:, :TOP], 1e-6, 1)), features[:, TOP]]
-    )
+    ones = np.ones(len(features))
+    top = features[:, :TOP]
+    entropy = features[:, TOP]
+    log_probabilities = np.log(np.clip(top, 1e-6, 1))
+    return np.column_stack([ones, log_probabilities, entropy])
 
 
 def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> list[float]:
     """A logistic regression of "the teacher is right and the student is wrong", by Newton's method.
+
+    It minimises ``-sum_n [y_n log p_n + (1 - y_n) log(1 - p_n)] + |w|^2 / 2`` with ``p = 1 / (1 + exp(-X w))``.
 
     Args:
         features: ``(N, 6)``.
@@ -267,9 +283,10 @@ def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> 
         p_N = 1 / (1 + np.exp(-logits_N))
         gradient = x_ND.T @ (p_N - y_N) + weights
         variance_N = p_N * (1 - p_N)
-        hessian = (x_ND * variance_N[:, None]).T @ x_ND + ridge
+        weighted_ND = x_ND * variance_N[:, None]
+        hessian = weighted_ND.T @ x_ND + ridge
         weights -= np.linalg.solve(hessian, gradient)
-    return [float(weight) for weight in weights]
+    return weights.tolist()
 
 
 # -- all together ----------------------------------------------------------------------------------------------------

@@ -51,9 +51,8 @@ class PairedCounts:
 def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float) -> np.ndarray:
     """How strongly counts speak against ``p_b - p_c = margin``: normal with variance 1 there, large where b is small.
 
-    ``T = (c - b + n m) / sqrt(n (2 q + m (1 - m)))`` where q is the likeliest ``p_c`` under the margin:
-    ``q = (sqrt(B^2 - 4 A C) - B) / (2 A)``, ``A = 2 n``, ``B = -b - c + (2 n - b + c) m``, ``C = -c m (1 - m)``
-    (Tango, Statistics in Medicine 17:891-908, 1998, equations 10 to 12).
+    ``T = (c - b + n m) / sqrt(n (2 q + m (1 - m)))`` where q is the likeliest ``p_c`` under the margin
+    (Tango, Statistics in Medicine 17:891-908, 1998, equation 10).
 
     Args:
         n: pictures.
@@ -63,18 +62,28 @@ def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float)
     """
     b = np.asarray(b, np.float64)
     c = np.asarray(c, np.float64)
+    difference = c - b + n * margin
+    q = _likeliest_share(n, b, c, margin)
+    variance_of_one = 2 * q + margin * (1 - margin)
+    variance = np.maximum(n * variance_of_one, 1e-12)
+    deviation = np.sqrt(variance)
+    return difference / deviation
 
-    # q, within what the margin allows
-    B = -b - c + (2 * n - b + c) * margin
+
+def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.ndarray:
+    """The likeliest ``p_c`` of counts if ``p_b - p_c = margin``, at least what the margin asks for.
+
+    The larger root of ``A q^2 + B q + C``, with ``A = 2 n``, ``B = -b - c + (2 n - b + c) m``, ``C = -c m (1 - m)``
+    (Tango, Statistics in Medicine 17:891-908, 1998, equations 11 and 12).
+    """
+    A = 2 * n
+    B = -b - c + (A - b + c) * margin
     C = -c * margin * (1 - margin)
-    discriminant = np.maximum(B**2 - 8 * n * C, 0)
-    q = (np.sqrt(discriminant) - B) / (4 * n)
+    discriminant = B**2 - 4 * A * C
+    square_root = np.sqrt(np.maximum(discriminant, 0))
+    root = (square_root - B) / (2 * A)
     least = max(0.0, -margin)
-    q = np.maximum(q, least)
-
-    variance = n * (2 * q + margin * (1 - margin))
-    deviation = np.sqrt(np.maximum(variance, 1e-12))
-    return (c - b + n * margin) / deviation
+    return np.maximum(root, least)
 
 
 def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
@@ -153,9 +162,10 @@ def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
 def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
     """Numbers k of n that are not practically impossible (8 standard deviations and more) under all shares."""
     means = n * shares
-    spread = 8 * np.sqrt(n * shares * (1 - shares)) + 20
-    lowest = (means - spread).min()
-    highest = (means + spread).max()
+    deviations = np.sqrt(n * shares * (1 - shares))
+    spreads = 8 * deviations + 20
+    lowest = (means - spreads).min()
+    highest = (means + spreads).max()
     first = max(0, math.floor(lowest))
     last = min(n, math.ceil(highest))
     return np.arange(first, last + 1)
@@ -163,11 +173,12 @@ def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
 
 def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.ndarray:
     """For each k = b + c the smallest c whose score is ``score`` or more; k + 1 where none is. By halving."""
+    wanted = score - 1e-9
     low = np.zeros_like(k)
     high = k + 1
     while (low < high).any():
         middle = (low + high) // 2
-        reaches = tango_score(n, k - middle, middle, margin) >= score - 1e-9
+        reaches = tango_score(n, k - middle, middle, margin) >= wanted
         high = np.where((low < high) & reaches, middle, high)
         low = np.where((low < high) & ~reaches, middle + 1, low)
     return high
@@ -213,7 +224,8 @@ def mcnemar_mid_p(b: int, c: int) -> float:
     point = float(pmf(np.array(b), b + c, 0.5))
     if b == c:
         return 1 - point / 2
-    return min(1.0, 2 * _smaller_tail(b, c) - point)
+    two_sided = 2 * _smaller_tail(b, c)
+    return min(1.0, two_sided - point)
 
 
 def mcnemar_exact(b: int, c: int) -> float:
@@ -271,4 +283,6 @@ def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> i
         least = math.log(error) / math.log1p(-margin)
     z = NormalDist().inv_cdf(confidence) + NormalDist().inv_cdf(POWER)
     variance = counts.discordant / counts.pictures - difference**2
-    return math.ceil(max(least, z**2 * variance / (margin + difference) ** 2))
+    distance = margin + difference
+    pictures = z**2 * variance / distance**2
+    return math.ceil(max(least, pictures))

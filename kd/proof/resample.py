@@ -61,26 +61,31 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: in
 def _resampled(statistic: Statistic, groups: int, seed: int) -> np.ndarray:
     """Gains of :data:`DRAWS` samples of the groups."""
     random = np.random.default_rng(seed)
+    equal_shares = np.full(groups, 1 / groups)
     parts = []
     for _ in range(math.ceil(DRAWS / CHUNK)):
-        weights_RG = random.multinomial(groups, np.full(groups, 1 / groups), size=CHUNK)
-        parts.append(statistic(weights_RG.astype(np.float64)))
+        times_RG = random.multinomial(groups, equal_shares, size=CHUNK)
+        weights_RG = times_RG.astype(np.float64)
+        parts.append(statistic(weights_RG))
     return np.concatenate(parts)
 
 
 def _acceleration(statistic: Statistic, groups: int) -> float:
-    """The skewness of what single groups change, over 6."""
+    """The skewness of what single groups change, over 6: ``sum(d^3) / (6 sum(d^2)^1.5)``."""
     parts = []
     for first in range(0, groups, CHUNK):
         left_out = np.arange(first, min(groups, first + CHUNK))
+        rows = np.arange(len(left_out))
         weights_RG = np.ones((len(left_out), groups))
-        weights_RG[np.arange(len(left_out)), left_out] = 0
+        weights_RG[rows, left_out] = 0
         parts.append(statistic(weights_RG))
-    without = np.concatenate(parts)
-    change = without.mean() - without
-    spread = float((change**2).sum())
-    if spread > 0:
-        return float((change**3).sum() / (6 * spread**1.5))
+    without_G = np.concatenate(parts)
+
+    d_G = without_G.mean() - without_G
+    squares = float((d_G**2).sum())
+    cubes = (d_G**3).sum()
+    if squares > 0:
+        return float(cubes / (6 * squares**1.5))
     return 0.0
 
 
@@ -138,17 +143,26 @@ def iou_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) ->
         candidate: likewise.
         group: of each picture, ``(N,)``.
     """
-    counts = [summed(counts_N2C, group) for counts_N2C in (reference, candidate)]
-    return lambda weights_RG: _mean_iou(weights_RG, counts[1]) - _mean_iou(weights_RG, counts[0])
+    reference_G2C = summed(reference, group)
+    candidate_G2C = summed(candidate, group)
+
+    def gain(weights_RG: np.ndarray) -> np.ndarray:
+        of_candidate = _mean_iou(weights_RG, candidate_G2C)
+        return of_candidate - _mean_iou(weights_RG, reference_G2C)
+
+    return gain
 
 
 def _mean_iou(weights_RG: np.ndarray, counts_G2C: np.ndarray) -> np.ndarray:
     """The mean over classes of right pixels by pixels of the union, ``(R,)``."""
-    right_RC = weights_RG @ counts_G2C[:, 0]
-    union_RC = weights_RG @ counts_G2C[:, 1]
-    occurs = union_RC > 0
-    iou_RC = right_RC / np.where(occurs, union_RC, 1)
-    return iou_RC.sum(1) / np.maximum(occurs.sum(1), 1)
+    right_GC = counts_G2C[:, 0]
+    union_GC = counts_G2C[:, 1]
+    right_RC = weights_RG @ right_GC
+    union_RC = weights_RG @ union_GC
+    occurs_RC = union_RC > 0
+    iou_RC = right_RC / np.where(occurs_RC, union_RC, 1)
+    occurring_R = occurs_RC.sum(1)
+    return iou_RC.sum(1) / np.maximum(occurring_R, 1)
 
 
 def precision_gain(
@@ -172,28 +186,39 @@ def precision_gain(
 
 
 def mean_precision(weights_RN: np.ndarray, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Mean average precision ``(R,)`` under weights of the pictures.
-
-    The average precision of a label is the mean over its pictures of the precision among pictures that score as high or
-    higher.
+    """Mean average precision ``(R,)`` under weights of the pictures, over the labels that occur.
 
     Args:
         weights_RN: how often each picture counts, ``(R, N)``.
         scores: ``(N, C)``.
         labels: 0 and 1, ``(N, C)``.
     """
-    total = np.zeros(len(weights_RN))
-    occurring = np.zeros(len(weights_RN))
-    for label in range(scores.shape[1]):
-        order = np.argsort(-scores[:, label], kind="stable")
-        sorted_scores = scores[order, label]
-        last_of_equal = np.searchsorted(-sorted_scores, -sorted_scores, side="right") - 1
-        weight_RN = weights_RN[:, order]
-        hit_RN = weight_RN * labels[order, label]
-        seen_RN = weight_RN.cumsum(1)[:, last_of_equal]
-        found_RN = hit_RN.cumsum(1)[:, last_of_equal]
-        positives = hit_RN.sum(1)
-        precision = (hit_RN * found_RN / np.maximum(seen_RN, 1e-12)).sum(1)
-        total += precision / np.maximum(positives, 1e-12)
-        occurring += positives > 0
-    return total / np.maximum(occurring, 1)
+    total_R = np.zeros(len(weights_RN))
+    occurring_R = np.zeros(len(weights_RN))
+    for scores_N, labels_N in zip(scores.T, labels.T, strict=True):
+        precision_R, occurs_R = _average_precision(weights_RN, scores_N, labels_N)
+        total_R += precision_R
+        occurring_R += occurs_R
+    return total_R / np.maximum(occurring_R, 1)
+
+
+def _average_precision(
+    weights_RN: np.ndarray, scores_N: np.ndarray, labels_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The average precision of a label, ``(R,)``, and whether the label occurs, bool ``(R,)``.
+
+    It is the mean over the label's pictures of the precision among pictures that score as high or higher.
+    """
+    order = np.argsort(-scores_N, kind="stable")
+    rising = -scores_N[order]
+    last_of_equal = np.searchsorted(rising, rising, side="right") - 1
+
+    weight_RN = weights_RN[:, order]
+    hit_RN = weight_RN * labels_N[order]
+    seen_RN = weight_RN.cumsum(1)[:, last_of_equal]
+    hits_RN = hit_RN.cumsum(1)[:, last_of_equal]
+
+    positives_R = hit_RN.sum(1)
+    weighted_RN = hit_RN * hits_RN / np.maximum(seen_RN, 1e-12)
+    precision_R = weighted_RN.sum(1) / np.maximum(positives_R, 1e-12)
+    return precision_R, positives_R > 0

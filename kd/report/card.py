@@ -143,14 +143,11 @@ def _making(run: RunRecords) -> list[tuple[str, Any]]:
     if data.get("unlabeled"):
         rows.append(("without labels", f"{data['unlabeled']} of them"))
     rows.append(("loss on the labels", f"weight {model.get('task_loss_weight', 1)}"))
-    for name, loss in (model.get("distill_losses") or {}).items():
-        kind = str(loss.get("class_path", "")).rpartition(".")[2]
-        arguments: list[str] = []
-        for key, value in (loss.get("init_args") or {}).items():
-            if value is not None:
-                arguments.append(f"{key} {value}")
-        rows.append((f"loss {name}", f"{kind} ({', '.join(arguments)})"))
-    if (model.get("student") or {}).get("inherit"):
+    losses = model.get("distill_losses") or {}
+    for name, loss in losses.items():
+        rows.append((f"loss {name}", _loss_in_words(loss)))
+    student = model.get("student") or {}
+    if student.get("inherit"):
         rows.append(("start", "from the teacher's layers, cut down to size"))
     size = (run.config.get("data") or {}).get("img_size", "?")
     return [
@@ -163,6 +160,19 @@ def _making(run: RunRecords) -> list[tuple[str, Any]]:
     ]
 
 
+def _loss_in_words(loss: dict[str, Any]) -> str:
+    """``KDLoss (temperature 2.0)``, of a loss's settings."""
+    path = str(loss.get("class_path", ""))
+    _, _, kind = path.rpartition(".")
+    arguments = loss.get("init_args") or {}
+    words = []
+    for key, value in arguments.items():
+        if value is not None:
+            words.append(f"{key} {value}")
+    settings = ", ".join(words)
+    return f"{kind} ({settings})"
+
+
 def _goodness(
     best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]
 ) -> list[tuple[str, ...]]:
@@ -170,11 +180,16 @@ def _goodness(
     rows: list[tuple[str, ...]] = []
     for key, title in METRICS.items():
         if key in best or key in teacher:
-            of_teacher, of_student = (format_metric(key, of.get(key)) for of in (teacher, best))
+            of_teacher = format_metric(key, teacher.get(key))
+            of_student = format_metric(key, best.get(key))
             rows.append((title, of_teacher, of_student))
-    if "ece" in fidelity:
-        errors = [fidelity["ece"].get(model) for model in ("teacher", "student")]
-        shown = ["" if error is None else f"{error:.3f}" for error in errors]
+    errors: dict[str, float | None] = fidelity.get("ece", {})
+    if errors:
+        shown = []
+        for model in ("teacher", "student"):
+            error = errors.get(model)
+            text = "" if error is None else f"{error:.3f}"
+            shown.append(text)
         rows.append(("expected calibration error", *shown))
     return rows
 
@@ -204,8 +219,9 @@ def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:
         if export.get("kept"):
             size = f"{export['size_mb']:.1f}"
             agreement = f"{export['agreement']:.2%}"
+            metric = _percent(export.get("export"))
             difference = f"{export['max_difference']:.2g}"
-            rows.append((name, size, agreement, _percent(export.get("export")), difference))
+            rows.append((name, size, agreement, metric, difference))
     return rows
 
 
@@ -214,10 +230,12 @@ class Raw(str):
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
+    rule = ["---"] * len(columns)
     lines = []
-    for row in (columns, ["---"] * len(columns), *rows):
+    for row in (columns, rule, *rows):
         cells = [str(_plain(cell)) for cell in row]
-        lines.append(f"| {' | '.join(cells)} |")
+        line = " | ".join(cells)
+        lines.append(f"| {line} |")
     return Raw("\n".join(lines))
 
 

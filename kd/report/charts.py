@@ -91,11 +91,15 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Sect
         title: of the chart.
         series: by name, the value of each epoch (from 0); missing epochs leave a gap.
     """
-    epochs = sorted({epoch for values in series.values() for epoch in values})
+    known: set[float] = set()
+    for values in series.values():
+        known.update(values)
+    epochs = sorted(known)
     lines = {}
     for name, values in series.items():
         lines[name] = [values.get(epoch, math.nan) for epoch in epochs]
-    return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
+    from_1 = [epoch + 1 for epoch in epochs]
+    return line_chart(title, from_1, "epoch", lines)
 
 
 def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
@@ -124,7 +128,8 @@ def _chart(
     """A line of each of ``keys``: its label, and its name in the ``rows``."""
     lines = {}
     for label, key in keys.items():
-        lines[label] = _binned([row.get(key) for row in rows], _average)
+        values = [row.get(key) for row in rows]
+        lines[label] = _binned(values, _average)
     return line_chart(title, x, x_name, lines)
 
 
@@ -169,15 +174,17 @@ def heat(run: RunRecords) -> Section | None:
         where = ""
         if len(run.samples) > 1:
             where = f"{node} "
-        for number, use in enumerate(zip_longest(*(sample["cpu"] for sample in samples))):
+        use_of_cores = [sample["cpu"] for sample in samples]
+        for number, use in enumerate(zip_longest(*use_of_cores)):
             rows.append([f"{where}core {number}", _binned(use, _average)])
         for number, readings in enumerate(gpus_of(samples)):
             use_of_gpu = [reading.get("util") for reading in readings]
             rows.append([f"{where}GPU {number}", _binned(use_of_gpu, _average)])
     if not rows:
         return None
-    times = _seconds(next(iter(run.samples.values())))
-    return {"kind": "heat", "title": "Cores and GPUs over time (% busy)", "rows": rows, "x": times}
+    first_samples = next(iter(run.samples.values()))
+    title = "Cores and GPUs over time (% busy)"
+    return {"kind": "heat", "title": title, "rows": rows, "x": _seconds(first_samples)}
 
 
 def machine_lines(run: RunRecords) -> list[Section | None]:
@@ -188,18 +195,23 @@ def machine_lines(run: RunRecords) -> list[Section | None]:
         if len(run.samples) > 1:
             name = f" of {node}"
         x = _seconds(samples)
-        rows = [{**sample, "loaders": sum(sample.get("workers", []))} for sample in samples]
+        rows = []
+        for sample in samples:
+            loaders = sum(sample.get("workers", []))
+            rows.append({**sample, "loaders": loaders})
         for title, keys in MACHINE.items():
             charts.append(_chart(title.format(name), x, "s", rows, keys))
         for number, readings in enumerate(gpus_of(samples)):
             for unit, keys in GPU.items():
-                charts.append(_chart(f"GPU {number}{name} ({unit})", x, "s", readings, keys))
+                title = f"GPU {number}{name} ({unit})"
+                charts.append(_chart(title, x, "s", readings, keys))
     return charts
 
 
 def _is_shown(metric: str, prefix: str) -> bool:
     """The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale."""
-    if metric.rpartition("/")[2] in (*PROBE, "rankme") or "/iou_" in metric:
+    _, _, name = metric.rpartition("/")
+    if name in (*PROBE, "rankme") or "/iou_" in metric:
         return False
     is_rate = metric.endswith("/lr")
     rate_chart = prefix.endswith("/lr")
@@ -214,12 +226,19 @@ def metric_lines(run: RunRecords) -> list[Section | None]:
         place = f"{student}/" if student else ""
         of = f" of {student}" if student else ""
         for title, prefix, units in METRICS:
-            names = [name for name in known if _is_shown(name, place + prefix)]
-            lines = {name.removeprefix(place): name for name in names if in_units(name) == units}
-            rows = [row for row in run.metrics if any(name in row for name in lines.values())]
-            x = _binned(rows, lambda slice_: slice_[-1].get("step", 0.0))
-            charts.append(_chart(f"{title}{of}", x, "step", rows, lines))
+            lines = {}
+            for name in known:
+                if _is_shown(name, place + prefix) and in_units(name) == units:
+                    lines[name.removeprefix(place)] = name
+            shown = set(lines.values())
+            rows = [row for row in run.metrics if not shown.isdisjoint(row)]
+            steps = _binned(rows, _last_step)
+            charts.append(_chart(f"{title}{of}", steps, "step", rows, lines))
     return charts
+
+
+def _last_step(rows: Sequence[dict[str, float]]) -> float:
+    return rows[-1].get("step", 0.0)
 
 
 def health_lines(run: RunRecords) -> list[Section | None]:
@@ -232,13 +251,19 @@ def health_lines(run: RunRecords) -> list[Section | None]:
 
 def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
     of = f" of {student}" if student else ""
-    x = _binned(health, lambda slice_: slice_[0]["step"])
+    steps = _binned(health, _first_step)
     charts = []
     for title, lines in HEALTH.items():
         title = title.format(of=of, student=student or "student")
-        charts.append(_chart(title, x, "step", health, lines))
+        charts.append(_chart(title, steps, "step", health, lines))
     for title, key in HEALTH_GROUPS.items():
         rows = [reading.get(key, {}) for reading in health]
-        names = dict.fromkeys(name for row in rows for name in row)
-        charts.append(_chart(f"{title}{of}", x, "step", rows, {name: name for name in names}))
+        groups = {}
+        for row in rows:
+            groups.update({name: name for name in row})
+        charts.append(_chart(f"{title}{of}", steps, "step", rows, groups))
     return charts
+
+
+def _first_step(readings: Sequence[dict[str, Any]]) -> float:
+    return readings[0]["step"]

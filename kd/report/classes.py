@@ -31,18 +31,22 @@ def classes_of_fidelity(content: dict[str, Any], of: str) -> Section | None:
     has_teacher = "teacher" in models
     bars: list[list[Any]] = []
     for row in rows[:BARS]:
-        bars.append([row["name"], *(row[model] for model in models), row["count"]])
+        scores = [row[model] for model in models]
+        bars.append([row["name"], *scores, row["count"]])
     score = content["score"]
     order = "those that lost most first" if has_teacher else "the worst first"
     title = f"Each class's {NAMES.get(score, score)}{of}, {order}"
 
-    counts = {row["name"]: row["count"] for row in rows}
-    right = {row["name"]: row.get("recall", row["student"]) for row in content["per_class"]}
+    counts = {}
+    right = {}
+    for row in content["per_class"]:
+        name = row["name"]
+        counts[name] = row["count"]
+        right[name] = row.get("recall", row["student"])
+    teacher_answers = "teacher" in content["ece"]
     confusions = []
     for pair in content["confusions"]:
-        taught = None
-        if "teacher" in content["ece"]:
-            taught = pair["teacher"]
+        taught = pair["teacher"] if teacher_answers else None
         confusions.append((pair["is"], pair["called"], pair["student"], taught))
     return _section(title, models, bars, len(rows), counts, right, confusions)
 
@@ -52,19 +56,24 @@ def classes_of_counts(run: RunRecords, student: str) -> Section | None:
     newest = run.confusion_of(student)
     if newest is None:
         return None
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = dict(zip(run.classes, newest["counts"], strict=False))
     right: dict[str, float] = {}
-    for share, name, count in zip(newest["right"], run.classes, newest["counts"], strict=False):
-        counts[name] = count
+    for name, share in zip(run.classes, newest["right"], strict=False):
         if share is not None:
             right[name] = share
     confusions = []
     for true_id, called_id, times in newest["pairs"]:
-        confusions.append((run.classes[true_id], run.classes[called_id], times, None))
+        true_name = run.classes[true_id]
+        called_name = run.classes[called_id]
+        confusions.append((true_name, called_name, times, None))
+
     worst = sorted(right, key=lambda name: (right[name], name))
-    bars = [[name, right[name], counts[name]] for name in worst[:BARS]]
+    bars = []
+    for name in worst[:BARS]:
+        bars.append([name, right[name], counts[name]])
     of = f" of {student}" if student else ""
-    title = f"Each class's accuracy{of} in epoch {newest['epoch'] + 1}, the worst first"
+    epoch = newest["epoch"] + 1
+    title = f"Each class's accuracy{of} in epoch {epoch}, the worst first"
     return _section(title, ["student"], bars, len(worst), counts, right, confusions)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kd.report.charts import Section, by_epoch, epoch_chart, heat, line_chart, table
 from kd.report.facts import Facts
-from kd.report.metric import duration, format_metric, is_share, short
+from kd.report.metric import duration, format_metric, is_share, short, timed_with
 from kd.report.ratio import ratio, times
 from kd.report.records import PHASES, percentile
 from kd.report.rules import Explained
@@ -74,12 +74,18 @@ def _verdict(
 # -- settings ----------------------------------------------------------------------------------------------------------
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
     """Rows of the settings that are not the same in all runs: key, and the value of each run as text."""
-    settings = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
-    keys = dict.fromkeys(key for settings_of_run in settings for key in settings_of_run)
+    settings: list[dict[str, str]] = []
+    keys: dict[str, None] = {}  # in the order of the files
+    for facts in runs:
+        config = facts.run.config
+        settings_of_run = dict(flat(config)) if config else {}
+        settings.append(settings_of_run)
+        keys.update(dict.fromkeys(settings_of_run))
     rows = []
     for key in keys:
         values = [settings_of_run.get(key, "not set") for settings_of_run in settings]
-        if key not in NO_DIFFERENCE and len(set(values)) > 1:
+        differs = len(set(values)) > 1
+        if differs and key not in NO_DIFFERENCE:
             rows.append([key, *values])
     return rows
 
@@ -102,8 +108,10 @@ def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
     devices = []
     cores = []
     for facts in runs:
-        devices.append(f"{facts.header.get('device_name', 'unknown')} x {facts.devices}")
-        cores.append(str(facts.header.get("cores", "")))
+        device = facts.header.get("device_name", "unknown")
+        count = facts.header.get("cores", "")
+        devices.append(f"{device} x {facts.devices}")
+        cores.append(str(count))
     rows = [["devices", *devices], ["cores of a machine", *cores]]
     return table("Hardware", ["", *names], rows)
 
@@ -116,14 +124,16 @@ def _outcome(facts: Facts) -> Numbers:
     for student in run.students:
         name = student or "student"
         model = run.model_of(student)
+        best_val = model.get("best_val") or {}
+        millions = None
+        if model.get("params"):
+            millions = model["params"] / 1e6
         numbers[f"{name} val {run.primary}"] = facts.best_val(student)
-        numbers[f"{name} val agreement"] = (model.get("best_val") or {}).get("agreement")
-        numbers[f"{name} parameters (M)"] = model["params"] / 1e6 if model.get("params") else None
+        numbers[f"{name} val agreement"] = best_val.get("agreement")
+        numbers[f"{name} parameters (M)"] = millions
         for row in run.latency:
             if row["model"] == name:
-                threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
-                what = f"{name} ms, {row['runtime']}, batch {row['batch']}, {threads}"
-                numbers[what] = row["median_ms"]
+                numbers[f"{name} ms, {timed_with(row)}"] = row["median_ms"]
     return numbers
 
 
@@ -339,9 +349,12 @@ def _largest_change(before: Facts, after: Facts) -> str:
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
     """The training loss, each primary metric and the agreement over the epochs: one axis, a line for each run."""
     metrics = dict.fromkeys(f"val/{facts.run.primary}" for facts in runs)
+    metrics["val/agreement"] = None
     charts = [_loss_chart(runs, names)]
-    for metric in [*metrics, "val/agreement"]:
-        lines = {name: by_epoch(facts.run, metric) for name, facts in zip(names, runs, strict=True)}
+    for metric in metrics:
+        lines = {}
+        for name, facts in zip(names, runs, strict=True):
+            lines[name] = by_epoch(facts.run, metric)
         charts.append(epoch_chart(metric, lines))
     return charts
 
@@ -351,31 +364,39 @@ def _loss_chart(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     finite = [facts for facts in runs if math.isfinite(facts.batches_per_epoch)]
     if not finite:
         return None
-    longest = max(
-        facts.run.metrics[-1].get("epoch", 0.0) + 1 if facts.run.metrics else 1.0
-        for facts in finite
-    )
+    longest = 1.0  # epochs
+    for facts in finite:
+        if facts.run.metrics:
+            newest = facts.run.metrics[-1]
+            longest = max(longest, newest.get("epoch", 0.0) + 1)
     parts_an_epoch = max(1, round(ratio(PARTS_OF_A_CURVE, longest)))
     means: dict[str, dict[int, float]] = {}
     for facts, name in zip(runs, names, strict=True):
         if facts in finite:
             means[name] = _losses_by_part(facts, parts_an_epoch)
+
     parts = sorted({part for by_part in means.values() for part in by_part})
+    epochs = [ratio(part, parts_an_epoch) for part in parts]
     lines = {}
     for name, by_part in means.items():
         lines[name] = [by_part.get(part, math.nan) for part in parts]
-    return line_chart("train/loss", [ratio(part, parts_an_epoch) for part in parts], "epoch", lines)
+    return line_chart("train/loss", epochs, "epoch", lines)
 
 
 def _losses_by_part(facts: Facts, parts_an_epoch: int) -> dict[int, float]:
     """The mean training loss of each part of an epoch; parts are numbered from 1, from the run's start."""
-    epochs_a_step = ratio(facts.header.get("accumulate", 1), facts.batches_per_epoch)
+    batches_a_step = facts.header.get("accumulate", 1)
+    epochs_a_step = ratio(batches_a_step, facts.batches_per_epoch)
     losses: dict[int, list[float]] = {}
     for row in facts.run.metrics:
-        if "train/loss" in row and "step" in row:
-            epochs_done = (row["step"] + 1) * epochs_a_step
-            part = max(1, math.ceil(round(epochs_done * parts_an_epoch, 6)))
-            losses.setdefault(part, []).append(row["train/loss"])
+        loss = row.get("train/loss")
+        step = row.get("step")
+        if loss is None or step is None:
+            continue
+        epochs_done = (step + 1) * epochs_a_step
+        parts_done = round(epochs_done * parts_an_epoch, 6)  # a whole number may be 1e-12 above it
+        part = max(1, math.ceil(parts_done))
+        losses.setdefault(part, []).append(loss)
     return {part: mean(values) for part, values in losses.items()}
 
 

@@ -31,9 +31,11 @@ def _item(example: dict[str, object]) -> Section:
         raise ValueError("no picture")
     lines = []
     for key, title in (("label", "label"), ("suggested", "rather")):
+        name = example[key]
         probability = float(str(example[f"p_{key}"]))
-        lines.append([title, f"{example[key]} {probability:.0%}"])
+        lines.append([title, f"{name} {probability:.0%}"])
     for model in ("teacher", "student"):
         if model in example:
             lines.append([f"the {model}", str(example[model])])
-    return {"image": image, "name": str(example["picture"]), "lines": lines, "wide": False}
+    name = str(example["picture"])
+    return {"image": image, "name": name, "lines": lines, "wide": False}

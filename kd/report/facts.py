@@ -88,16 +88,18 @@ class Facts(StepFacts):
     @cached_property
     def epochs(self) -> float:
         """Epochs that the run is to have, whichever limit comes first; infinite where no setting limits them."""
-        setting = (self.run.config.get("trainer") or {}).get("max_epochs")
-        max_epochs = self.header.get("max_epochs", setting)
+        trainer = self.run.config.get("trainer") or {}
+        max_epochs = self.header.get("max_epochs", trainer.get("max_epochs"))
         limits = []
         if max_epochs is not None:
             limits.append(max_epochs)
         max_steps = self.header.get("max_steps") or -1
         if max_steps > 0:
-            epochs_a_step = ratio(self.header.get("accumulate", 1), self.batches_per_epoch)
+            batches_a_step = self.header.get("accumulate", 1)
+            epochs_a_step = ratio(batches_a_step, self.batches_per_epoch)
             limits.append(max_steps * epochs_a_step)
-        return min([limit for limit in limits if limit > 0], default=math.inf)
+        positive = [limit for limit in limits if limit > 0]
+        return min(positive, default=math.inf)
 
     @cached_property
     def epochs_done(self) -> float | None:
@@ -128,10 +130,12 @@ class Facts(StepFacts):
     @cached_property
     def epoch_s(self) -> float | None:
         """Seconds an epoch with its validation, from the mean step and the epoch's length."""
-        batch_ms = self.step_ms + self.phases.get("validation", 0.0)
-        if not batch_ms or not math.isfinite(self.batches_per_epoch):
+        validation_ms = self.phases.get("validation", 0.0)
+        batch_ms = self.step_ms + validation_ms
+        batches = self.batches_per_epoch
+        if not batch_ms or not math.isfinite(batches):
             return None
-        return batch_ms * self.batches_per_epoch / 1000
+        return batch_ms * batches / 1000
 
     @cached_property
     def planned_s(self) -> float | None:
@@ -152,7 +156,9 @@ class Facts(StepFacts):
         """Of all processes, from the mean step; validation is left out."""
         if not self.header or not self.step_ms:
             return None
-        pictures = self.header.get("batch_size", 0) * self.header.get("world_size", 1)
+        batch_size = self.header.get("batch_size", 0)
+        processes = self.header.get("world_size", 1)
+        pictures = batch_size * processes
         return ratio(1000 * pictures, self.step_ms) or None
 
     @cached_property
@@ -232,9 +238,11 @@ class Facts(StepFacts):
         by_teacher = [cache] if "answers_read" in cache else list(cache.values())
         read = sum(counts["answers_read"] for counts in by_teacher)
         computed = sum(counts["answers_computed"] for counts in by_teacher)
-        if read + computed:
-            return ratio(computed, read + computed)
-        return min(1.0, ratio(self.views, self.epochs_done or self.epochs))
+        answers = read + computed
+        if answers:
+            return ratio(computed, answers)
+        epochs = self.epochs_done or self.epochs
+        return min(1.0, ratio(self.views, epochs))
 
     @cached_property
     def has_teacher(self) -> bool:
@@ -257,7 +265,9 @@ class Facts(StepFacts):
         epochs = self.epochs_done or self.epochs
         if not self.cached or not math.isfinite(epochs):
             return 0.0
-        return max(0.0, min(self.views, epochs) - self.computed_share * epochs)
+        views = min(self.views, epochs)
+        computed = self.computed_share * epochs
+        return max(0.0, views - computed)
 
     @cached_property
     def cache_bytes(self) -> float | None:
@@ -271,8 +281,10 @@ class Facts(StepFacts):
             return None
         largest = self._teacher.get("cache_topk")
         logits_bytes = 4 * largest if largest else 2 * data["classes"]
-        answer_bytes = 8 + logits_bytes + self.header.get("feature_bytes", 0)
-        return data["train"] * min(self.views, self.epochs) * answer_bytes
+        feature_bytes = self.header.get("feature_bytes", 0)
+        answer_bytes = 8 + logits_bytes + feature_bytes
+        views = min(self.views, self.epochs)
+        return data["train"] * views * answer_bytes
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
     def best_val(self, student: str = "") -> float | None:
@@ -286,7 +298,8 @@ class Facts(StepFacts):
         values = [row[column] for row in self.run.metrics if column in row]
         if not values:
             return None
-        return min(values) if less_is_better(metric) else max(values)
+        best = min if less_is_better(metric) else max
+        return best(values)
 
 
 def tier_of(run: RunRecords) -> TierFacts | None:
@@ -298,22 +311,28 @@ def tier_of(run: RunRecords) -> TierFacts | None:
     # Of each machine what it has made between the first reading and the last, for all ranks together.
     machines: dict[str, dict[str, Any]] = {}
     for readings in by_rank:
-        first_counts = {machine["node"]: machine for machine in readings[0]["machines"]}
+        counts_before = {machine["node"]: machine for machine in readings[0]["machines"]}
         for machine in readings[-1]["machines"]:
             node = machine["node"]
+            before = counts_before.get(node, {})
             nothing_yet = {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0}
             sums = machines.setdefault(node, nothing_yet)
             sums["makers"] += machine["makers"]
             for name in ("batches", "busy_s", "mb"):
-                sums[name] += machine[name] - first_counts.get(node, {}).get(name, 0)
+                sums[name] += machine[name] - before.get(name, 0)
 
-    ready = [reading["ready"] for readings in by_rank for reading in readings]
+    ready = []
+    seconds = []
+    for readings in by_rank:
+        ready += [reading["ready"] for reading in readings]
+        seconds.append(readings[-1]["t"] - readings[0]["t"])
+    newest = [readings[-1] for readings in by_rank]
     return TierFacts(
         machines=machines,
-        seconds=max(readings[-1]["t"] - readings[0]["t"] for readings in by_rank),
+        seconds=max(seconds),
         ready=ratio(sum(ready), len(ready)),
-        may_ask=by_rank[0][-1]["may_ask"],
+        may_ask=newest[0]["may_ask"],
         ranks=len(by_rank),
-        made_again=sum(readings[-1]["made_again"] for readings in by_rank),
-        made_twice=sum(readings[-1]["made_twice"] for readings in by_rank),
+        made_again=sum(reading["made_again"] for reading in newest),
+        made_twice=sum(reading["made_twice"] for reading in newest),
     )

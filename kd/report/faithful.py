@@ -60,16 +60,17 @@ def _sections_of(content: dict[str, Any], of: str) -> list[Section]:
 def _numbers(content: dict[str, Any], of: str) -> Section:
     rows = []
     if "agreement" in content:
+        shares = content["outcomes"]
         rows.append(["the same answer", f"{content['agreement']:.1%}"])
         rows.append(["mean KL(teacher || student), nats", f"{content['kl']:.3f}"])
         for outcome, text in OUTCOMES.items():
-            rows.append([text, f"{content['outcomes'][outcome]:.1%}"])
+            rows.append([text, f"{shares[outcome]:.1%}"])
     for name, error in content["ece"].items():
         rows.append([f"calibration error of the {name}", f"{error:.3f}"])
-    note = (
-        f"Of {content['pictures']} validation pictures; shares are of {COUNTED[content['kind']]}."
-    )
-    return table(f"How faithful the student{of} is", ["", "value"], rows, note=note)
+    title = f"How faithful the student{of} is"
+    counted = COUNTED[content["kind"]]
+    note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
+    return table(title, ["", "value"], rows, note=note)
 
 
 def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Section]:
@@ -123,9 +124,10 @@ def _calibration(content: dict[str, Any], of: str) -> Section:
 def _curve(points: Sequence[tuple[float, float, int]]) -> list[float | None]:
     """The share right of each bin, from points of confidence, share right and count; None for an empty bin."""
     shares: list[float | None] = [None] * BINS
+    last = BINS - 1
     for confidence, right, _count in points:
-        bin_ = min(BINS - 1, int(confidence * BINS))
-        shares[bin_] = round(right, 4)
+        number = min(last, int(confidence * BINS))
+        shares[number] = round(right, 4)
     return shares
 
 
@@ -151,12 +153,14 @@ def _item(example: dict[str, Any]) -> Section:
     """A picture with what it shows and what the models answered."""
     lines = []
     if "truth" in example:
-        lines.append(["is", ", ".join(example["truth"]) or "none"])
+        truth = ", ".join(example["truth"])
+        lines.append(["is", truth or "none"])
     for model in MODELS:
         if model in example:
             answers = [f"{name} {probability:.0%}" for name, probability in example[model]]
             lines.append([model, ", ".join(answers)])
     wide = "panels" in example
     if wide:
-        lines.append(["from left", ", ".join(example["panels"])])
+        panels = ", ".join(example["panels"])
+        lines.append(["from left", panels])
     return {"image": example["image"], "name": example["name"], "lines": lines, "wide": wide}

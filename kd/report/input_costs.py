@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kd.report.charts import Section, table
 from kd.report.facts import DATA_WAIT_AT, Facts
@@ -77,28 +78,36 @@ def ways(facts: Facts) -> list[Way]:
     return possible
 
 
+def _has_gpus(machines: Mapping[str, Mapping[str, Any]], name: str) -> bool:
+    machine = machines.get(name, {})
+    return bool(machine.get("gpus"))
+
+
 def _larger(facts: Facts, rest: float) -> Iterator[Way]:
     """Instances of the training machines' family with as many GPUs and more cores, all with loader processes."""
-    table_of_machines = facts.header.get("input_machines") or {}
+    machines = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
-    counts = {name: count for count, name in counted(monitor.get("instances") or [])}
-    trains_on = [name for name in counts if table_of_machines.get(name, {}).get("gpus")]
+    instances = counted(monitor.get("instances") or [])
+    trains_on = [(name, count) for count, name in instances if _has_gpus(machines, name)]
     if not trains_on:
         return
-    now = table_of_machines[trains_on[0]]
-    count = counts[trains_on[0]]
-    kind = _kind(trains_on[0], now)
-    for name, machine in table_of_machines.items():
-        if _kind(name, machine) != kind or machine["vcpus"] <= now["vcpus"]:
+    present_name, present_count = trains_on[0]
+    now = machines[present_name]
+    kind = _kind(present_name, now)
+    # CPU time of a step's loading and training.
+    cpu_ms = facts.loading_busy * batch_ms(facts) + facts.threads * rest
+    for name, machine in machines.items():
+        cores = machine["vcpus"]
+        if _kind(name, machine) != kind or cores <= now["vcpus"]:
             continue
-        # CPU time of a step's loading and training (ms), over the larger machine's cores.
-        cpu_ms = facts.loading_busy * batch_ms(facts) + facts.threads * rest
-        made_ms = facts.processes * cpu_ms / machine["vcpus"]
+        made_ms = facts.processes * cpu_ms / cores
         price = None
         if facts.price is not None:
-            price = facts.price + count * (machine["price"] - now["price"])
-        workers = int(machine["vcpus"] // facts.processes) - facts.threads
-        yield Way(f"{name} with data.num_workers={workers}", max(rest, made_ms), price)
+            dearer = machine["price"] - now["price"]
+            price = facts.price + present_count * dearer
+        workers = int(cores // facts.processes) - facts.threads
+        step_ms = max(rest, made_ms)
+        yield Way(f"{name} with data.num_workers={workers}", step_ms, price)
 
 
 def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
@@ -225,9 +234,13 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
             return ["the run has no data tier: nothing is different"]
         return _without(now, then)
     compared = _Comparison(facts, change, machines, machines_now, now, then)
-    if machines_now is None and now.step_ms < NOTHING * compared.with_machines(MANY).step_ms:
-        text = f"a data tier would bring nothing: {phase_share(facts.phases, 'data'):.0%} of the step waits for data"
-        return [text if waits(facts) else f"{text}, and loading keeps up"]
+    with_many = compared.with_machines(MANY)
+    if machines_now is None and now.step_ms < NOTHING * with_many.step_ms:
+        wait = phase_share(facts.phases, "data")
+        text = f"a data tier would bring nothing: {wait:.0%} of the step waits for data"
+        if not waits(facts):
+            text += ", and loading keeps up"
+        return [text]
     sentences = [_speed(compared)]
     if now.cost is not None and then.cost is not None:
         sentences.append(_cost(now, now.cost, then, then.cost))
@@ -268,9 +281,13 @@ def fewest(facts: Facts, change: Change) -> int:
     def step_ms(count: int) -> float:
         return predict(facts, replace(change, data_machines=count)).step_ms
 
+    def is_enough(count: int) -> bool:
+        return step_ms(count) <= least_ms
+
     least_ms = step_ms(MANY) * (1 + 1e-9)
     counts = range(1, MANY)
-    return counts[bisect_left(counts, True, key=lambda count: step_ms(count) <= least_ms)]
+    place = bisect_left(counts, True, key=is_enough)
+    return counts[place]
 
 
 def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str:

@@ -1,8 +1,18 @@
 """What a run's page opens with: what the student has learnt, how large and how fast it is."""
 
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
 from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines, table
 from kd.report.facts import Facts
-from kd.report.metric import PROBE, format_metric, is_share, less_is_better, part_in_words
+from kd.report.metric import (
+    PROBE,
+    format_metric,
+    is_share,
+    less_is_better,
+    part_in_words,
+    timed_with,
+)
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
 
@@ -49,7 +59,10 @@ def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
     members = teacher.get("members") or {}
     if not members:
         return {"teacher": teacher.get("val") or {}}
-    return {f"teacher {name}": model.get("val") or {} for name, model in members.items()}
+    metrics = {}
+    for name, model in members.items():
+        metrics[f"teacher {name}"] = model.get("val") or {}
+    return metrics
 
 
 def headline(facts: Facts) -> Section | None:
@@ -107,20 +120,30 @@ def _sizes(run: RunRecords) -> Section | None:
     known = {name: model for name, model in models.items() if model.get("params")}
     if not known:
         return None
-    timed = {}  # ms by setting and model
-    for row in run.latency:
-        setting = row["runtime"], row["threads"], row["batch"]
-        timed[*setting, row["model"]] = row["median_ms"]
-    settings = list(dict.fromkeys(key[:3] for key in timed))
-    rows: list[list[object]] = [
-        ["model", *(model.get("arch", "") for model in known.values())],
-        ["parameters (M)", *(f"{model['params'] / 1e6:.3g}" for model in known.values())],
-    ]
-    for runtime, threads, batch in settings[:SETTINGS]:
-        what = f"ms, {runtime}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
-        rows.append([what, *(timed.get((runtime, threads, batch, name), "") for name in known)])
-    note = "" if settings else "kd-latency RUN measures milliseconds."
+    archs = ["model"]
+    sizes = ["parameters (M)"]
+    for model in known.values():
+        millions = model["params"] / 1e6
+        archs.append(model.get("arch", ""))
+        sizes.append(f"{millions:.3g}")
+    rows: list[Sequence[object]] = [archs, sizes, *_timed_rows(run, known)]
+    note = "" if run.latency else "kd-latency RUN measures milliseconds."
     return table("Size and latency", ["", *known], rows, note=note)
+
+
+def _timed_rows(run: RunRecords, models: Iterable[str]) -> list[list[object]]:
+    """What ``kd-latency`` has measured: a row for each of its first settings, ms in the order of the models."""
+    ms_by_setting: dict[str, dict[str, float]] = {}
+    for row in run.latency:
+        setting = timed_with(row)
+        ms = ms_by_setting.setdefault(setting, {})
+        model = row["model"]
+        ms[model] = row["median_ms"]
+    rows: list[list[object]] = []
+    for setting, ms in islice(ms_by_setting.items(), SETTINGS):
+        of_models = [ms.get(name, "") for name in models]
+        rows.append([f"ms, {setting}", *of_models])
+    return rows
 
 
 def _of(student: str) -> str:

@@ -60,53 +60,68 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
         facts: of the run.
         at: share of the step, 0 to 1.
     """
-    step, wait = facts.step_ms, facts.phases.get("data", 0.0) - facts.queued
+    step = facts.step_ms
+    wait = facts.phases.get("data", 0.0) - facts.queued
     if share(wait, step) < at:
         return None
-    workers, cores, threads, processes = facts.workers, facts.cores, facts.threads, facts.processes
+    workers = facts.workers
+    cores = facts.cores
+    processes = facts.processes
 
     # All in ms: the step without its wait, one loader's time for a batch, and the least that the cores allow.
     rest = max(step - wait, 0.01 * step)
-    batch_ms = wait if workers == 0 else workers * (step - facts.queued)
+    batch_ms = wait
+    if workers:
+        batch_ms = workers * (step - facts.queued)
     free_cores = max(1.0, cores - facts.other_cores)
-    cpu_ms = processes * (facts.loading_busy * batch_ms + threads * rest)
+    loader_cpu_ms = facts.loading_busy * batch_ms
+    training_cpu_ms = facts.threads * rest
+    cpu_ms = processes * (loader_cpu_ms + training_cpu_ms)
     floor = max(rest, ratio(cpu_ms, free_cores))
     cores_are_left = floor == rest
 
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for the next batch"
     if not facts.cpu and not cores_are_left:
-        text += f"; {cores_needed(facts)} cores a GPU would be enough, there are {ratio(cores, processes):g}"
+        present = ratio(cores, processes)
+        text += f"; {cores_needed(facts)} cores a GPU would be enough, there are {present:g}"
 
     # First lever: more loader processes, one to spare where cores are left, as batches do not take equally long.
     # Each epoch's first batch has nothing to hide behind.
-    wanted = max(1, math.ceil(ratio(batch_ms, floor)) + cores_are_left)
+    busy_loaders = math.ceil(ratio(batch_ms, floor))
+    wanted = max(1, busy_loaders + cores_are_left)
+    next_batch = max(floor, ratio(batch_ms, wanted))
     first_batch = ratio(batch_ms, facts.batches_per_epoch)
-    gain = speedup(step, max(floor, ratio(batch_ms, wanted)) + first_batch)
+    gain = speedup(step, next_batch + first_batch)
     headline_possible = speedup(step, rest) >= LEADS
-    if facts.workers_known and wanted > workers and gain >= (LEADS if headline_possible else WORTH):
+    least_gain = LEADS if headline_possible else WORTH
+    if facts.workers_known and wanted > workers and gain >= least_gain:
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
 
     # Second lever: the pixels of the cached views.
     repeats_views = math.isfinite(facts.epochs) and facts.epochs > facts.views
     if facts.cached and not facts.has_pixels and repeats_views:
-        lever = (
-            f"model.teacher.cache_pixels=true decodes nothing after {facts.views} epochs: at most"
-        )
+        setting = "model.teacher.cache_pixels=true"
+        lever = f"{setting} decodes nothing after {facts.views} epochs: at most"
         later = (facts.epochs - facts.views) * share(rest, step)
-        return Limit("data", text, lever, speedup(facts.epochs, facts.views + later))
+        gain = speedup(facts.epochs, facts.views + later)
+        return Limit("data", text, lever, gain)
 
     # Third lever: cheaper pictures, or more cores.
     lever = "" if facts.cpu else "data.engine=device (or dali), "
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
-    if workers > 1 and processes * (workers + threads) > cores:
-        text += f", though {processes * workers} loader processes share {cores} core{'s' * (cores > 1)} with training"
+    busy_threads = processes * (workers + facts.threads)
+    if workers > 1 and busy_threads > cores:
+        loaders = processes * workers
+        text += f", though {loaders} loader processes share {cores} core{'s' * (cores > 1)} with training"
         lever = f"data.num_workers={fewer_workers(facts)}, and {lever}"
     return Limit("data", text, lever, speedup(step, rest))
 
 
 def tier_bound(facts: Facts) -> Limit | None:
     """The step waits for a data tier: for too few makers, or for the network or the queue where makers are idle."""
-    step, wait, tier = facts.step_ms, facts.phases.get("data", 0.0), facts.tier
+    step = facts.step_ms
+    wait = facts.phases.get("data", 0.0)
+    tier = facts.tier
     if tier is None or not tier.makers or phase_share(facts.phases, "data") < DATA_WAIT_AT:
         return None
     rest = max(step - wait, 0.01 * step)  # ms
@@ -126,10 +141,12 @@ def tier_bound(facts: Facts) -> Limit | None:
     # Makers with which no step waits: the ms that one maker needs for a step of all processes, over the step's rest.
     made_ms = 1000 * tier.batch_s * tier.ranks
     makers_needed = math.ceil(ratio(made_ms, rest))
+    missing = makers_needed - tier.makers
     makers_of_machine = max(1.0, ratio(tier.cores, len(tier.present)))
-    more = max(1, math.ceil(ratio(makers_needed - tier.makers, makers_of_machine)))
+    more = max(1, math.ceil(ratio(missing, makers_of_machine)))
     makers_then = tier.makers + more * makers_of_machine
-    gain = speedup(step, max(rest, ratio(made_ms, makers_then)))
+    step_then = max(rest, ratio(made_ms, makers_then))
+    gain = speedup(step, step_then)
     lever = f"{more} more data machine{'s' * (more > 1)} of {makers_of_machine:.0f} cores"
     return Limit("data", text, lever, gain)
 
@@ -292,14 +309,20 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
 
     The gain is that without the start's longest part, which the lever names; the rest of a start stays.
     """
-    startup_s, parts = facts.startup["s"], facts.startup["parts"]
+    startup_s = facts.startup["s"]
+    parts = facts.startup["parts"]
     run_s = facts.planned_s or 0.0
-    if startup_s < least_s or run_s <= startup_s or share(startup_s, run_s) < at:
+    part = share(startup_s, run_s)
+    if startup_s < least_s or run_s <= startup_s or part < at:
         return None
-    longest = max(parts, key=lambda name: parts[name]) if parts else "start-up"
-    text = f"start-up takes {startup_s:.0f} of {run_s:.0f} s ({share(startup_s, run_s):.0%}), most of it {longest}"
+    longest = "start-up"
+    longest_s = startup_s
     if parts:
-        text += f" ({parts[longest]:.0f} s)"
+        longest = max(parts, key=lambda name: parts[name])
+        longest_s = parts[longest]
+    text = f"start-up takes {startup_s:.0f} of {run_s:.0f} s ({part:.0%}), most of it {longest}"
+    if parts:
+        text += f" ({longest_s:.0f} s)"
     shorter = f"shorten '{longest}'"
     if longest == FIT_OF_THE_START:
         shorter = "fit the start on fewer pictures (model.student.inherit_pictures)"
@@ -307,7 +330,7 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
     if facts.crowded_out:
         text += f", while other processes use {facts.other_cores:.1f} cores"
         lever = f"run alone on the machine, {lever}"
-    return Limit("startup", text, lever, speedup(run_s, run_s - parts.get(longest, startup_s)))
+    return Limit("startup", text, lever, speedup(run_s, run_s - longest_s))
 
 
 def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | None:
@@ -346,9 +369,12 @@ class Swing(NamedTuple):
 
     def text(self) -> str:
         """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""
-        times = f"{self.low:.0f} to {self.high:.0f} ms"
-        if self.high >= 10_000:
-            times = f"{self.low / 1000:.1f} to {self.high / 1000:.1f} s"
+        low, high = self.low, self.high
+        times = f"{low:.0f} to {high:.0f} ms"
+        if high >= 10_000:
+            low_s = low / 1000
+            high_s = high / 1000
+            times = f"{low_s:.1f} to {high_s:.1f} s"
         return f"{self.phase} takes {times} (p5, p95)"
 
 
@@ -357,17 +383,19 @@ def swing(facts: Facts) -> Swing | None:
 
     A cached teacher's phase is left out: some steps compute answers and others read them.
     """
-    widest: Swing | None = None
+    swings = []
     for name, (low, middle, high) in facts.swings.items():
-        if name == "teacher" and facts.cached:
-            continue
-        if widest is None or high - low > widest.high - widest.low:
-            widest = Swing(name, low, middle, high)
-    if widest is None:
+        is_stored = name == "teacher" and facts.cached
+        if not is_stored:
+            swings.append(Swing(name, low, middle, high))
+    if not swings:
         return None
+    widest = max(swings, key=lambda swing: swing.high - swing.low)
     above = ratio(widest.high, max(widest.middle, 1e-6))
     below = ratio(widest.middle, max(widest.low, 1e-6))
-    return widest if max(above, below) >= SWINGS else None
+    if max(above, below) < SWINGS:
+        return None
+    return widest
 
 
 def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
@@ -455,7 +483,8 @@ def _count(count: int, what: str) -> str:
 
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
     """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``."""
-    step, launch_ms = facts.step_ms, facts.per_step("launch_ms")
+    step = facts.step_ms
+    launch_ms = facts.per_step("launch_ms")
     gpu_busy = facts.gpu_busy
     if gpu_busy is None or share(launch_ms, step) < at or gpu_busy >= busy_below:
         return None

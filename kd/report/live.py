@@ -3,7 +3,7 @@
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from kd.report.charts import table
@@ -16,6 +16,15 @@ from kd.report.sections import epoch_in_words, report, status, verdict_of
 EVERY_S = 2.0  # between two requests of a page
 MOST = 50  # runs that the list shows, the newest
 HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a page elsewhere
+
+
+class _Page(NamedTuple):
+    """A run's page."""
+
+    changed: int | None
+    """The newest change of the run's files, ns; None: no file has been seen."""
+    content: dict[str, Any]
+    """Its title and sections."""
 
 
 class Live(ThreadingHTTPServer):
@@ -33,8 +42,8 @@ class Live(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.folder = folder.resolve()
         self.address = f"http://{host}:{self.server_port}/"
-        # By folder: the newest change of its files (ns), and the page's content.
-        self._pages: dict[Path, tuple[int | None, dict[str, Any]]] = {}
+        self._pages: dict[Path, _Page] = {}
+        """The newest page of each run's folder."""
 
     def content(self, name: str) -> dict[str, Any] | None:
         """What a page shows: of a run, or the list of all; ``None``: unknown name."""
@@ -43,15 +52,18 @@ class Live(ThreadingHTTPServer):
         folder = (self.folder / name).resolve()
         if not folder.is_relative_to(self.folder) or not is_run(folder):
             return None
-        files = [folder, *folder.glob("*.*"), *folder.glob("records/*")]
-        newest_change = max(_changed(file) for file in files)
-        known_change, content = self._pages.get(folder, (None, {}))
-        if known_change != newest_change:
+        newest_change = _changed(folder)
+        for pattern in ("*.*", "records/*"):
+            for file in folder.glob(pattern):
+                newest_change = max(newest_change, _changed(file))
+        page = self._pages.get(folder)
+        if page is None or page.changed != newest_change:
             sections = report(Explained(read_run(folder)))
             title = f"{folder.parent.name} {folder.name}"
             content = {"title": title, "sections": sections, "every": EVERY_S}
-            self._pages[folder] = newest_change, content
-        return content
+            page = _Page(newest_change, content)
+            self._pages[folder] = page
+        return page.content
 
     def _list(self) -> dict[str, Any]:
         """A row for each of the newest runs."""

@@ -23,7 +23,9 @@ def cpu_bottleneck(
     skip: int = 100,
 ) -> Finding | None:
     """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
-    bound = [use > high and gpu_use < low for use, gpu_use in zip(cpu, gpu, strict=False)]
+    bound = []
+    for cpu_use, gpu_use in zip(cpu, gpu, strict=False):
+        bound.append(cpu_use > high and gpu_use < low)
     hits = mean(bound[skip:])
     if not hits > share:  # also of no samples, whose mean is NaN
         return None
@@ -41,7 +43,9 @@ def io_bottleneck(
 ) -> Finding | None:
     """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
     gpu_use = gpu or [0.0] * len(io_wait)
-    bound = [wait > high and use < low for wait, use in zip(io_wait, gpu_use, strict=False)]
+    bound = []
+    for wait, use in zip(io_wait, gpu_use, strict=False):
+        bound.append(wait > high and use < low)
     hits = mean(bound[skip:])
     if not hits > share:
         return None
@@ -77,12 +81,15 @@ def batch_size(
     skip: int = 100,
 ) -> Finding | None:
     """p95 of CPU, GPU and GPU memory are all below ``low`` %: there is room for a larger batch."""
-    recent = [values[skip:][-window:] for values in (cpu, gpu, gpu_memory)]
-    if not all(recent):
+    highest = []
+    for values in (cpu, gpu, gpu_memory):
+        recent = values[skip:][-window:]
+        if not recent:
+            return None
+        highest.append(percentile(recent, 95))
+    if max(highest) >= low:
         return None
-    p95_cpu, p95_gpu, p95_memory = [percentile(values, 95) for values in recent]
-    if max(p95_cpu, p95_gpu, p95_memory) >= low:
-        return None
+    p95_cpu, p95_gpu, p95_memory = highest
     text = f"p95 of CPU {p95_cpu:.0f} %, GPU {p95_gpu:.0f} %, GPU memory {p95_memory:.0f} %"
     return Finding("BatchSize", text, "a larger data.batch_size (with a learning rate to match)")
 
@@ -112,16 +119,26 @@ def _steady_growth(
     Steadily: at most one of the nine steps between tenths does not rise, and the median rise is at least half of the
     mean one. One jump, as when validation's loader starts, is no leak.
     """
-    if len(values) < 20:
+    count = len(values)
+    if count < 20:
         return None
-    ends = [round(tenth * len(values) / 10) for tenth in range(11)]
-    tenths = [mean(values[start:end]) for start, end in pairwise(ends)]
-    rises = sorted(after - before for before, after in pairwise(tenths))
-    steady = rises[1] > 0 and percentile(rises, 50) >= mean(rises) / 2
-    growth = tenths[-1] - tenths[0]
-    if not steady or growth < increase * tenths[0] or growth < least:
+    ends = [round(tenth * count / 10) for tenth in range(11)]
+    tenths = []
+    for start, end in pairwise(ends):
+        tenths.append(mean(values[start:end]))
+    first = tenths[0]
+    last = tenths[-1]
+    growth = last - first
+    needed = max(increase * first, least)
+
+    # Steadily: at most one tenth fell, and the median rise is no less than half of the mean one.
+    rises = [after - before for before, after in pairwise(tenths)]
+    rises.sort()
+    median_rise = percentile(rises, 50)
+    is_steady = rises[1] > 0 and median_rise >= mean(rises) / 2
+    if not is_steady or growth < needed:
         return None
-    text = f"{what} grew steadily from {tenths[0]:.0f} to {tenths[-1]:.0f}{unit}"
+    text = f"{what} grew steadily from {first:.0f} to {last:.0f}{unit}"
     lever = "something keeps tensors or objects alive: lists of losses, logged tensors with a graph"
     return Finding(rule, text, lever)
 
@@ -284,8 +301,9 @@ def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding
     hits = mean([bool(reasons_of_sample) for reasons_of_sample in reasons])
     if not hits > share:
         return None
-    names = sorted({name for reasons_of_sample in reasons for name in reasons_of_sample})
-    text = f"the GPU lowered its clocks in {hits:.0%} of the samples ({', '.join(names)})"
+    different = {name for reasons_of_sample in reasons for name in reasons_of_sample}
+    names = ", ".join(sorted(different))
+    text = f"the GPU lowered its clocks in {hits:.0%} of the samples ({names})"
     return Finding("Throttling", text, "cooling, or a higher power limit")
 
 

@@ -1,7 +1,7 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PROBE = ("knn1", "probe1")
@@ -69,10 +69,21 @@ def part_in_words(part: float) -> str:
     >>> part_in_words(0.196), part_in_words(0.073)
     ('a fifth', '7.3%')
     """
-    nearest = min(PARTS, key=lambda words: abs(PARTS[words] - part))
-    if abs(PARTS[nearest] - part) <= 0.04 * part:
+
+    def distance(words: str) -> float:
+        return abs(PARTS[words] - part)
+
+    nearest = min(PARTS, key=distance)
+    if distance(nearest) <= 0.04 * part:
         return nearest
     return f"{part:.1%}"
+
+
+def timed_with(row: Mapping[str, Any]) -> str:
+    """How a model was timed, of a row of ``latency.json``: ``onnx, batch 1, 2 threads``."""
+    threads = row["threads"]
+    plural = "s" if threads > 1 else ""
+    return f"{row['runtime']}, batch {row['batch']}, {threads} thread{plural}"
 
 
 def counted(count: int, one: str, several: str = "") -> str:

@@ -21,10 +21,15 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
     try:
         content = yaml_of(text_of(file))
     except (OSError, ValueError) as error:
-        raise UserError(f"monitor.prices: {file} can't be read: {error}".splitlines()[0]) from error
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"monitor.prices: {file} can't be read: {reason}") from error
     if not isinstance(content, dict):
         raise UserError(f"monitor.prices: {file} is no table of instances and prices")
-    return {str(name): _kinds(file, str(name), value) for name, value in content.items()}
+    prices = {}
+    for key, value in content.items():
+        name = str(key)
+        prices[name] = _kinds(file, name, value)
+    return prices
 
 
 def _kinds(file: Path, name: str, value: object) -> dict[str, float]:

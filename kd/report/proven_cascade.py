@@ -9,8 +9,11 @@ from kd.report.records import RunRecords
 from kd.storage.elsewhere import mapping_of
 
 FILE = "cascade.json"
+"""In the run's folder: what ``kd-eval cascade=true`` has measured, with the rule by which the teacher is asked."""
 POINTS = 41
 """Of the chart."""
+COLUMNS = ["teacher answers", "accuracy", "ms a picture", "of the teacher's ms"]
+"""Of the curve's table."""
 
 
 def cascade_sections(run: RunRecords) -> list[Section | None]:
@@ -20,30 +23,74 @@ def cascade_sections(run: RunRecords) -> list[Section | None]:
         run: read from its folder.
     """
     found = mapping_of(run.folder / FILE)
-    curve, teacher_ms = found.get("curve"), found.get("teacher_ms")
+    curve = found.get("curve")
+    teacher_ms = found.get("teacher_ms")
     if not isinstance(curve, list) or not curve or not teacher_ms:
         return []
-    times, accuracies, rows = [], [], []
-    for point in curve:
-        times.append(float(point["ms"]))
-        accuracies.append(100 * float(point["accuracy"]))
+    alone = f"The teacher alone: {found['teacher']:.1%} in {teacher_ms:.1f} ms"
+    sentences = [alone, *threshold_lines(found)]
+    note = ". ".join(sentences) + "."
+    numbers = table("The same in numbers", COLUMNS, curve_rows(found), note=note)
+    return [_chart(curve), numbers]
+
+
+def _chart(curve: Sequence[dict[str, float]]) -> Section | None:
+    """Accuracy over ms, at even distances: between two thresholds a share of the pictures takes either one."""
+    times = [float(point["ms"]) for point in curve]
+    accuracies = [100 * float(point["accuracy"]) for point in curve]
+    first, last = times[0], times[-1]
+    step = (last - first) / (POINTS - 1)
+    x = []
+    y = []
+    for number in range(POINTS):
+        ms = first + step * number
+        accuracy = _between(ms, times, accuracies)
+        x.append(round(ms, 2))
+        y.append(round(accuracy, 2))
+    title = "The student where it is sure, else the teacher"
+    return line_chart(title, x, "ms a picture", {"accuracy, %": y})
+
+
+def curve_rows(found: dict[str, Any]) -> list[list[str]]:
+    """A cascade's curve as rows of :data:`COLUMNS`.
+
+    Args:
+        found: the content of :data:`FILE`.
+    """
+    rows = []
+    for point in found["curve"]:
+        ms = point["ms"]
+        of_teacher = ms / found["teacher_ms"]
         cells = [
             f"{point['share']:.1%}",
             f"{point['accuracy']:.1%}",
-            f"{point['ms']:.1f}",
-            f"{point['ms'] / teacher_ms:.0%}",
+            f"{ms:.2f}",
+            f"{of_teacher:.0%}",
         ]
         rows.append(cells)
-    title = "The student where it is sure, else the teacher"
-    columns = ["teacher answers", "accuracy", "ms a picture", "of the teacher's ms"]
-    # The chart's points are at even distances; between two thresholds a share of the pictures takes either one.
-    step = (times[-1] - times[0]) / (POINTS - 1)
-    even = [times[0] + step * i for i in range(POINTS)]
-    between = [round(_between(ms, times, accuracies), 2) for ms in even]
-    shown = {"accuracy, %": between}
+    return rows
+
+
+def threshold_lines(found: dict[str, Any]) -> list[str]:
+    """The threshold that was chosen for the goal, and what it gives on other pictures, in words.
+
+    Args:
+        found: the content of :data:`FILE`.
+    """
+    goal = found["goal"]
+    certain = f"{100 * found['confidence']:.4g} % confidence on {found['chosen_on']:,} pictures"
+    threshold = found["threshold"]
+    if threshold is None:
+        return [f"{goal}: no threshold is sure to reach it with {certain}"]
+    chosen = found["chosen"]
+    checked = found["checked"]
+    low, high = found["share_interval"]
     return [
-        line_chart(title, [round(ms, 2) for ms in even], "ms a picture", shown),
-        table("The same in numbers", columns, rows, note=_note(found)),
+        f"{goal}: threshold {threshold:.4f}, guaranteed with {certain} "
+        f"({chosen['accuracy']:.1%}, {chosen['share']:.1%} asked)",
+        f"checked on {checked['pictures']:,} others: {checked['accuracy']:.1%} (the teacher {checked['teacher']:.1%}), "
+        f"{checked['share']:.1%} asked, {checked['ms']:.2f} ms a picture",
+        f"share asked on such pictures: {low:.1%} to {high:.1%}",
     ]
 
 
@@ -59,18 +106,7 @@ def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     if right == len(xs):
         return ys[-1]
     left = right - 1
+    distance = x - xs[left]
     width = xs[right] - xs[left]
-    return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / width
-
-
-def _note(found: dict[str, Any]) -> str:
-    """The teacher alone, and the threshold that was chosen for the goal."""
-    alone = f"The teacher alone: {found['teacher']:.1%} in {found['teacher_ms']:.1f} ms."
-    goal, sure = found["goal"], f"{100 * found['confidence']:.4g} % confidence"
-    if found.get("threshold") is None:
-        return f"{alone} {goal}: no threshold is sure to reach it ({sure})."
-    checked = found["checked"]
-    return (
-        f"{alone} {goal} ({sure}): the teacher answers where the {found['score']} is below {found['threshold']:.3g}; on "
-        f"{checked['pictures']:,} other pictures {checked['accuracy']:.1%}, {checked['share']:.1%} by the teacher."
-    )
+    rise = ys[right] - ys[left]
+    return ys[left] + rise * distance / width

@@ -262,8 +262,9 @@ class RunRecords:
             key = student, layer, statistic
             if key not in by_key:
                 by_key[key] = TensorSeries(student, layer, statistic, [], [])
-            by_key[key].steps.append(record["step"])
-            by_key[key].values.append(value)
+            series = by_key[key]
+            series.steps.append(record["step"])
+            series.values.append(value)
 
         for record in self.health:
             for statistic in OF_STUDENTS:
@@ -376,8 +377,11 @@ def _is_torn(path: Path) -> bool:
     """Whether a file's last line lacks its end."""
     with open_regular(path, LARGEST_LOG) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read(1) not in (b"", b"\n")
+        if not size:
+            return False
+        file.seek(size - 1)
+        last = file.read(1)
+        return last != b"\n"
 
 
 def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]], list[str]]:
@@ -419,7 +423,10 @@ def is_whole(record: dict[str, Any]) -> bool:
     if not all(isinstance(record.get(name), type_) for name, type_ in types.items()):
         return False
 
-    numbers = [record[name] for name, type_ in types.items() if type_ is NUMBER]
+    numbers = []
+    for name, type_ in types.items():
+        if type_ is NUMBER:
+            numbers.append(record[name])
     if kind in ("step", "total"):
         numbers += record["p"].values()
     if kind == "sample":
@@ -495,8 +502,12 @@ def _latency_rows(file: Path, notes: list[str]) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     needed = {"model", "runtime", "threads", "batch", "median_ms"}
-    rows = _mapping(file, notes).get("rows") or []
-    return [row for row in rows if isinstance(row, dict) and needed <= set(row)]
+    content = _mapping(file, notes)
+    complete = []
+    for row in content.get("rows") or []:
+        if isinstance(row, dict) and needed <= set(row):
+            complete.append(row)
+    return complete
 
 
 def _usable_records(file: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -622,7 +633,9 @@ def percentile(values: Sequence[float], q: float) -> float:
     if not values:
         return math.nan
     ordered = sorted(values)
-    position = (len(ordered) - 1) * q / 100
+    last = len(ordered) - 1
+    position = last * q / 100
     below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    above = min(below + 1, last)
+    step = ordered[above] - ordered[below]
+    return ordered[below] + step * (position - below)

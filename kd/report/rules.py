@@ -128,8 +128,11 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     grouped: dict[str, dict[str, float]] = {}
     for key, value in thresholds.items():
         rule, _, argument = key.partition(".")
-        values = value if isinstance(value, Mapping) else {argument: value}
-        grouped.setdefault(rule, {}).update(values)
+        of_rule = grouped.setdefault(rule, {})
+        if isinstance(value, Mapping):
+            of_rule.update(value)
+        else:
+            of_rule[argument] = value
     return grouped
 
 
@@ -211,13 +214,19 @@ def _apply_machine_rules(facts: Facts, book: Rulebook, held_up: bool) -> None:
     for node, samples in facts.run.samples.items():
         apply = partial(_apply_rules_of_one_machine, samples, book, held_up)
         book.apply_group(f"the machine {node}", apply)
-    book.apply("HotCores", lambda rule: rule(facts.core_use, known_utilisation(facts.samples)))
+    core_use = facts.core_use
+    gpu_use = known_utilisation(facts.samples)
+    book.apply("HotCores", lambda rule: rule(core_use, gpu_use))
 
 
 def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> None:
     # Samples that lack a GPU are left out, so that all series are equally long.
-    gpu_count = max((len(sample.get("gpu", [])) for sample in samples), default=0)
-    complete = [sample for sample in samples if len(sample.get("gpu", [])) == gpu_count]
+    gpu_counts = [len(sample.get("gpu", [])) for sample in samples]
+    most = max(gpu_counts, default=0)
+    complete = []
+    for sample, gpu_count in zip(samples, gpu_counts, strict=True):
+        if gpu_count == most:
+            complete.append(sample)
     readings = gpus_of(complete)
 
     # Of each GPU, a value a sample. NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
@@ -241,9 +250,12 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
         book.apply_to("GPUMemoryIncrease", used_memory)
     book.apply_to("LoadBalancing", gpu_use)
     for reading in readings:
-        book.apply_to("Throttling", [gpu.get("throttle", []) for gpu in reading])
-    book.apply_to("MemoryLeak", [sample["rss_mb"] for sample in complete if "rss_mb" in sample])
-    book.apply_to("Swap", [sample["swap_mb"] for sample in complete if "swap_mb" in sample])
+        reasons = [gpu.get("throttle", []) for gpu in reading]
+        book.apply_to("Throttling", reasons)
+    used_mb = [sample["rss_mb"] for sample in complete if "rss_mb" in sample]
+    swapped_mb = [sample["swap_mb"] for sample in complete if "swap_mb" in sample]
+    book.apply_to("MemoryLeak", used_mb)
+    book.apply_to("Swap", swapped_mb)
 
 
 def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
@@ -256,20 +268,25 @@ def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list
 
 
 def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
+    start_s = facts.startup["s"]
+    has_loaders = facts.workers_known and not facts.run.tier
     book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
-    book.apply("MaxInitializationTime", lambda rule: rule(facts.startup["s"]))
-    if facts.header and facts.workers_known and not facts.run.tier:
+    book.apply("MaxInitializationTime", lambda rule: rule(start_s))
+    if facts.header and has_loaders:
         book.apply("Dataloader", lambda rule: _call_dataloader(rule, facts))
     book.apply("SlowRank", lambda rule: rule(facts.compute_ms))
     book.apply("EfaMissing", lambda rule: rule(facts.header.get("efa_network", "")))
     book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
-    book.apply(
-        "SchedulerDelay",
-        lambda rule: rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread),
-    )
+
+    def scheduler_delay(rule: Callable[..., Finding | None]) -> Finding | None:
+        return rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread)
+
+    book.apply("SchedulerDelay", scheduler_delay)
     still_trains = "status" not in facts.run.summary
     if still_trains and facts.steps:
-        book.apply("StalledTraining", lambda rule: rule(time.time() - facts.steps[-1]["t"]))
+        newest = facts.steps[-1]
+        seconds = time.time() - newest["t"]
+        book.apply("StalledTraining", lambda rule: rule(seconds))
 
 
 def _call_dataloader(rule: Rule, facts: Facts) -> Finding | None:
@@ -343,14 +360,16 @@ def _apply_confusion_rule(run: RunRecords, student: str, book: Rulebook) -> None
 def _apply_tensor_rules(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
     if not health:
         return
-    first, last = health[0], health[-1]
+    first = health[0]
+    last = health[-1]
     norms = _recorded(health, "grad_norm")  # None: it was NaN or infinite
+    update_ratios = _without_none(_recorded(health, "update_ratio"))
     book.apply_to("VanishingGradient", _without_none(norms), student)
     book.apply_to("ExplodingTensor", norms, student)
     book.apply_to("DeadRelu", last.get("dead", {}), student)
     book.apply_to("PoorWeightInitialization", _known_spread(first), student)
     book.apply_to("SaturatedActivation", last.get("saturated", {}), student)
-    book.apply_to("WeightUpdateRatio", _without_none(_recorded(health, "update_ratio")), student)
+    book.apply_to("WeightUpdateRatio", update_ratios, student)
     book.apply_to("AllZero", last.get("zeros", {}), student)
     book.apply_to("UnchangedTensor", _recorded(health, "unchanged"), student)
     book.apply_to("TensorVariance", _known_spread(last), student)
@@ -390,7 +409,8 @@ def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
         train = f"{prefix}train/"
         task_loss = f"{train}task_loss"
         losses = {}
-        for column in sorted({column for row in run.metrics for column in row}):
+        columns = {column for row in run.metrics for column in row}
+        for column in sorted(columns):
             is_loss = column.startswith(train) and column.endswith("_loss")
             if is_loss and column != task_loss:
                 losses[column] = list(by_epoch(run, column).values())
@@ -402,7 +422,8 @@ def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
     agreement = values("val/agreement")
     book.apply("Overfit", lambda rule: rule(values("train/loss"), scores, metric=metric))
     book.apply("Overtraining", lambda rule: rule(scores, values("val/kl"), metric=metric))
-    pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
+    header = next(iter(run.headers.values()), {})
+    pictures = header.get("val", 0)
     book.apply("FeaturesCollapse", lambda rule: rule(values("val/rankme"), pictures))
     book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, distill_losses()))
     if run.summary.get("status") == "done":
@@ -584,12 +605,13 @@ class Explained:
         Of a run of fewer than :data:`FEWEST` steps only those in :data:`NEED_NO_STEPS`.
         """
         facts = self.facts
-        thresholds = (self.run.config.get("monitor") or {}).get("thresholds") or {}
-        book = Rulebook(thresholds, self.failures)
-        held_up = bool(self.limits) and self.limits[0].bound in ("host", "data", "communication")
-        book.apply_group("the machines", lambda: _apply_machine_rules(facts, book, held_up))
-        book.apply_group("the steps", lambda: _apply_step_rules(facts, book))
-        book.apply_group("the training", lambda: _apply_training_rules(facts, book))
+        monitor = self.run.config.get("monitor") or {}
+        book = Rulebook(monitor.get("thresholds") or {}, self.failures)
+        first = self.limits[0].bound if self.limits else ""
+        held_up = first in ("host", "data", "communication")
+        book.apply_group("the machines", partial(_apply_machine_rules, facts, book, held_up))
+        book.apply_group("the steps", partial(_apply_step_rules, facts, book))
+        book.apply_group("the training", partial(_apply_training_rules, facts, book))
 
         findings = [self._worded(finding) for finding in book.findings]
         steps = attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0

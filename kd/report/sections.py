@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kd.report import traces
@@ -138,13 +138,16 @@ def _cards(facts: Facts) -> Section:
 
 def _result_cards(facts: Facts) -> list[Card]:
     """The best values of students and teacher, and what each student keeps of its teacher."""
-    run, metric = facts.run, facts.run.primary
+    run = facts.run
+    metric = run.primary
     teacher = run.teacher
-    teacher_value = (teacher.get("val") or {}).get(metric)
+    teacher_values = teacher.get("val") or {}
+    teacher_value = teacher_values.get(metric)
     cards = []
     for name in run.students:
         best = format_metric(metric, facts.best_val(name))
-        cards.append((name or "student", best, _about(f"best val {metric}", run.model_of(name))))
+        about = _about(f"best val {metric}", run.model_of(name))
+        cards.append((name or "student", best, about))
     value = format_metric(metric, teacher_value)
     cards.append(("teacher", value, _about(f"val {metric}", teacher)))
     for name in run.students:
@@ -228,8 +231,11 @@ def epoch_in_words(facts: Facts) -> str:
     """The epoch that the newest step is of, and how many there are to be: ``3 of 10``; empty without steps."""
     if not facts.steps:
         return ""
-    epoch = f"{facts.steps[-1]['epoch'] + 1}"
-    return f"{epoch} of {facts.epochs:g}" if math.isfinite(facts.epochs) else epoch
+    newest = facts.steps[-1]
+    epoch = str(newest["epoch"] + 1)
+    if math.isfinite(facts.epochs):
+        return f"{epoch} of {facts.epochs:g}"
+    return epoch
 
 
 def _cost(facts: Facts, seconds: float | None) -> str:
@@ -298,35 +304,55 @@ def _headspace(run: RunRecords) -> Section | None:
 
 def _startup(facts: Facts) -> Section | None:
     """The parts of the newest start, before the first step was done."""
-    start_s, parts = facts.startup["s"], facts.startup["parts"]
+    start_s = facts.startup["s"]
+    parts = facts.startup["parts"]
     if not parts:
         return None
-    rows = [[name, f"{s:,.1f}", f"{share(s, start_s):.0%}"] for name, s in parts.items()]
-    return table(f"Start-up ({duration(start_s)})", ["", "s", "of the start"], rows)
+    rows = []
+    for name, part_s in parts.items():
+        part = share(part_s, start_s)
+        rows.append([name, f"{part_s:,.1f}", f"{part:.0%}"])
+    title = f"Start-up ({duration(start_s)})"
+    return table(title, ["", "s", "of the start"], rows)
 
 
 def _percentiles(facts: Facts) -> Section | None:
-    run, steps = facts.run, facts.usual_steps
+    steps = facts.usual_steps
     series = {}
     if steps:
         series["step (ms)"] = facts.steps_ms
     for name in PHASES:
         if any(name in step["p"] for step in steps):
             series[f"{name} (ms)"] = [step["p"].get(name, 0.0) for step in steps]
+    series.update(_machine_series(facts.run))
+    if not series:
+        return None
+    rows = []
+    for name, values in series.items():
+        percentiles = [round(percentile(values, q), 2) for q in PERCENTILES.values()]
+        rows.append([name, *percentiles])
+    return table("Percentiles", ["", *PERCENTILES], rows)
+
+
+def _machine_series(run: RunRecords) -> dict[str, list[float]]:
+    """What the samples of all machines hold, by name."""
+    series = {}
     for node, samples in run.samples.items():
         where = f", {node}" if len(run.samples) > 1 else ""
         series[f"CPU{where} (%)"] = [mean(sample["cpu"]) for sample in samples]
         series[f"memory{where} (%)"] = [sample["mem"] for sample in samples]
         for number, readings in enumerate(gpus_of(samples)):
-            for key, label in (("util", "utilisation"), ("mem", "memory")):
-                known = [reading[key] for reading in readings if reading.get(key) is not None]
-                series[f"GPU {number} {label}{where} (%)"] = known
-    if not series:
-        return None
-    rows = []
-    for name, values in series.items():
-        rows.append([name, *(round(percentile(values, q), 2) for q in PERCENTILES.values())])
-    return table("Percentiles", ["", *PERCENTILES], rows)
+            use = _known(readings, "util")
+            memory = _known(readings, "mem")
+            series[f"GPU {number} utilisation{where} (%)"] = use
+            series[f"GPU {number} memory{where} (%)"] = memory
+    return series
+
+
+def _known(readings: Iterable[dict[str, Any]], key: str) -> list[float]:
+    """The values of a key, where the machine gives one."""
+    values = [reading.get(key) for reading in readings]
+    return [value for value in values if value is not None]
 
 
 def _operations(facts: Facts) -> Section | None:
@@ -348,7 +374,8 @@ def flat(tree: object, prefix: str = "") -> list[list[str]]:
         return [[prefix, "" if tree is None else str(tree)]]
     rows = []
     for key, value in tree.items():
-        rows += flat(value, f"{prefix}.{key}" if prefix else str(key))
+        dotted = f"{prefix}.{key}" if prefix else str(key)
+        rows += flat(value, dotted)
     return rows
 
 

@@ -202,8 +202,13 @@ class StepFacts:
             wait_ms = self.total.get("p", {}).get("data", 0.0)
             cpu_ms = self.total.get("data_cpu_ms", 0.0)
             return min(1.0, ratio(cpu_ms, wait_ms, otherwise=1.0))
-        shares = [use / 100 for sample in self.samples for use in sample.get("workers", [])]
-        return min(1.0, mean(shares)) if shares else 1.0
+        shares = []
+        for sample in self.samples:
+            for percent in sample.get("workers", []):
+                shares.append(percent / 100)
+        if not shares:
+            return 1.0
+        return min(1.0, mean(shares))
 
     @cached_property
     def other_cores(self) -> float:
@@ -213,7 +218,9 @@ class StepFacts:
             if "main" in sample:
                 percent = sum(core_use) - sample["main"] - sum(sample["workers"])
                 used.append(percent / 100)
-        return max(0.0, mean(used)) if used else 0.0
+        if not used:
+            return 0.0
+        return max(0.0, mean(used))
 
     @cached_property
     def thread_wait(self) -> float | None:
@@ -252,11 +259,14 @@ class StepFacts:
         cores. If the job alone needs more cores than there are, they must use more than its processes beside this one.
         """
         wanted = self.processes * (self.workers + self.threads)
-        job_beside = 0.0
+        least = 0.5
         if wanted > self.cores:
-            job_beside = self.loading_cores + (self.processes - 1) * self.threads
-        nearly_full = wanted + self.other_cores > 0.75 * self.cores
-        return nearly_full and self.other_cores > max(job_beside, 0.5)
+            other_processes = self.processes - 1
+            job_beside = self.loading_cores + other_processes * self.threads
+            least = max(least, job_beside)
+        in_use = wanted + self.other_cores
+        nearly_full = in_use > 0.75 * self.cores
+        return nearly_full and self.other_cores > least
 
     @cached_property
     def queued(self) -> float:
@@ -329,12 +339,13 @@ def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
     """Mean ms a step by phase: from the exact totals, else over the recorded steps without the first."""
     total = run.totals.get(rank)
     if total and total["steps"]:
-        return {name: ratio(ms, total["steps"]) for name, ms in total["p"].items()}
-    steps = run.steps.get(rank, [])[1:]
-    names = {name for step in steps for name in step["p"]}
+        count = total["steps"]
+        return {name: ratio(ms, count) for name, ms in total["p"].items()}
+    steps = [step["p"] for step in run.steps.get(rank, [])[1:]]
+    names = {name for phases in steps for name in phases}
     means = {}
     for name in names:
-        means[name] = mean([step["p"].get(name, 0.0) for step in steps])
+        means[name] = mean([phases.get(name, 0.0) for phases in steps])
     return means
 
 

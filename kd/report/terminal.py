@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kd.report.metric import counted, duration, format_metric, in_tables, lost_classes
+from kd.report.proven_cascade import COLUMNS, curve_rows, threshold_lines
 from kd.storage.shown import on_terminal
 
 WIDTH_OF_A_FILE = 120
@@ -53,25 +54,31 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
     first = results[0]
     names = without_common_folders([result["run"] for result in results])
 
+    named = list(zip(names, results, strict=True))
+    first_name, *other_names = names
+
     # Each teacher once, then all students.
+    teachers: list[Any] = []
     models: list[tuple[str, Any]] = []
-    for name, result in zip(names, results, strict=True):
-        teachers = [teacher for _, teacher in models]
-        if "teacher" in result and result["teacher"] not in teachers:
-            models.append((f"teacher of {name}", result["teacher"]))
-    for name, result in zip(names, results, strict=True):
+    for name, result in named:
+        teacher = result.get("teacher")
+        if teacher is not None and teacher not in teachers:
+            teachers.append(teacher)
+            models.append((f"teacher of {name}", teacher))
+    for name, result in named:
         models.append((name, result["student"]))
 
     # Below them each other student's difference to the first.
+    shown = _shown(first)
     gaps = []
-    for name, result in zip(names[1:], results[1:], strict=True):
-        row = _gaps(first["student"], result["student"], _shown(first))
-        gaps.append([f"{name} - {names[0]}, points", *row])
+    for name, result in named[1:]:
+        row = _gaps(first["student"], result["student"], shown)
+        gaps.append([f"{name} - {first_name}, points", *row])
     _print_models(first, models, gaps)
 
-    for name, pair in zip(names[1:], pairs, strict=False):
-        print(_paired(names[0], name, pair, first["pictures"]))
-    for name, result in zip(names, results, strict=True):
+    for name, pair in zip(other_names, pairs, strict=False):
+        print(_paired(first_name, name, pair, first["pictures"]))
+    for name, result in named:
         for line in _faithful(result.get("fidelity")):
             print(f"{name}: {line}")
         print_certificate(result.get("certificate"))
@@ -111,10 +118,12 @@ def without_common_folders(names: list[str]) -> list[str]:
     """Names without the leading folders that all of them share; each keeps its last part."""
     paths = [Path(name).parts for name in names]
     while all(len(path) > 1 for path in paths):
-        if len({path[0] for path in paths}) > 1:
+        first_folders = {path[0] for path in paths}
+        if len(first_folders) > 1:
             break
         paths = [path[1:] for path in paths]
-    return [str(Path(*path)) for path in paths]
+    shorter = [Path(*path) for path in paths]
+    return [str(path) for path in shorter]
 
 
 def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
@@ -138,15 +147,18 @@ def _print_models(
     more: Sequence[list[str]] = (),
 ) -> None:
     shown = _shown(result)
-    rows = [
-        [name, f"{model['params'] / 1e6:.2f} M", *_figures(model, shown)] for name, model in models
-    ]
+    rows = []
+    for name, model in models:
+        millions = model["params"] / 1e6
+        figures = _figures(model, shown)
+        rows.append([name, f"{millions:.2f} M", *figures])
+    rows += more
     title = f"{result['pictures']} pictures: {result['data']}"
-    print_table(title, ["", "parameters", *shown], [*rows, *more], left=("",))
+    print_table(title, ["", "parameters", *shown], rows, left=("",))
 
 
 def _figures(row: dict[str, float], shown: Sequence[str]) -> list[str]:
-    return [format_metric(k, row.get(k)) for k in shown]
+    return [format_metric(metric, row.get(metric)) for metric in shown]
 
 
 def print_table(
@@ -207,10 +219,10 @@ def _print_robust(accuracies: dict[str, dict[str, list[float]]], whose: str = ""
     rows: list[list[str]] = []
     for damage, models in accuracies.items():
         for model, values in models.items():
-            rows.append([damage, model, *(f"{value:.1%}" for value in values)])
-    print_table(
-        f"{whose}on damaged pictures, by strength", ("", "", "1", "2", "3"), rows, left=("",)
-    )
+            cells = [f"{value:.1%}" for value in values]
+            rows.append([damage, model, *cells])
+    title = f"{whose}on damaged pictures, by strength"
+    print_table(title, ("", "", "1", "2", "3"), rows, left=("",))
 
 
 def _feature_rows(
@@ -224,8 +236,10 @@ def _feature_rows(
         of_earlier_runs = [metrics for _, metrics in teachers]
         for key, metrics in result.items():
             if key.startswith("teacher") and metrics not in of_earlier_runs:
-                teachers.append((f"{key} of {name}" if several else key, metrics))
-        students.append((name if several else "student", result["student"]))
+                teacher = f"{key} of {name}" if several else key
+                teachers.append((teacher, metrics))
+        student = name if several else "student"
+        students.append((student, result["student"]))
     return teachers + students
 
 
@@ -242,8 +256,12 @@ def without_column(
     (['', 'acc1'], [['student', '87 %']])
     """
     place = [*columns].index(name)
-    shorter = [[*row[:place], *row[place + 1 :]] for row in rows]
-    return [*columns[:place], *columns[place + 1 :]], shorter
+    shorter = []
+    for row in (columns, *rows):
+        cells = list(row)
+        del cells[place]
+        shorter.append(cells)
+    return shorter[0], shorter[1:]
 
 
 def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
@@ -332,18 +350,13 @@ def print_cascade(found: dict[str, Any] | None) -> None:
     """
     if found is None:
         return
-    rows = []
-    for row in found["curve"]:
-        part = row["ms"] / found["teacher_ms"]
-        cells = [f"{row['share']:.0%}", f"{row['accuracy']:.1%}", f"{row['ms']:.2f}", f"{part:.0%}"]
-        rows.append(cells)
-    title = (
-        f"student where it is sure, else teacher ({found['score']}; {found['pictures']:,} pictures)"
-    )
-    print(title)
-    print_table(None, ["teacher asked", "accuracy", "ms", "of the teacher's ms"], rows, left=())
-    for line in cascade_lines(found):
+    measured = f"{found['score']}; {found['pictures']:,} pictures"
+    print(f"student where it is sure, else teacher ({measured})")
+    print_table(None, COLUMNS, curve_rows(found), left=())
+    for line in threshold_lines(found):
         print(line)
+    gains = ", ".join(f"{name} {100 * gain:.2f}" for name, gain in found["compared"].items())
+    print(f"points gained over asking at random, mean over all shares: {gains}")
 
 
 DISPUTED_ROWS = 10  # in the terminal; all are in the run's disputed_labels.csv
@@ -381,27 +394,3 @@ def disputed_line(found: dict[str, Any]) -> str:
         f"the {found['judge']}'s features to the other pictures names another class; some {found['likely_wrong']:,} are "
         "likely wrong (confident learning)"
     )
-
-
-def cascade_lines(found: dict[str, Any]) -> list[str]:
-    """A cascade's threshold in words.
-
-    Args:
-        found: of :func:`kd.run.cascade.cascade_of`.
-    """
-    sure = f"{100 * found['confidence']:.4g} % confidence"
-    gains = ", ".join(f"{name} {100 * gain:.2f}" for name, gain in found["compared"].items())
-    compared = f"points gained over asking at random, mean over all shares: {gains}"
-    if found["threshold"] is None:
-        few = f"{found['goal']}: no threshold is sure to reach it ({sure}) on {found['chosen_on']:,} pictures"
-        return [few, compared]
-    chosen, checked = found["chosen"], found["checked"]
-    low, high = found["share_interval"]
-    return [
-        f"{found['goal']}: threshold {found['threshold']:.4f}, guaranteed with {sure} on {found['chosen_on']:,} pictures "
-        f"({chosen['accuracy']:.1%}, {chosen['share']:.1%} asked)",
-        f"checked on {checked['pictures']:,} others: {checked['accuracy']:.1%} (the teacher {checked['teacher']:.1%}), "
-        f"{checked['share']:.1%} asked, {checked['ms']:.2f} ms a picture",
-        f"share asked on such pictures: {low:.1%} to {high:.1%}",
-        compared,
-    ]

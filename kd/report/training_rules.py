@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from kd.report.limits import Finding
@@ -105,8 +106,10 @@ def teacher_near_chance(
         sigma: standard errors.
         remedy: the key that the preflight has found; empty where it found none.
     """
-    standard_error = math.sqrt(ratio(chance * (1 - chance), max(1, val)))
-    if acc1 == 1 or acc1 > chance + sigma * standard_error:
+    variance = chance * (1 - chance)
+    standard_error = math.sqrt(ratio(variance, max(1, val)))
+    highest = chance + sigma * standard_error
+    if acc1 == 1 or acc1 > highest:
         return None
     text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
     lever = remedy or "its class order, its input size, its weights"
@@ -385,14 +388,14 @@ def _above(shares: Mapping[str, float], limit: float) -> dict[str, float]:
 
 def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000) -> Finding | None:
     """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
-    finite = {layer: deviation for layer, deviation in spread.items() if math.isfinite(deviation)}
+    finite = [(deviation, layer) for layer, deviation in spread.items() if math.isfinite(deviation)]
     if len(finite) < 2:
         return None
-    lowest = min(finite, key=lambda layer: finite[layer])
-    highest = max(finite, key=lambda layer: finite[layer])
-    if finite[highest] <= factor * finite[lowest]:
+    low, lowest = min(finite, key=itemgetter(0))
+    high, highest = max(finite, key=itemgetter(0))
+    if high <= factor * low:
         return None
-    text = f"activations spread {finite[lowest]:.2g} in {lowest} but {finite[highest]:.2g} in {highest}"
+    text = f"activations spread {low:.2g} in {lowest} but {high:.2g} in {highest}"
     return Finding("PoorWeightInitialization", text, "the student's initial weights")
 
 

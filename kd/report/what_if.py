@@ -296,12 +296,20 @@ def tier_step(
         processes: training processes.
         workers: makers of each of them; None: one on each core, or as the run has set.
     """
-    rest = sum(ms for name, ms in phases.items() if name != "data")
-    if not waits(facts):
-        rest += phases.get("data", 0.0)
-    made = maker_ms(facts) / _makers(facts, machines, processes, workers)
-    transfer = facts.step_ms if _waits_for_transfer(facts) else 0.0
+    rest = sum(phases.values())
+    if waits(facts):
+        rest = _without_data(phases)
+    makers = _makers(facts, machines, processes, workers)
+    made = maker_ms(facts) / makers
+    transfer = 0.0
+    if _waits_for_transfer(facts):
+        transfer = facts.step_ms
     return max(rest, made, transfer)
+
+
+def _without_data(phases: Mapping[str, float]) -> float:
+    """Ms of a step without its wait for data."""
+    return sum(ms for name, ms in phases.items() if name != "data")
 
 
 def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -> float:
@@ -315,21 +323,25 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
         phases: ms of the step by phase.
         workers: loader processes of each training process; None: as many as now, or as the cores allow.
     """
-    rest = sum(ms for name, ms in phases.items() if name != "data")
+    rest = _without_data(phases)
     if workers is None and facts.workers == 0 and facts.tier is None:
         return rest + phases.get("data", 0.0)
     cores = facts.cores / facts.processes
     if facts.tier is None:
-        loader_ms, busy = batch_ms(facts), facts.loading_busy
-        count = facts.workers if workers is None else workers
+        loader_ms = batch_ms(facts)
+        busy = facts.loading_busy
+        present = facts.workers
     else:
-        loader_ms, busy = 1000 * facts.tier.batch_s, 1.0
-        count = max(1, int(cores - facts.threads)) if workers is None else workers
+        loader_ms = 1000 * facts.tier.batch_s
+        busy = 1.0
+        present = max(1, int(cores - facts.threads))
+    count = present if workers is None else workers
     if count == 0:
         return rest + loader_ms
     cpu_limit = 0.0
     if facts.cpu or count > cores:
-        cpu_limit = (busy * loader_ms + facts.threads * rest) / cores
+        cpu_ms = busy * loader_ms + facts.threads * rest
+        cpu_limit = cpu_ms / cores
     return max(rest, loader_ms / count, cpu_limit)
 
 
@@ -383,12 +395,17 @@ def predict(facts: Facts, change: Change) -> Outlook:
     # Seconds of the run that its records do not explain, where it is not longer than it was.
     unexplained_s = 0.0
     if facts.length == facts.epochs_done:
-        unexplained_s = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
-    steps_s = steps * (step + facts.phases.get("validation", 0.0)) / 1000
+        run_s = 3600 * (facts.hours or 0.0)
+        unexplained_s = max(0.0, run_s - facts.recorded_s)
+    validation_ms = facts.phases.get("validation", 0.0)
+    steps_s = steps * (step + validation_ms) / 1000
     hours = (facts.startup["s"] + steps_s + unexplained_s) / 3600
-    price = _price(facts, change)
     images_per_s = 1000 * facts.header["batch_size"] * processes / step
-    return Outlook(step, images_per_s, hours, None if price is None else price * hours)
+    price = _price(facts, change)
+    cost = None
+    if price is not None:
+        cost = price * hours
+    return Outlook(step, images_per_s, hours, cost)
 
 
 def _check_known(facts: Facts, change: Change) -> None:

@@ -65,7 +65,8 @@ def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Distillat
     data = {**config["data"], "seed": config.get("seed", 0)}
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
-    return cast(DistillationDataModule, built(DataSettings, data, "data", trusted))
+    module = built(DataSettings, data, "data", trusted)
+    return cast(DistillationDataModule, module)
 
 
 def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
@@ -78,12 +79,14 @@ def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]
     """Validation metrics of a run with these settings, the primary one first."""
     model = config["model"]
     if not model["student"].get("head", True):
-        return label_free_metrics(
-            model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root"))
-        )
+        probe = config["data"].get("probe") or {}
+        losses = model["distill_losses"] or {}
+        return label_free_metrics(losses, bool(probe.get("root")))
     task = task_of(config, trusted)
-    names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
-    return [task.primary, *(name for name in names if name != task.primary)]
+    has_teacher = bool(model["teacher"] or model.get("teachers"))
+    names = task.metric_names(has_teacher)
+    others = [name for name in names if name != task.primary]
+    return [task.primary, *others]
 
 
 def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, TeacherSpec]:
@@ -91,7 +94,8 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
     specs: dict[str, TeacherSpec] = {}
     for key, settings in teachers_in(config["model"]).items():
         name = key.removeprefix("model.teachers.").removeprefix("model.teacher")
-        specs[name] = cast(TeacherSpec, built(TeacherSettings, settings, key, trusted))
+        spec = built(TeacherSettings, settings, key, trusted)
+        specs[name] = cast(TeacherSpec, spec)
     return specs
 
 
@@ -150,11 +154,13 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
         return _object(BUILT.get(group, group), arguments_of(group, value, key, trusted), key)
     if isinstance(value, dict):
         inner = inner_kind(kind, dict)
-        return {
-            name: built(inner, entry, f"{key}.{name}", trusted) for name, entry in value.items()
-        }
+        entries = {}
+        for name, entry in value.items():
+            entries[name] = built(inner, entry, f"{key}.{name}", trusted)
+        return entries
     if isinstance(value, list):
-        return [built(inner_kind(kind, list), item, key, trusted) for item in value]
+        inner = inner_kind(kind, list)
+        return [built(inner, item, key, trusted) for item in value]
     return value
 
 
@@ -230,10 +236,13 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
     reason = " ".join(str(error).split()) or type(error).__name__
     if "NoneType" in reason:
         nulls = []
-        for p in parameters_of(cls).values():
-            if p.default and arguments.get(p.name, 0) is None:
-                nulls.append(p.name)
-        return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
+        for parameter in parameters_of(cls).values():
+            name = parameter.name
+            is_null = arguments.get(name, 0) is None
+            if parameter.default and is_null:
+                nulls.append(f"{key}.{name}")
+        named = ", ".join(nulls) or key
+        return f"{named}: can't be null"
     return f"{key}: {cls.__name__} can't be built: {reason[:200]}"
 
 

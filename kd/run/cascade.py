@@ -15,8 +15,8 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Prepare
 from kd.proof.cascade import CascadePlan, Goal, choose, features_of
+from kd.report.proven_cascade import FILE
 from kd.run.cascade_wish import CascadeWish
-from kd.ship.cascade_rule import FILE
 from kd.storage.writing import write_json
 from kd.tasks import Task
 from kd.teachers import RunTeacher
@@ -58,11 +58,20 @@ class Sureness:
         """
         assert teacher is not None
         known = target >= 0
-        probabilities = student[known].double().softmax(1)
+        target = target[known]
+        student = student[known]
+        teacher = teacher[known]
+        probabilities = student.double().softmax(1)
         self.features.append(features_of(probabilities.cpu().numpy()))
-        for rights, logits in ((self.student, student), (self.teacher, teacher)):
-            right = (logits.argmax(1) == target) & ~logits.isnan().any(1)
-            rights.append(right[known].cpu().numpy())
+        self.student.append(_is_right(student, target))
+        self.teacher.append(_is_right(teacher, target))
+
+
+def _is_right(logits: Tensor, target: Tensor) -> np.ndarray:
+    """Whether each answer is right, bool ``(N,)``; one with NaN is not."""
+    is_number = ~logits.isnan().any(1)
+    right = logits.argmax(1) == target
+    return (right & is_number).cpu().numpy()
 
 
 def check_cascade(pairs: Sequence[Pair]) -> None:
@@ -124,7 +133,8 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
 def times_of(pair: Pair, place: str) -> tuple[float, float]:
     """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    image = next(iter(pair.data.eval_dataloader(place)))["image"][:1].to(device)
+    first_batch = next(iter(pair.data.eval_dataloader(place)))
+    image = first_batch["image"][:1].to(device)
     model = pair.model.to(device).eval()
     teacher = pair.teacher
     assert teacher is not None
@@ -139,5 +149,7 @@ def times_of(pair: Pair, place: str) -> tuple[float, float]:
             call()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            times.append(1000 * (time.perf_counter() - start))
-    return round(median(taken[0][1:]), 3), round(median(taken[1][1:]), 3)
+            seconds = time.perf_counter() - start
+            times.append(1000 * seconds)
+    student_ms, teacher_ms = (median(times[1:]) for times in taken)  # the first call warms up
+    return round(student_ms, 3), round(teacher_ms, 3)

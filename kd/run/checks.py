@@ -57,10 +57,12 @@ def _check_overlap(model: dict[str, Any]) -> None:
     overlapping = [key for key, settings in teachers.items() if settings.get("overlap")]
     if not overlapping:
         return
+    needed_values = {"cache": "off", "placement": "same", "compile": "default"}
     for key, settings in teachers.items():
-        for name, needed in (("cache", "off"), ("placement", "same"), ("compile", "default")):
+        for name, needed in needed_values.items():
             value = settings.get(name)
-            if value in (None, False, needed) or (name, value) == ("compile", True):
+            is_default_compile = name == "compile" and value is True
+            if value in (None, False, needed) or is_default_compile:
                 continue
             shown = "on" if value is True else value
             raise UserError(f"{overlapping[0]}.overlap: needs {key}.{name}={needed}, got {shown}")

@@ -89,15 +89,17 @@ class Disputes:
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
         """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``, numbers of the pictures ``(N,)``."""
-        judged = teacher if self.judge == "teacher" else student
-        assert judged is not None and self._newest is not None
+        models = {"student": student}
+        if teacher is not None:
+            models["teacher"] = teacher
+        assert self._newest is not None
         self.features.append(self._newest.float().cpu())
-        self.logits.append(judged.float().cpu())
+        self.logits.append(models[self.judge].float().cpu())
         self.labels.append(target.cpu())
         self.numbers.append(index.cpu())
-        self.answers.setdefault("student", []).append(student.argmax(1).cpu())
-        if teacher is not None:
-            self.answers.setdefault("teacher", []).append(teacher.argmax(1).cpu())
+        for name, logits in models.items():
+            answers = self.answers.setdefault(name, [])
+            answers.append(logits.argmax(1).cpu())
 
     def found(self, pair: Pair, place: str) -> dict[str, Any]:
         """The disputed labels; also written beside the run, with pictures for the page.

@@ -91,11 +91,13 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 def check_text(tree: object, where: str = "") -> None:
     """Settings become lines of scripts, tables and records: none holds a line break or another control character."""
     for key, value in leaves(tree):
-        if any(CONTROL.search(str(text)) for text in (key, value)):
-            shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
-            raise UserError(
-                f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}"
-            )
+        text = str(value)
+        if CONTROL.search(key):
+            text = f"{key}={value}"
+        if CONTROL.search(text):
+            plain_key = CONTROL.sub("?", key)
+            shown = repr(text)[:80]
+            raise UserError(f"{where}{plain_key}: must hold no control characters, got {shown}")
 
 
 def check_whole(file: Path) -> None:
@@ -130,7 +132,8 @@ def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
     """
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
-    parts = [
-        flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()
-    ]
-    return {key: value for part in parts for key, value in part.items()}
+    flat = {}
+    for key, value in tree.items():
+        dotted = f"{prefix}.{key}" if prefix else str(key)
+        flat.update(flatten(value, dotted))
+    return flat

@@ -1,6 +1,7 @@
 """Fills the caches of a recipe's teachers ahead of training: what ``kd-cache`` does."""
 
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -68,14 +69,15 @@ class Fill(LightningModule):
 
     def val_dataloader(self) -> DataLoader:
         """Batches of the pictures whose answers are missing, of this process and of the current view."""
-        answering = (
-            (lambda collate: AnsweringCollate(collate, self.caches)) if self._by_tier else None
-        )
-        place = self.trainer.global_rank, self.trainer.world_size
-        loader = self.pictures.fill_dataloader(self.view, self._present, *place, answering)
-        label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
-        total = len(loader) * self.pictures.batch_size * self.trainer.world_size
-        self._bar = bar(label=label, total=total, disable=not self.trainer.is_global_zero)
+        answering = partial(AnsweringCollate, caches=self.caches) if self._by_tier else None
+        rank = self.trainer.global_rank
+        ranks = self.trainer.world_size
+        loader = self.pictures.fill_dataloader(self.view, self._present, rank, ranks, answering)
+        first, *_ = self.caches.values()
+        number = self.view + 1
+        pictures = len(loader) * self.pictures.batch_size * ranks
+        hidden = not self.trainer.is_global_zero
+        self._bar = bar(label=f"view {number}/{first.views}", total=pictures, disable=hidden)
         return loader
 
     def _tier_answers(self) -> bool:
@@ -91,18 +93,21 @@ class Fill(LightningModule):
         return True
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
-        found = [cache.present(view, index) for cache in self.caches.values()]
-        found += [
-            cache.pixels.present(view, index) for cache in self.caches.values() if cache.pixels
-        ]
-        return np.logical_and.reduce(found)
+        present = []
+        for cache in self.caches.values():
+            present.append(cache.present(view, index))
+            if cache.pixels:
+                present.append(cache.pixels.present(view, index))
+        return np.logical_and.reduce(present)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Computes and stores the answers to one batch."""
+        ranks = self.trainer.world_size
         batch = self.pictures.on_after_batch_transfer(batch, 0)
         for name, cache in self.caches.items():
             cache.answer(batch, self.wanted, name)
-        self._bar.update(len(batch["index"]) * self.trainer.world_size)
+        pictures = len(batch["index"])
+        self._bar.update(pictures * ranks)
 
     def on_validation_end(self) -> None:
         """Closes the progress bar."""

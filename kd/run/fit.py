@@ -200,10 +200,12 @@ def _ended_by(
 
 
 def _named(error: Exception, trainer: Container[str]) -> Exception:
-    argument = re.match(r"\W*`(?:Trainer\()?(\w+)", str(error))
-    if argument and argument[1] in trainer:
-        return UserError(f"trainer.{argument[1]}: {' '.join(str(error).split())[:200]}")
-    return error
+    message = str(error)
+    argument = re.match(r"\W*`(?:Trainer\()?(\w+)", message)
+    if argument is None or argument[1] not in trainer:
+        return error
+    line = " ".join(message.split())
+    return UserError(f"trainer.{argument[1]}: {line[:200]}")
 
 
 def _tell_failure(run: Run, error: Exception) -> None:

@@ -140,7 +140,9 @@ def _limits_in(init: ast.FunctionDef) -> dict[str, Range]:
     for node in ast.walk(init):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "check_range":
             name, _, allowed = node.args
-            limits_found[ast.literal_eval(name)] = Range(ast.literal_eval(allowed))
+            argument = ast.literal_eval(name)
+            text = ast.literal_eval(allowed)
+            limits_found[argument] = Range(text)
     return limits_found
 
 
@@ -180,11 +182,14 @@ def _parameters(signature: ast.arguments, texts: dict[str, str]) -> dict[str, Ke
     positional = signature.args[1:]
     without_default = len(positional) - len(signature.defaults)
     defaults: list[ast.expr | None] = [None] * without_default
-    defaults += [*signature.defaults, *signature.kw_defaults]
+    defaults += signature.defaults
+    defaults += signature.kw_defaults
+    arguments = positional + signature.kwonlyargs
     parameters: dict[str, Key] = {}
-    for argument, default in zip([*positional, *signature.kwonlyargs], defaults, strict=True):
+    for argument, default in zip(arguments, defaults, strict=True):
         name = argument.arg
-        parameters[name] = _key(name, type_of(argument.annotation), default, texts)
+        kind = type_of(argument.annotation)
+        parameters[name] = _key(name, kind, default, texts)
     return parameters
 
 

@@ -142,8 +142,10 @@ class Evaluation:
         files = []
         for result, run in zip(results, runs, strict=True):
             if run is not None:
-                files.append(run / options.file)
-                write_json(files[-1], {**_proven_before(files[-1], result), **result})
+                file = run / options.file
+                files.append(file)
+                earlier = _proven_before(file, result)
+                write_json(file, {**earlier, **result})
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
@@ -162,9 +164,9 @@ def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         result: the new figures.
     """
     before = mapping_of(file)
-    same = all(before.get(key) == result.get(key) for key in ("data", "pictures", "student"))
-    if not same:
-        return {}
+    for key in ("data", "pictures", "student"):
+        if before.get(key) != result.get(key):
+            return {}
     return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
 
@@ -258,9 +260,11 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
 
 def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec:
     """The model of a weights file as the command line describes it; messages name the command's own keys."""
-    words = [f"model.teacher.{item}" for item in (*options.of_files, f"checkpoint={word}")]
+    items = [*options.of_files, f"checkpoint={word}"]
+    words = [f"model.teacher.{item}" for item in items]
+    of_file = replace(request, recipe=None, overrides=words)
     try:
-        config, trusted = Run.settings(None, replace(request, recipe=None, overrides=words))
+        config, trusted = Run.settings(None, of_file)
         return teacher_specs(config, trusted)[""]
     except UserError as error:
         raise UserError(str(error).replace("model.teacher.", "")) from error
@@ -315,11 +319,12 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
         return _evaluate_features(request, replace(options, split=options.split or "val"))
     part_begins("loading models and pictures")
     measured = subjects(request, options)
+    first = measured[0]
     if options.proves and not options.split:
-        options = replace(options, split=usual_split(measured[0].data))
+        options = replace(options, split=usual_split(first.data))
     options = replace(options, split=options.split or "val")
     _check_same_pictures(measured, options)
-    task = measured[0].task
+    task = first.task
     to_table = options.out is not None and options.out.suffix == ".csv"
     if to_table and not task.in_rows:
         raise UserError("out: is not available for segmentation; kd-predict writes the masks")
@@ -336,9 +341,10 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
             readers.insert(0, answers[-1])
         results.append(measure(subject, options, readers, own_data))
     proof.add_to(results)
-    evaluation = Evaluation.written(results, [subject.run for subject in measured], options)
-    if options.disputed and measured[0].run is not None:
-        evaluation.files.append(measured[0].run / DISPUTED_LABELS)
+    runs = [subject.run for subject in measured]
+    evaluation = Evaluation.written(results, runs, options)
+    if options.disputed and first.run is not None:
+        evaluation.files.append(first.run / DISPUTED_LABELS)
     if to_table and options.out is not None:
         _write_answers(options.out, measured, answers, options)
     if answers and answers[0].are_names:
@@ -405,15 +411,18 @@ class _Proof:
     def add_to(self, results: list[dict[str, Any]]) -> None:
         """Puts certificates and the cascade into the models' figures, and counts the looks at these pictures."""
         options = self.options
+        place = options.place
+        first = self.measured[0]
         if self.outcomes:
             _certify(results, self.measured, self.outcomes, options)
         if options.cascade is not None and self.sureness is not None:
-            cascade = cascade_of(self.measured[0], self.sureness, options.cascade, options.place)
+            cascade = cascade_of(first, self.sureness, options.cascade, place)
             results[0]["cascade"] = cascade
         if self.disputes is not None:
-            results[0]["disputed"] = self.disputes.found(self.measured[0], options.place)
+            results[0]["disputed"] = self.disputes.found(first, place)
         for subject, result, caution in zip(self.measured, results, self.cautions, strict=True):
-            _complete(result, options, _look(subject, options), caution)
+            look = _look(subject, options)
+            _complete(result, options, look, caution)
 
 
 def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
@@ -441,8 +450,8 @@ def _look(subject: Subject, options: Options) -> dict[str, int] | None:
     """Counts a look at pictures that a run is judged by; those of ``train`` and ``val`` were seen while it trained."""
     if subject.run is None or options.place in ("train", "val"):
         return None
-    judged = subject.data.splits.listed(options.place)[0]
-    return count_look(subject.run, judged, "kd-eval")
+    listed = subject.data.splits.listed(options.place)
+    return count_look(subject.run, listed[0], "kd-eval")
 
 
 def _certify(
@@ -458,7 +467,8 @@ def _certify(
         split = subject.data.split(options.place)
         judged.append(Judged(name, outcome, subject.classes, split))
     assert options.claim is not None
-    for result, certificate in zip(results, certificates(judged, options.claim), strict=True):
+    of_models = certificates(judged, options.claim)
+    for result, certificate in zip(results, of_models, strict=True):
         if certificate is not None:
             result["certificate"] = certificate
 
@@ -578,21 +588,23 @@ def _write_answers(
     labels = ["label"]
     columns: dict[str, tuple[Answers, str]] = {}
     for subject, of_subject in zip(measured, answers, strict=True):
-        keys = list(next(iter(of_subject.rows.values()), {"label": ""}))
-        labels = [key for key in keys if key.startswith("label")]
-        for key in keys:
-            if not key.startswith("label"):
-                column = key
-                if len(measured) != 1:
-                    column = f"{subject.name} {key}"
-                columns[column] = of_subject, key
+        first_row = next(iter(of_subject.rows.values()), {"label": ""})
+        labels = [key for key in first_row if key.startswith("label")]
+        for key in first_row:
+            if key in labels:
+                continue
+            column = key
+            if len(measured) != 1:
+                column = f"{subject.name} {key}"
+            columns[column] = of_subject, key
     text = io.StringIO()
     table = Table(text, "\n")
     table.add(["picture", *labels, *columns])
     for i in sorted(first_rows):
+        picture = printable(split.name(i))
         label = [first_rows[i][key] for key in labels]
         cells = [of_subject.rows[i][key] for of_subject, key in columns.values()]
-        table.add([printable(split.name(i)), *label, *cells])
+        table.add([picture, *label, *cells])
     write_text(file, text.getvalue())
 
 
@@ -634,8 +646,9 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
     figures: dict[str, dict[str, float]] = {"student": {"params": count_parameters(student)}}
     for name, teacher in opened.feature_teachers().items():
         teacher.to(device)
-        models[f"teacher {name}".strip()] = teacher
-        figures[f"teacher {name}".strip()] = {"params": count_parameters(teacher.model)}
+        shown_name = f"teacher {name}".strip()
+        models[shown_name] = teacher
+        figures[shown_name] = {"params": count_parameters(teacher.model)}
 
     for name, rank in _ranks(models, data, options.split, device).items():
         figures[name]["rankme"] = rank
@@ -662,7 +675,8 @@ def _ranks(
     It needs the sum of ``X^T X`` alone, ``(D, D)`` in float64, with the features ``X`` ``(N, D)`` of each batch.
     """
     grams: dict[str, Tensor] = {}
-    for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
+    batches = bar(data.eval_dataloader(split), label="evaluating", unit=" batches")
+    for batch in batches:
         real = batch["index"] >= 0
         images = batch["image"][real].to(device)
         for name, model in models.items():

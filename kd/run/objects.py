@@ -183,8 +183,9 @@ def _together(run: Run) -> DistillationModule:
     for name, differences in run.config["students"].items():
         config = change(run.config, [differences or {}], run.trusted)
         config["students"] = None
-        run.student_configs[name] = run.as_yaml(config)
-        remember(run.student_configs[name], config)
+        text = run.as_yaml(config)
+        run.student_configs[name] = text
+        remember(text, config)
         _seed(run)
         modules[name] = _module(run, config)
     return DistillationModule.together(modules)
@@ -308,7 +309,8 @@ def _check_trainer(run: Run, trainer: Trainer) -> None:
     if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         check_processes(trainer)
     precision = str(run.config["trainer"]["precision"])
-    if precision in ("16", "16-mixed") and trainer.strategy.root_device.type == "cpu":
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if on_cpu and precision in ("16", "16-mixed"):
         instead = "a CPU would train in bf16-mixed; take bf16-mixed or 32-true"
         raise UserError(f"trainer.precision: {precision} needs a GPU, {instead}")
 

@@ -60,11 +60,14 @@ def names(kind: str) -> dict[str, str]:
     Args:
         kind: ``recipes`` or ``configs``.
     """
-    first = {
-        p.stem: p.read_text(encoding="utf-8").splitlines()[0]
-        for p in sorted(folder(kind).glob("*.yaml"))
-    }
-    return {name: line[1:].strip() if line.startswith("#") else "" for name, line in first.items()}
+    comments = {}
+    for file in sorted(folder(kind).glob("*.yaml")):
+        first_line = file.read_text(encoding="utf-8").splitlines()[0]
+        comment = ""
+        if first_line.startswith("#"):
+            comment = first_line[1:].strip()
+        comments[file.stem] = comment
+    return comments
 
 
 def listing(kind: str, prefix: str) -> str:

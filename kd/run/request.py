@@ -93,11 +93,13 @@ class Request:
         if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
             layers.append({"recipe": self.recipe})
         elif self.recipe and layers[0].get("recipe") is None:
-            layers.append({"recipe": next(iter(contents)).stem})
+            recipe_file, *_ = contents
+            layers.append({"recipe": recipe_file.stem})
         layers.append(self.cluster)
         for key, word in sorted(words, key=_is_argument):
             value = self._with_files(key, word.value)
-            layers.append({key: word if value == word.value else value})
+            is_unchanged = value == word.value
+            layers.append({key: word if is_unchanged else value})
         if self.here:
             layers = [with_folders(layer) for layer in layers]
         config = resolve(layers, self.vouched)
@@ -106,10 +108,12 @@ class Request:
 
     def class_keys(self) -> dict[str, keys.Key]:
         """The keys of the classes that the recipe, the overlays and the command line name."""
-        contents = self._contents()
-        words = self._words(contents.values())
-        typed_layers = [{key: word} for key, word in sorted(words, key=_is_argument)]
-        return keys_of_classes(merged([*contents.values(), *typed_layers]))
+        files = list(self._contents().values())
+        layers: list[Mapping[str, Any]] = list(files)
+        for key, word in sorted(self._words(files), key=_is_argument):
+            layers.append({key: word})
+        settings = merged(layers)
+        return keys_of_classes(settings)
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""

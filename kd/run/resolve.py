@@ -76,10 +76,11 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[st
     if merge.unknown:
         known = [*schema(), *keys_of_classes(given)]
         key = merge.unknown[0]
+        suggestion = hint(key, known, merge.losses)
         also = ""
-        if hint(key, known, merge.losses).startswith(" ("):
+        if suggestion.startswith(" ("):
             also = _classes_that_take(key)
-        raise UserError(f"no key '{key}'{hint(key, known, merge.losses)}{also}")
+        raise UserError(f"no key '{key}'{suggestion}{also}")
     whole = merge.whole(given, Settings, "")
     if any("${" in str(value) for _, value in files.leaves(whole)):
         whole = merge.whole(_interpolated(whole), Settings, "")
@@ -280,7 +281,8 @@ class _Merge:
         if not path:
             return self._class_of(before, value, kind, key)
         if isinstance(before, list) and before:  # more settings of the class that was added last
-            return [*before[:-1], self._put_class(before[-1], path, value, kind, key)]
+            *earlier, last = before
+            return [*earlier, self._put_class(last, path, value, kind, key)]
         name, *rest = path
         if name in ARGUMENTS and rest:
             name, *rest = rest
@@ -322,13 +324,16 @@ class _Merge:
     ) -> Tree:
         name, *rest = path
         inner_key = f"{key}.{name}"
+        kind_below: object = Any
         one = listed.listed(node["class_path"], kind)
-        if one is not None and one.all_known and name not in one.fields:
-            self.unknown.append(inner_key)
-            return node
+        if one is not None:
+            if one.all_known and name not in one.fields:
+                self.unknown.append(inner_key)
+                return node
+            kind_below = one.fields.get(name, Any)
         arguments = dict(node["init_args"])
-        kind_below = one.fields.get(name, Any) if one is not None else Any
-        arguments[name] = self.put(arguments.get(name), rest, value, kind_below, inner_key)
+        before = arguments.get(name)
+        arguments[name] = self.put(before, rest, value, kind_below, inner_key)
         return {**node, "init_args": arguments}
 
     def _renamed(self, node: Tree, path: str, kind: str, key: str) -> Tree:
@@ -369,7 +374,8 @@ class _Merge:
         if isinstance(value, Mapping) and _holds_settings(kind):
             entries: Tree = {}
             for name, inner in value.items():
-                entries[name] = self.whole(inner, _kind_below(kind, name), _join(key, name))
+                kind_below = _kind_below(kind, name)
+                entries[name] = self.whole(inner, kind_below, _join(key, name))
             return entries
         return typed.checked(plain(key), value, kind)
 

@@ -103,10 +103,14 @@ class Run:
         """
         from kd.run.train_first import teacher_settings, what_files_say
 
-        self.change(what_files_say(self.config, self.overrides))
+        from_files = what_files_say(self.config, self.overrides)
+        self.change(from_files)
         trained = teacher_settings(self.config, self.overrides, settings_of, self.trusted)
         self.change(trained)
-        return [f"{key}={value or 'null'}" for key, value in trained.items()]
+        words = []
+        for key, value in trained.items():
+            words.append(f"{key}={value or 'null'}")
+        return words
 
     @staticmethod
     def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], list[str]]:

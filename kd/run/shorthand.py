@@ -31,20 +31,24 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
         UserError: a folder that is missing, or a file that is no list of pictures.
     """
     files_say = resolve.merged(contents)
-    source = (files_say.get("data") or {}).get("source") or {}
-    source_name = str(source.get("class_path", "")).rpartition(".")[2]
+    data = files_say.get("data") or {}
+    source = data.get("source") or {}
+    _, _, source_name = str(source.get("class_path", "")).rpartition(".")
     words: list[str] = []
     for word in overrides:
         words += _answers(word) or _source(word, source_name)
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    is_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
+    train = given.get(f"{SOURCE}.train", "")
+    is_list = train.lower().endswith(LISTS)
     if is_list and SOURCE not in given and source_name in ("", "ImageFolder"):
         words.insert(0, f"{SOURCE}=Manifest")
     if _several_labels(given, files_say):
-        if is_list or given.get(SOURCE, source_name).endswith("Manifest"):
+        source_class = given.get(SOURCE, source_name)
+        if is_list or source_class.endswith("Manifest"):
             words.insert(0, f"{SOURCE}.multi_label=true")
         for key in MIXING:
-            if TASK in given and key not in given and _at(files_say, key):
+            is_on = key not in given and _at(files_say, key)
+            if TASK in given and is_on:
                 words.append(f"{key}=0")
     return [*_without_arguments(given, files_say), *words]
 

@@ -105,13 +105,16 @@ def join_cluster(request: Request) -> Cluster | None:
 
 def _draw_ahead(source: Tree | None, folder: Path) -> None:
     """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
-    usual = {name: argument.value for name, argument in arguments("FoodTagMini").items()}
     if source is None or not source["class_path"].endswith(".FoodTagMini"):
         return
-    sizes = [str(size) for size in source["init_args"].values()]
-    if source["init_args"] != usual or any(folder.glob(f"foodtag-mini-*-{'x'.join(sizes)}")):
+    usual = {name: argument.value for name, argument in arguments("FoodTagMini").items()}
+    init_args = source["init_args"]
+    sizes = [str(size) for size in init_args.values()]
+    drawn = f"foodtag-mini-*-{'x'.join(sizes)}"
+    if init_args != usual or any(folder.glob(drawn)):
         return
     command = [sys.executable, "-c", DRAW, str(folder), *sizes]
-    environment = {**os.environ, PARENT: str(os.getpid())}
+    process = str(os.getpid())
+    environment = {**os.environ, PARENT: process}
     drawing = subprocess.Popen(command, env=environment, start_new_session=True)
     atexit.register(drawing.terminate)

@@ -1,7 +1,7 @@
 """Suggestions for an unknown key: up to three accepted keys, the likeliest first."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 MOST = 3
 """Suggestions in a message."""
@@ -180,11 +180,9 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     known = list(accepted)
     by_last_part: dict[str, list[str]] = {}
     for name in known:
-        by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
-    synonyms: dict[str, list[str]] = {}
-    for word, names in SYNONYMS.items():
-        of_losses = [name.format(loss=loss) for name in names for loss in [*losses] or ["kd"]]
-        synonyms[word] = [name for name in of_losses if name in known]
+        _, _, last_part = name.rpartition(".")
+        by_last_part.setdefault(last_part, []).append(name)
+    synonyms = _synonyms(known, list(losses) or ["kd"])
 
     *above, last = key.lower().replace("-", "_").split(".")
     if last in ARCHITECTURE and last not in by_last_part:
@@ -198,27 +196,45 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
         if candidates:
             break
     if not candidates:
-        for name in difflib.get_close_matches(last, [*by_last_part, *synonyms], MOST, 0.75):
-            candidates += by_last_part.get(name, []) + synonyms.get(name, [])
+        words_known = [*by_last_part, *synonyms]
+        for words in difflib.get_close_matches(last, words_known, MOST, 0.75):
+            candidates += by_last_part.get(words, [])
+            candidates += synonyms.get(words, [])
     if not candidates:
         candidates = difflib.get_close_matches(key, known, 1, 0.75)
-    candidates = list(dict.fromkeys(candidates))
 
     # of several the ones whose groups the key names too: a student's key for a student's
     context = {*above, *last.split("_")}
-    shared = {name: len(context & set(name.split(".")[:-1])) for name in candidates}
+    shared = {}
+    for name in candidates:
+        *groups, _ = name.split(".")
+        shared[name] = len(context.intersection(groups))
     most_shared = max(shared.values(), default=0)
-    nearest = [name for name in candidates if shared[name] == most_shared and name != key]
+    nearest = [name for name, count in shared.items() if count == most_shared and name != key]
     return nearest[:MOST]
+
+
+def _synonyms(known: Container[str], losses: Sequence[str]) -> dict[str, list[str]]:
+    """The known keys that each word of :data:`SYNONYMS` means."""
+    synonyms: dict[str, list[str]] = {}
+    for word, names in SYNONYMS.items():
+        of_word = []
+        for name in names:
+            of_losses = [name.format(loss=loss) for loss in losses]
+            of_word += [key for key in of_losses if key in known]
+        synonyms[word] = of_word
+    return synonyms
 
 
 def _runs(name: str) -> list[str]:
     """Runs of a name's words, the longest first, the last ones before the first ones."""
     words = name.split("_")
     runs: list[str] = []
-    for size in range(len(words), 0, -1):
-        for first in range(len(words) - size, -1, -1):
-            runs.append("_".join(words[first : first + size]))
+    count = len(words)
+    for size in range(count, 0, -1):
+        for first in range(count - size, -1, -1):
+            run = words[first : first + size]
+            runs.append("_".join(run))
     return runs
 
 

@@ -212,10 +212,13 @@ def arguments_allowed(
     one = listed.listed(name, kind)
     if one is None or is_trusted(name, list(trusted)):
         return dict(given)
+    allowed = {}
     for field, value in given.items():
-        if field not in one.fields and value is not None:
+        if field in one.fields:
+            allowed[field] = value
+        elif value is not None:
             raise UserError(unlisted(one, field, key))
-    return {field: value for field, value in given.items() if field in one.fields}
+    return allowed
 
 
 def parameters_of(cls: type) -> Mapping[str, Parameter]:
@@ -377,7 +380,8 @@ def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
     """The arguments of a class, beside its ``class_path`` or in ``init_args``, with their whole keys."""
     for name, inner in _nested(value, ""):
-        if name in ("init_args", "dict_kwargs") and isinstance(inner, dict):
+        holds_arguments = name in ("init_args", "dict_kwargs")
+        if holds_arguments and isinstance(inner, dict):
             for argument, given in _nested(inner, ""):
                 yield f"{key}.{argument}", given
         elif name != "class_path":
@@ -389,10 +393,13 @@ def is_trusted(value: str, trusted: Iterable[str]) -> bool:
     trusted = list(trusted)
     if ALL in trusted:
         return True
+    names = [value]
     kind = _loaded(value)
-    names = [value, *([f"{kind.__module__}.{kind.__qualname__}"] if kind else [])]
-    same = kind is not None and kind in map(_loaded, trusted)
-    return same or any(_below(name, other) for other in trusted for name in names)
+    if kind is not None:
+        if kind in map(_loaded, trusted):
+            return True
+        names.append(f"{kind.__module__}.{kind.__qualname__}")
+    return any(_below(name, other) for other in trusted for name in names)
 
 
 def _loaded(name: str) -> type | None:

@@ -175,14 +175,16 @@ def no_class(kind: str, key: str, given: str) -> str:
         given: the unknown name.
     """
     known = [one.short for one in listed.classes() if one.kind == kind]
-    suggestion = near(given.rpartition(".")[2], [*known, *lightnings(kind)])
+    _, _, short_name = given.rpartition(".")
+    suggestion = near(short_name, [*known, *lightnings(kind)])
     what = "class"
     if kind == "source" and "." not in given:
         what = "class or folder"
     if kind in listed.LIGHTNINGS or not known:
         allowed = "a class path: package.Class"
     else:
-        allowed = f"ours: {', '.join(sorted(known))}; others by their class path"
+        names = ", ".join(sorted(known))
+        allowed = f"ours: {names}; others by their class path"
     return f"no {what} '{given}'{suggestion or f' ({allowed})'}"
 
 
@@ -346,8 +348,10 @@ def _words(kind: object) -> list[str]:
     if get_origin(kind) is Annotated:
         return _words(get_args(kind)[0])
     if get_origin(kind) is Literal:
-        return [f"one of {', '.join(dict.fromkeys(map(str, get_args(kind))))}"]
-    name = shown(kind).partition("[")[0].rpartition(".")[2]
+        values = dict.fromkeys(map(str, get_args(kind)))
+        return [f"one of {', '.join(values)}"]
+    path, _, _ = shown(kind).partition("[")
+    _, _, name = path.rpartition(".")
     return [TYPES.get(name, name)]
 
 

@@ -55,11 +55,14 @@ def check_read(
     layers = [_plain_keys(layer) for layer in (*files, overrides)]
     settings = _plain_keys(config)
     command_line = len(layers) - 1
+    checked = {command_line}
     from_a_run = not files or set(files[0]) >= RESOLVED
-    checked = (command_line,) if from_a_run else (0, command_line)  # the recipe is the first file
+    if not from_a_run:
+        checked.add(0)  # the recipe is the first file
     for name, value in settings.items():
         layer = _newest(layers, name)
-        if layer in checked and value and value != _default(name):
+        is_set = value and value != _default(name)
+        if is_set and layer in checked:
             _check(name, value, layer, settings, layers)
 
 
@@ -81,13 +84,12 @@ def _check(
         if enough(value not in (None, False, 0, "off") for value in values.values()):
             continue
         if not any(_newest(layers, key) > source for key in decide):
-            here = ", ".join(
-                f"{key}={'null' if own is None else str(own).lower()}"
-                for key, own in values.items()
-            )
-            raise UserError(
-                f"{name}: {value} has no effect{f' with {here}' if here else ''}: {why}"
-            )
+            words = []
+            for key, switch in values.items():
+                text = "null" if switch is None else str(switch).lower()
+                words.append(f"{key}={text}")
+            where = f" with {', '.join(words)}" if words else ""
+            raise UserError(f"{name}: {value} has no effect{where}: {why}")
 
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:

@@ -11,10 +11,9 @@ import numpy as np
 from kd.errors import UserError
 from kd.proof.binomial import both_bounds
 from kd.proof.cascade import SCORES, Score, features_of, score_of
+from kd.report.proven_cascade import FILE
 from kd.storage.elsewhere import mapping_of
 
-FILE = "cascade.json"
-"""The rule, in the run's folder."""
 WINDOW = 500
 """The newest answers, whose share of asked ones is compared with what was measured."""
 ALARM = 1e-4
@@ -108,9 +107,11 @@ class ShareWatch:
         self.newest.append(asked)
         if len(self.newest) < WINDOW:
             return False
+        rule = self.rule
+        asked_now = sum(self.newest)
+        low, high = both_bounds(rule.asked, rule.pictures, 0.05)
+        now_low, now_high = both_bounds(asked_now, WINDOW, 2 * ALARM)
         before = self.alert
-        low, high = both_bounds(self.rule.asked, self.rule.pictures, 0.05)
-        now_low, now_high = both_bounds(sum(self.newest), WINDOW, 2 * ALARM)
         self.alert = now_low > high or now_high < low
         return self.alert and not before
 

@@ -234,6 +234,7 @@ def _compare_with_teacher(rows: list[Row]) -> None:
         if row["model"] == "teacher":
             teacher_ms[row["threads"], row["batch"]] = row["median_ms"]
     for row in rows:
-        same_conditions = teacher_ms.get((row["threads"], row["batch"]))
-        if same_conditions and row["model"] == "student":
-            row["times_the_teacher"] = round(same_conditions / row["median_ms"], 2)
+        conditions = row["threads"], row["batch"]
+        ms = teacher_ms.get(conditions)
+        if ms and row["model"] == "student":
+            row["times_the_teacher"] = round(ms / row["median_ms"], 2)

@@ -234,10 +234,12 @@ Rows = Iterator[dict[str, Any]]
 def _columns(row: dict[str, Any]) -> dict[str, object]:
     """A row's cells by column: ``file``, the numbers, ``label_1``, ``p_1``, ..., ``FACT_of_label``, ``FACT_expected``."""
     columns = {"file": row["file"], **row.get("numbers", {})}
-    for rank, label in enumerate(row.get("labels", []), 1):
+    labels = row.get("labels", [])
+    facts = row.get("facts", {})
+    for rank, label in enumerate(labels, 1):
         columns[f"label_{rank}"] = label["label"]
         columns[f"p_{rank}"] = label["p"]
-    for fact, values in row.get("facts", {}).items():
+    for fact, values in facts.items():
         for what, value in values.items():
             columns[f"{fact}_{what}"] = value
     return columns
@@ -278,7 +280,8 @@ def _print_rows(rows: Rows) -> None:
                 value = fact[what]
                 if value is not None:
                     parts.append(f"{name} {words}{value:.6g}")
-        line = f"{row['file']}: {', '.join(parts)}"
+        text = ", ".join(parts)
+        line = f"{row['file']}: {text}"
         tqdm.write(on_terminal(line), file=sys.stdout)
 
 
@@ -288,8 +291,8 @@ def _write_masks(
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
-        stem = folder / Path(name).resolve().relative_to(root)
-        _write_mask(stem, logits, shape, palette)
+        place = Path(name).resolve().relative_to(root)
+        _write_mask(folder / place, logits, shape, palette)
     write_text(folder / "classes.txt", as_lines(opened.classes))
 
 
@@ -299,9 +302,10 @@ def _write_mask(
     """``STEM.ids.png`` and ``STEM.colours.png`` from logits ``(C, H', W')``, at the picture's height and width."""
     logits_1CHW = F.interpolate(logits[None], shape, mode="bilinear")
     class_ids_HW = logits_1CHW[0].argmax(0).numpy()
-    ids_HW = class_ids_HW.astype(mask_type(len(palette)))
-    colours_HW3 = palette[ids_HW]
-    for name, pixels in (("ids", ids_HW), ("colours", colours_HW3)):
+    small_enough = mask_type(len(palette))
+    ids_HW = class_ids_HW.astype(small_enough)
+    masks = {"ids": ids_HW, "colours": palette[ids_HW]}
+    for name, pixels in masks.items():
         file = stem.with_name(f"{stem.name}.{name}.png")
         picture = Image.fromarray(pixels)
         write_whole(file, partial(picture.save, format="PNG"))

@@ -131,7 +131,8 @@ def _middle(side: int, scaled: int, crop: int) -> int:
     if scaled <= LONGEST * crop:
         return side
     middle = math.ceil(side * LONGEST * crop / scaled)
-    return min(side, middle + (side - middle) % 2)
+    odd = (side - middle) % 2
+    return min(side, middle + odd)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -250,6 +250,8 @@ def inside(folder: Path, name: str, where: str) -> Path:
     """
     file = folder / name
     names_a_file = "\0" not in name and file != folder and file.name != ".."
-    if not (names_a_file and file.resolve().is_relative_to(folder.resolve())):
-        raise UserError(f"{where}: '{name[:200]}' leads out of {folder}")
+    root = folder.resolve()
+    if not names_a_file or not file.resolve().is_relative_to(root):
+        shown = name[:200]
+        raise UserError(f"{where}: '{shown}' leads out of {folder}")
     return file

@@ -151,13 +151,15 @@ class Mirror:
         A checkpoint that others replace comes before the one that replaces it, and last.ckpt after the records of its
         steps: a machine that resumes cuts what is newer but can't make what is missing.
         """
+        from_store = self.folder / CONTROL
         files = {}
         for path in self.folder.rglob("*"):
-            unfinished = path.name.startswith(".") or path.name.endswith(".part")
-            if path == self.folder / CONTROL:  # it comes from the store
+            is_unfinished = path.name.startswith(".") or path.name.endswith(".part")
+            if path == from_store or is_unfinished:
                 continue
-            if path.is_file() and not path.is_symlink() and not unfinished:
-                files[path.relative_to(self.folder).as_posix()] = path
+            if path.is_file() and not path.is_symlink():
+                name = path.relative_to(self.folder).as_posix()
+                files[name] = path
 
         def order(name: str) -> tuple[bool, bool, str]:
             is_last = name == LATEST

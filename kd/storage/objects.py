@@ -99,8 +99,10 @@ def fetched(url: str, key: str) -> Path:
         info = tried(lambda: files.info(path), f"{url} can't be read")
         size = int(info["size"])
         content_id = f"{url} {_state(info)}".encode()
-        folder = cache_dir() / "fetched" / hashlib.sha256(content_id).hexdigest()[:16]
-        file = inside(folder, url.rpartition("/")[2], key)
+        digest = hashlib.sha256(content_id).hexdigest()[:16]
+        folder = cache_dir() / "fetched" / digest
+        _, _, name = url.rpartition("/")
+        file = inside(folder, name, key)
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # one of all processes fetches it
             if not file.is_file() or file.stat().st_size != size:
@@ -254,17 +256,20 @@ class Ranged:
             FileNotFoundError: no such file.
             OSError: it can't be fetched, or ends before.
         """
-        first = offset // self.block
-        last = (offset + size - 1) // self.block
+        last_byte = offset + size - 1
+        first_block = offset // self.block
+        last_block = last_byte // self.block
         blocks = []
-        for number in range(first, last + 1):
+        for number in range(first_block, last_block + 1):
             fetch = partial(self._fetched, name, number)
-            blocks.append(self.cache.get(f"{name}/{number:08d}", fetch))
+            block = self.cache.get(f"{name}/{number:08d}", fetch)
+            blocks.append(block)
         data = b"".join(blocks)
-        start = offset - first * self.block
-        if len(data) < start + size:
+        start = offset - first_block * self.block
+        end = start + size
+        if len(data) < end:
             raise OSError(f"{self.url}/{name} is truncated")
-        return data[start : start + size]
+        return data[start:end]
 
     def _fetched(self, name: str, number: int) -> bytes:
         """A block of a file, from the store; the last one is shorter."""

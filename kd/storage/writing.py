@@ -30,6 +30,7 @@ STUDENTS = "students"  # in a run's folder: the folders of several students
 FILES = (".ckpt", ".csv", ".html", ".json", ".jsonl", ".md", ".safetensors", ".txt", ".yaml")
 GUARDED: set[Path] = set()  # folders of runs, absolute
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+READ_AND_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a file only where there is none."""
 
@@ -196,19 +197,19 @@ def write_json(path: Path, content: object) -> None:
 
 def appended(path: Path) -> IO[str]:
     """A file to write lines at the end of; one that is no regular file, or has a second name, is replaced first."""
+    flags = READ_AND_WRITE | os.O_CREAT | os.O_APPEND
     with _parent(path) as folder:
         _make_sole(folder, path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         handle = os.open(path.name, flags, 0o666, dir_fd=folder)
     return os.fdopen(handle, "a+", encoding="utf-8")
 
 
 def existing(path: Path) -> IO[bytes]:
     """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _parent(path, make=False) as folder:
-        handle = os.open(path.name, flags, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        handle = os.open(path.name, READ_AND_WRITE, dir_fd=folder)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
         raise refused_file(path, "is no regular file")
     return os.fdopen(handle, "r+b", buffering=0)

@@ -174,8 +174,13 @@ class Classification(Task):
         log_orders_of_right = torch.lgamma(right + 1)
         log_orders_of_wrong = torch.lgamma(wrong + 1)
         log_ways = math.lgamma(total + 1) - log_orders_of_right - log_orders_of_wrong
-        log_chance = log_ways + right * math.log(share) + wrong * math.log1p(-share)
-        chance_of_at_least = log_chance.exp().flip(0).cumsum(0).flip(0)  # of k right, or more
+        log_right = right * math.log(share)
+        log_wrong = wrong * math.log1p(-share)
+        log_chance = log_ways + log_right + log_wrong
+
+        # P(X >= k), and the first k of which it is too small
+        from_last = log_chance.exp().flip(0)
+        chance_of_at_least = from_last.cumsum(0).flip(0)
         is_likely = chance_of_at_least >= P_VALUE
-        first_unlikely = min(int(is_likely.sum()), total)  # the first k below it
+        first_unlikely = min(int(is_likely.sum()), total)
         return (first_unlikely - 0.5) / total

@@ -100,12 +100,16 @@ def disputed_labels(features: Tensor, logits: Tensor, labels: Tensor) -> Dispute
 def _likely_wrong(probabilities_NC: Tensor, labels_N: Tensor) -> int:
     """How many pictures are confidently of another class than their label (confident learning, section 3.1)."""
     # A class's threshold is its mean probability among the pictures of its name.
-    one_hot_NC = F.one_hot(labels_N, probabilities_NC.shape[1]).double()
+    classes = probabilities_NC.shape[1]
+    one_hot_NC = F.one_hot(labels_N, classes).double()
     count_C = one_hot_NC.sum(0)
-    thresholds_C = (probabilities_NC * one_hot_NC).sum(0) / count_C.clamp_min(1)
+    of_own_label_NC = probabilities_NC * one_hot_NC
+    thresholds_C = of_own_label_NC.sum(0) / count_C.clamp_min(1)
     thresholds_C = thresholds_C.masked_fill(count_C == 0, 2)  # no picture has this name
 
     is_confident_NC = probabilities_NC >= thresholds_C
-    likeliest_N = probabilities_NC.masked_fill(~is_confident_NC, -1).argmax(1)
-    is_wrong_N = is_confident_NC.any(1) & (likeliest_N != labels_N)
+    confident_NC = probabilities_NC.masked_fill(~is_confident_NC, -1)
+    likeliest_N = confident_NC.argmax(1)
+    differs_N = likeliest_N != labels_N
+    is_wrong_N = is_confident_NC.any(1) & differs_N
     return int(is_wrong_N.sum())

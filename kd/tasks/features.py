@@ -52,7 +52,8 @@ def knn_accuracy(
     neighbours = min(k, len(bank))
     classes = int(bank_labels.max()) + 1
     right = 0
-    for queries, truth in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
+    chunks = zip(features.split(CHUNK), labels.split(CHUNK), strict=True)
+    for queries, truth in chunks:
         queries_ND = F.normalize(queries.float(), dim=1)
         cosines_NM = queries_ND @ keys_MD.T
         cosines_Nk, nearest_Nk = cosines_NM.topk(neighbours, dim=1)
@@ -84,7 +85,8 @@ def starting_classifier(
     weight, bias, left_out_logits = ridge_classifier(bank, bank_labels, classes)
     labels = bank_labels.long()
     scale = best_scale(left_out_logits, labels)
-    accuracy = float((left_out_logits.argmax(1) == labels).double().mean())
+    is_right = left_out_logits.argmax(1) == labels
+    accuracy = float(is_right.double().mean())
     return scale * weight, scale * bias, accuracy
 
 
@@ -190,11 +192,14 @@ def rank_of_gram(gram: Tensor) -> float:
     >>> round(rank_of_gram(torch.eye(8).double()), 3), round(rank_of_gram(torch.ones(4, 4).double()), 3)
     (8.0, 1.0)
     """
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
-    if not values.sum() > 0:
+    eigenvalues = torch.linalg.eigvalsh(gram)
+    singular_values = eigenvalues.clamp_min(0).sqrt()
+    total = singular_values.sum()
+    if not total > 0:
         return 0.0
-    p = values / values.sum() + 1e-7
-    return float((-(p * p.log()).sum()).exp())
+    p = singular_values / total + 1e-7
+    entropy = -(p * p.log()).sum()
+    return float(entropy.exp())
 
 
 def _check(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> None:

@@ -155,8 +155,10 @@ class Fidelity:
         smallest = torch.finfo(torch.float32).tiny
         student = batch.probabilities["student"].clamp_min(smallest)
         teacher = batch.probabilities["teacher"].clamp_min(smallest)
-        divergence = (teacher * (teacher.log() - student.log())).sum(1)
-        self.divergence += float((divergence * counted).sum(dtype=torch.float64))
+        log_ratio = teacher.log() - student.log()
+        divergence = (teacher * log_ratio).sum(1)
+        of_counted = divergence * counted
+        self.divergence += float(of_counted.sum(dtype=torch.float64))
 
         student_right = batch.right["student"][batch.known]
         teacher_right = batch.right["teacher"][batch.known]
@@ -184,24 +186,26 @@ class Fidelity:
         if self.kind == "multilabel":
             answered_NC = answers.view(-1, self.num_classes)
             is_NC = truth.view(-1, self.num_classes)
-            right_C = (answered_NC & is_NC).sum(0)
-            wrong_C = (answered_NC & ~is_NC & 1).sum(0)
-            missed_C = (~answered_NC & 1 & is_NC).sum(0)
-            hits_3C = torch.stack([right_C, wrong_C, missed_C])
+            right_NC = answered_NC & is_NC
+            wrong_NC = answered_NC & ~is_NC & 1
+            missed_NC = ~answered_NC & 1 & is_NC
+            hits_3C = torch.stack([right_NC.sum(0), wrong_NC.sum(0), missed_NC.sum(0)])
             _add_to(self.hits, model, hits_3C.cpu())
             return
 
         # How often each answer was given where each class was right.
-        codes, counts = torch.unique(truth * self.num_classes + answers, return_counts=True)
+        codes = truth * self.num_classes + answers  # a number for each pair
+        different, counts = torch.unique(codes, return_counts=True)
         pairs = self.pairs.setdefault(model, Counter())
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        for code, count in zip(different.tolist(), counts.tolist(), strict=True):
             pair = divmod(code, self.num_classes)
             pairs[pair] += count
         is_right = answers == truth
         is_wrong = ~is_right
         hits = []
         for classes in (truth[is_right], answers[is_wrong], truth[is_wrong]):
-            hits.append(torch.bincount(classes, minlength=self.num_classes))
+            of_each_class = torch.bincount(classes, minlength=self.num_classes)
+            hits.append(of_each_class)
         _add_to(self.hits, model, torch.stack(hits).cpu())
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
@@ -209,9 +213,10 @@ class Fidelity:
         """Keeps the pictures where the teacher was surest and the student wrong, and where all are wrong."""
         student_wrong = batch.known & ~batch.right["student"]
         both_wrong = student_wrong
-        if "teacher" in batch.right:
-            self._keep("lost", "teacher", student_wrong & batch.right["teacher"], batch)
-            both_wrong = student_wrong & ~batch.right["teacher"]
+        teacher_right = batch.right.get("teacher")
+        if teacher_right is not None:
+            self._keep("lost", "teacher", student_wrong & teacher_right, batch)
+            both_wrong = student_wrong & ~teacher_right
         self._keep("both_wrong", "student", both_wrong, batch)
 
     def _keep(self, kind: str, judge: str, is_mistake: Tensor, batch: _Batch) -> None:
@@ -323,13 +328,15 @@ class Fidelity:
         rows = []
         for class_id, name in enumerate(classes):
             right, _, missed = self.hits["student"][:, class_id].tolist()
-            if not right + missed:  # a class that does not occur has no score
+            count = right + missed
+            if not count:  # a class that does not occur has no score
                 continue
-            row: dict[str, Any] = {"name": name, "count": right + missed}
+            row: dict[str, Any] = {"name": name, "count": count}
             for model, hits in self.hits.items():
-                row[model] = self._class_score(*hits[:, class_id].tolist())
+                hits_of_class = hits[:, class_id].tolist()
+                row[model] = self._class_score(*hits_of_class)
             if self.kind == "segmentation":
-                row["recall"] = right / (right + missed)
+                row["recall"] = right / count
             rows.append(row)
         return rows
 

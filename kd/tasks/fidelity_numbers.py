@@ -1,6 +1,6 @@
 """How faithful a student that answers in numbers is to its teacher."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,11 @@ class NumbersFidelity:
         values_N3C = torch.stack(in_order).double().numpy()
         targets = []
         for i, name in enumerate(classes):
-            student, teacher, target = values_N3C[:, :, i].T
+            values_N3 = values_N3C[:, :, i]
+            student, teacher, target = values_N3.T
             targets.append(_result_of(name, student, teacher, target))
-        return {"kind": self.kind, "pictures": len(values_N3C), "targets": targets}
+        pictures = len(values_N3C)
+        return {"kind": self.kind, "pictures": pictures, "targets": targets}
 
 
 def _result_of(
@@ -79,13 +81,21 @@ def _result_of(
     if len(errors) == len(MODELS) and student.std() and teacher.std():
         result["correlation"] = float(np.corrcoef(student, teacher)[0, 1])
         result["difference"] = float(np.abs(student - teacher).mean())
-    by_target = np.flatnonzero(known)[np.argsort(target[known], kind="stable")]
-    result["deciles"] = []
-    for rows in np.array_split(by_target, PARTS):
+    result["deciles"] = _deciles(target, errors)
+    return result
+
+
+def _deciles(target: np.ndarray, errors: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
+    """Each model's mean error in each tenth of the known targets, ``(N,)`` each, by their size."""
+    known = np.flatnonzero(~np.isnan(target))
+    order = np.argsort(target[known], kind="stable")
+    deciles = []
+    for rows in np.array_split(known[order], PARTS):
         if not len(rows):
             continue
-        decile = {"from": float(target[rows[0]]), "to": float(target[rows[-1]])}
+        smallest, largest = target[rows[0]], target[rows[-1]]
+        decile = {"from": float(smallest), "to": float(largest)}
         for model, error in errors.items():
             decile[model] = float(error[rows].mean())
-        result["deciles"].append(decile)
-    return result
+        deciles.append(decile)
+    return deciles

@@ -50,15 +50,18 @@ class HeldOut(ExactMetric):
         """The student's features ``(N, D)``, and the mean losses of these N pictures by name; N may be 0."""
         if not len(features):
             return
-        x = features.double()
-        self.gram += x.T @ x
-        self.sums += torch.stack([losses[name].double() for name in self.names]) * len(x)
-        self.pictures += len(x)
+        x_ND = features.double()
+        pictures = len(x_ND)
+        means = torch.stack([losses[name].double() for name in self.names])
+        self.gram += x_ND.T @ x_ND
+        self.sums += means * pictures
+        self.pictures += pictures
 
     def compute(self) -> dict[str, Tensor]:
         """Each loss's mean over the held-out pictures, and ``rankme``, the effective rank of the features."""
-        means = (self.sums / self.pictures.clamp_min(1)).float()
-        metrics = dict(zip(self.names, means, strict=True))
+        pictures = self.pictures.clamp_min(1)
+        means = self.sums / pictures
+        metrics = dict(zip(self.names, means.float(), strict=True))
         metrics["rankme"] = torch.tensor(rank_of_gram(self.gram))
         return metrics
 

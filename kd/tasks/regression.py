@@ -88,10 +88,11 @@ class Regression(Task):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Answers and targets in units, ``(N, C)``, NaN where missing -> the mean over the known targets."""
         known = ~target.isnan()
-        losses = FORMS[self.form](
-            self.compared(logits.float()), self.compared(target).nan_to_num(), reduction="none"
-        )
-        return (losses * known).sum() / known.sum().clamp_min(1)
+        answers = self.compared(logits.float())
+        targets = self.compared(target).nan_to_num()
+        losses = FORMS[self.form](answers, targets, reduction="none")
+        of_known = losses * known
+        return of_known.sum() / known.sum().clamp_min(1)
 
     def counted(self, target: Tensor) -> Tensor:
         """How many numbers of the targets ``(N, C)`` are known, not NaN: int64, a scalar."""
@@ -180,11 +181,13 @@ class NumberErrors(ExactMetric):
 
     def update(self, answer: Tensor, target: Tensor) -> None:
         """Adds a batch, ``(N, C)`` each, in units; a missing target is NaN."""
-        known = (~target.isnan()).double()
+        is_known = ~target.isnan()
+        known = is_known.double()
         y = target.nan_to_num().double()
-        error = (answer.double() - y) * known
-        columns_5NC = [known, error.abs(), error**2, y, y**2]
-        sums_5C = torch.stack(columns_5NC).sum(1)
+        difference = answer.double() - y
+        error = difference * known
+        columns_5NC = torch.stack([known, error.abs(), error**2, y, y**2])
+        sums_5C = columns_5NC.sum(1)
         self.sums += sums_5C
 
     def compute(self) -> dict[str, Tensor]:

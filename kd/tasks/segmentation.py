@@ -231,9 +231,10 @@ def colours(classes: int) -> np.ndarray:
     brightness = (255, 190, 140)
     palette = np.zeros((max(256, classes), 3), np.uint8)
     for class_id in range(classes):
-        hue = round(255 * (class_id * golden_ratio % 1))
-        colour = (hue, 200, brightness[class_id % len(brightness)])
-        pixel = Image.new("HSV", (1, 1), colour).convert("RGB")
+        turn = class_id * golden_ratio % 1
+        hue = round(255 * turn)
+        value = brightness[class_id % len(brightness)]
+        pixel = Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB")
         palette[class_id] = np.array(pixel)[0, 0]
     return palette
 

@@ -141,8 +141,8 @@ class Int8Feature:
             ValueError: another number of channels, or units that are not finite and positive.
         """
         units_D = torch.tensor(units, dtype=torch.float32)
-        positive = (units_D.isfinite() & (units_D > 0)).all()
-        if units_D.shape != (self.channels,) or not positive:
+        is_valid_D = units_D.isfinite() & (units_D > 0)
+        if units_D.shape != (self.channels,) or not is_valid_D.all():
             raise ValueError(f"{self.channels} units, each > 0")
         self.units = units_D
 
@@ -161,9 +161,11 @@ class Int8Feature:
         exact_scale_NT1 = second_largest_NT1 / 127
         smallest_half = torch.finfo(torch.float16).tiny
         scale_NT1 = half(exact_scale_NT1.clamp_min(smallest_half))
-        rounded_NTD = (others_NTD / scale_NT1.float()).round()
-        values_NTD = rounded_NTD.clamp(-127, 127).to(torch.int8)
-        columns = (scale_NT1, half(largest_NT1), channel_NT1.to(torch.uint16), values_NTD)
+        scaled_NTD = others_NTD / scale_NT1.float()
+        rounded_NTD = scaled_NTD.round().clamp(-127, 127)
+        values_NTD = rounded_NTD.to(torch.int8)
+        channel_NT1 = channel_NT1.to(torch.uint16)
+        columns = (scale_NT1, half(largest_NT1), channel_NT1, values_NTD)
         return packed(columns, self.bytes)
 
     def decode(self, columns: Tensor) -> Tensor:
@@ -264,9 +266,10 @@ class MapCodec:
     def decode(self, records: Tensor) -> Tensor:
         """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
         body = records[:, CRC_BYTES:]
-        if self.topk is None:
-            return self.all_logits.decode(body[:, : self.all_logits.bytes])
-        return self._decode_largest(body, self.topk)
+        if self.topk is not None:
+            return self._decode_largest(body, self.topk)
+        logits = body[:, : self.all_logits.bytes]
+        return self.all_logits.decode(logits)
 
     def _encode_largest(self, logits: Tensor, k: int) -> Tensor:
         """Logits ``(N, C, h, w)`` -> uint8 ``(N, B)``: at each pixel the largest logit, the others' mass relative to
@@ -297,9 +300,11 @@ class MapCodec:
         ]
         largest_N1hw, mass_N1hw, values_Nkhw, classes_Nkhw = unpacked(body, layout)
         largest_N1hw = largest_N1hw.float()
-        other_N1hw = largest_N1hw + mass_N1hw.float() - math.log(self.num_classes - k)
+        others = self.num_classes - k
+        other_N1hw = largest_N1hw + mass_N1hw.float() - math.log(others)
         logits_NChw = other_N1hw.expand(-1, self.num_classes, -1, -1).clone()
-        classes_Nkhw = classes_Nkhw.long().clamp(0, self.num_classes - 1)
+        last_class = self.num_classes - 1
+        classes_Nkhw = classes_Nkhw.long().clamp(0, last_class)
         values_Nkhw = largest_N1hw + values_Nkhw.float()
         return logits_NChw.scatter_(1, classes_Nkhw, values_Nkhw)
 
@@ -539,7 +544,8 @@ class AnswerCodec:
         elif isinstance(logits, Tensor):
             values.append(logits)
         for value in values:
-            usable_N &= value.reshape(len(records), -1).isfinite().all(1)
+            numbers = value.reshape(len(records), -1)
+            usable_N &= numbers.isfinite().all(1)
         return usable_N.numpy()
 
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
@@ -554,13 +560,14 @@ class AnswerCodec:
         """
         logits = None
         if self.logits:
-            logits = self.logits.decode(records[:, : self._start_of_features])
-        layout = [(torch.uint8, (codec.bytes,)) for codec in self.features.values()]
+            head = records[:, : self._start_of_features]
+            logits = self.logits.decode(head)
+        codecs = self.features.values()
+        layout = [(torch.uint8, (codec.bytes,)) for codec in codecs]
         columns = unpacked(records, layout, self._start_of_features)
-        features = {}
-        for (name, codec), column in zip(self.features.items(), columns, strict=True):
-            features[name] = codec.decode(column)
-        return logits, features
+        pairs = zip(codecs, columns, strict=True)
+        decoded = [codec.decode(column) for codec, column in pairs]
+        return logits, dict(zip(self.features, decoded, strict=True))
 
 
 def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:

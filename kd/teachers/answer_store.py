@@ -54,14 +54,18 @@ class WholeRecords:
         Returns:
             Which are whole, bool ``(N,)``.
         """
-        checksums_N = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
+        heads_N4 = records[:, :CRC_BYTES].copy()
+        checksums_N = heads_N4.view("<u4")[:, 0]
         is_written_N = checksums_N != 0
         known_N = self._checksums[view, index]
         is_whole_N = is_written_N & (checksums_N == known_N)
 
         # the others are summed up once, and then known
         unchecked = np.flatnonzero(is_written_N & ~is_whole_N)
-        agreeing = [i for i in unchecked if checksum(records[i]) == checksums_N[i]]
+        agreeing = []
+        for i in unchecked:
+            if checksum(records[i]) == checksums_N[i]:
+                agreeing.append(i)
         newly_whole = np.array(agreeing, dtype=np.intp)
         if len(newly_whole) and self._usable is not None:
             is_usable = self._usable(records[newly_whole])
@@ -135,8 +139,10 @@ class AnswerStore:
             if measure:
                 content["measured"] = measure()
             write_text(file, json.dumps(content, indent=1))
-        os.close(_plain_file(file, os.O_RDONLY))  # refuses a link before it is read
-        stored = compare(text_of(file), fingerprint, str(self.folder), self._key)
+        handle = _plain_file(file, os.O_RDONLY)  # refuses a link before it is read
+        os.close(handle)
+        text = text_of(file)
+        stored = compare(text, fingerprint, str(self.folder), self._key)
         self.measured = stored.get("measured") or {}
 
     @property
@@ -196,11 +202,11 @@ class AnswerStore:
         """
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         file = self._files[view]
-        for row, number in zip(records, index, strict=True):
-            offset = int(number) * self.record_bytes
-            bytes_read = os.preadv(file, [row.data], offset)
+        for record, number in zip(records, index.tolist(), strict=True):
+            offset = number * self.record_bytes
+            bytes_read = os.preadv(file, [record.data], offset)
             if bytes_read < self.record_bytes:  # the file was cut
-                row[:] = 0
+                record[:] = 0
         is_whole = self._whole.among(view, index, records)
         return records, is_whole
 
@@ -221,12 +227,15 @@ class AnswerStore:
         """
         with self._locked():
             self._grow(view)
+            file = self._files[view]
             is_missing = ~self.present(view, index)
-            for number, record in zip(index[is_missing], records[is_missing], strict=True):
+            new_numbers = index[is_missing]
+            new_records = records[is_missing]
+            for number, record in zip(new_numbers, new_records, strict=True):
                 head = checksum(record).to_bytes(CRC_BYTES, "little")
                 body = record[CRC_BYTES:].tobytes()
                 offset = int(number) * self.record_bytes
-                _write_all(self._files[view], head + body, offset)
+                _write_all(file, head + body, offset)
 
     def filled(self) -> float:
         """The share of all records that have a checksum."""
@@ -270,9 +279,10 @@ def count_written(file: int, samples: int, record_bytes: int) -> int:
         count = min(records_a_read, samples - first)
         data = os.pread(file, count * record_bytes, first * record_bytes)
         whole_records = len(data) // record_bytes  # fewer where the file was cut
-        values = np.frombuffer(data, np.uint8)[: whole_records * record_bytes]
-        checksums = values.reshape(-1, record_bytes)[:, :CRC_BYTES]
-        written += int(checksums.any(1).sum())
+        values = np.frombuffer(data, np.uint8, whole_records * record_bytes)
+        records = values.reshape(-1, record_bytes)
+        has_checksum = records[:, :CRC_BYTES].any(1)
+        written += int(has_checksum.sum())
     return written
 
 
@@ -373,11 +383,13 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
     Returns:
         A sentence by name, first the names of ``here``.
     """
-    names = [*here, *(name for name in there if name not in here)]
+    names = dict.fromkeys([*here, *there])
     sentences = {}
     for name in names:
-        if there.get(name) != here.get(name):
-            sentences[name] = f"{name} is {there.get(name)} there, {here.get(name)} here"
+        stored = there.get(name)
+        present = here.get(name)
+        if stored != present:
+            sentences[name] = f"{name} is {stored} there, {present} here"
     return sentences
 
 

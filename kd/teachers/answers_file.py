@@ -219,6 +219,27 @@ def _safetensors_rows(file: str) -> Rows:
 
 def _logits_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
     """Logits ``(N, C)``, float32, in the order of the file's pictures and of the data's classes."""
+    numbers = _numbers_of(file, rows, classes)
+    known = ~np.isnan(numbers)
+    total = np.nansum(numbers, axis=1)
+    are_probabilities = (np.nan_to_num(numbers) >= 0).all() and (total <= 1.01).all()
+    if are_probabilities:
+        # Classes without a number share what is left of 1.
+        missing = len(classes) - known.sum(1)
+        left = np.clip(1 - total, 0, 1)
+        rest = left / np.maximum(missing, 1)
+        probabilities = np.where(known, numbers, rest[:, None])
+        logits = np.log(np.clip(probabilities, SMALLEST, 1))
+        return logits.astype(np.float32)
+    if not known.all():
+        of_all_rows = known.all(0)
+        lacking = classes[int(np.argmin(of_all_rows))]
+        raise UserError(f"{KEY}: {file} has logits, which all classes need; '{lacking}' is missing")
+    return numbers.astype(np.float32)
+
+
+def _numbers_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
+    """The file's numbers ``(N, C)``, NaN where it has none; an error where it names another class."""
     place = {name: i for i, name in enumerate(classes)}
     numbers = np.full((len(rows), len(classes)), np.nan)
     for i, row in enumerate(rows.values()):
@@ -228,19 +249,7 @@ def _logits_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
                     f"{KEY}: {file}: the data has no class '{label}'{did_you_mean(label, classes)}"
                 )
             numbers[i, place[label]] = value
-    known = ~np.isnan(numbers)
-    total = np.nansum(numbers, axis=1)
-    inside = (np.nan_to_num(numbers) >= 0).all() and (total <= 1.01).all()
-    if inside:
-        missing = len(classes) - known.sum(1)
-        rest = np.clip(1 - total, 0, 1) / np.maximum(missing, 1)
-        return np.log(np.clip(np.where(known, numbers, rest[:, None]), SMALLEST, 1)).astype(
-            np.float32
-        )
-    if not known.all():
-        lacking = classes[int(np.argmin(known.all(0)))]
-        raise UserError(f"{KEY}: {file} has logits, which all classes need; '{lacking}' is missing")
-    return numbers.astype(np.float32)
+    return numbers
 
 
 def _ends(name: str) -> list[str]:

@@ -91,12 +91,16 @@ class AnswerJournal:
         with self.file.open("rb") as file:
             file.seek(self._read_bytes)
             content = file.read()
-        for start in range(0, len(content) - self._size + 1, self._size):
+        whole_records = len(content) // self._size
+        for number in range(whole_records):
+            start = number * self._size
             record = content[start : start + self._size]
-            if hashlib.sha256(record[:-CHECK]).digest()[:CHECK] != record[-CHECK:]:
+            body, check = record[:-CHECK], record[-CHECK:]
+            digest, answer = body[:DIGEST], body[DIGEST:]
+            if hashlib.sha256(body).digest()[:CHECK] != check:
                 break
-            numbers = np.frombuffer(record[DIGEST:-CHECK], "<f4")
-            self._known[record[:DIGEST]] = numbers.astype(np.float32)
+            logits = np.frombuffer(answer, "<f4")
+            self._known[digest] = logits.astype(np.float32)
             self._read_bytes += self._size
 
 
@@ -176,7 +180,9 @@ class Address:
             UserError: no such server or model, or another number of classes.
         """
         about = self._json("GET", self.path)
-        outputs = {out.get("name"): out.get("shape") for out in about.get("outputs") or []}
+        outputs = {}
+        for output in about.get("outputs") or []:
+            outputs[output.get("name")] = output.get("shape")
         if self.output not in outputs:
             names = ", ".join(map(str, outputs))
             raise UserError(
@@ -188,12 +194,12 @@ class Address:
                 f"model.teacher.answers: {self.url} answers in {shape}, the data has {num_classes} classes"
             )
         # The answer to a fixed picture tells a model from another one at the same address.
-        ramp = np.arange(3 * 64 * 64, dtype=np.uint32).reshape(1, 64, 64, 3) % 251
-        answer = self._infer(ramp.astype(np.uint8), num_classes, exact=False)
+        ramp = np.arange(3 * 64 * 64, dtype=np.uint32) % 251
+        picture = ramp.astype(np.uint8).reshape(1, 64, 64, 3)
+        answer = self._infer(picture, num_classes, exact=False)
         self._probe = hashlib.sha256(answer.tobytes()).hexdigest()[:16]
-        self._journal = AnswerJournal(
-            self._folder / f"{self._probe}-{num_classes}.bin", num_classes
-        )
+        file = self._folder / f"{self._probe}-{num_classes}.bin"
+        self._journal = AnswerJournal(file, num_classes)
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -207,28 +213,33 @@ class Address:
             UserError: the server refuses, or the budget is used up.
         """
         images = batch["image"]
-        views = np.ascontiguousarray(images.permute(0, 2, 3, 1).cpu().numpy())
+        views_NHW3 = images.permute(0, 2, 3, 1).cpu().numpy()
+        views = np.ascontiguousarray(views_NHW3)
         if views.dtype != np.uint8:
             raise UserError("model.teacher.answers: takes uint8 pictures, of kd's own loaders")
-        return Answer({ALL: torch.from_numpy(self.logits_of(views)).to(images.device)})
+        logits = torch.from_numpy(self.logits_of(views))
+        return Answer({ALL: logits.to(images.device)})
 
     def logits_of(self, views: np.ndarray) -> np.ndarray:
         """Logits ``(N, C)``, float32, of views uint8 ``(N, H, W, 3)``."""
         journal = self._journal
         assert journal is not None, "build() comes first"
-        digests = [hashlib.sha256(f"{v.shape}".encode() + v.tobytes()).digest() for v in views]
-        missing = [i for i, digest in enumerate(digests) if journal.get(digest) is None]
-        if missing:
-            journal.refresh()
-            missing = [i for i in missing if journal.get(digests[i]) is None]
-        first_of = {digests[i]: i for i in reversed(missing)}  # equal views are asked for once
-        places = sorted(first_of.values())
-        for start in range(0, len(places), self.batch):
-            part = places[start : start + self.batch]
+        digests = [_digest_of(view) for view in views]
+        if any(journal.get(digest) is None for digest in digests):
+            journal.refresh()  # another process may have written it
+        view_of: dict[bytes, np.ndarray] = {}  # equal views are asked for once
+        for digest, view in zip(digests, views, strict=True):
+            if journal.get(digest) is None:
+                view_of.setdefault(digest, view)
+
+        missing = list(view_of)
+        for start in range(0, len(missing), self.batch):
+            part = missing[start : start + self.batch]
             self._check_budget(len(part))
-            answers = self._infer(views[part], journal.classes)
+            part_views = np.stack([view_of[digest] for digest in part])
+            answers = self._infer(part_views, journal.classes)
             self.asked += len(part)
-            journal.add([digests[i] for i in part], answers)
+            journal.add(part, answers)
         rows = [journal.get(digest) for digest in digests]
         return np.stack([row for row in rows if row is not None])
 
@@ -374,3 +385,9 @@ class Address:
             return response.status, content, {k.lower(): v for k, v in response.getheaders()}
         finally:
             connection.close()
+
+
+def _digest_of(view: np.ndarray) -> bytes:
+    """What tells a view's content, and its shape, from any other's."""
+    shape = str(view.shape).encode()
+    return hashlib.sha256(shape + view.tobytes()).digest()

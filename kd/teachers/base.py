@@ -209,12 +209,18 @@ class Ensemble(RunTeacher):
 
     def __init__(self, members: Mapping[str, RunTeacher]) -> None:
         self._members = dict(members)
-        teachers = list(members.values())
-        self.arch = " + ".join(teacher.arch for teacher in teachers)
-        self.model: nn.Module = nn.ModuleList([teacher.model for teacher in teachers])
-        weights = torch.tensor([teacher.weight for teacher in teachers])
-        shares = weights / weights.sum()
-        self._shares: list[float] = shares.tolist()
+        archs = []
+        models = []
+        weights = []
+        for teacher in members.values():
+            archs.append(teacher.arch)
+            models.append(teacher.model)
+            weights.append(teacher.weight)
+        self.arch = " + ".join(archs)
+        self.model: nn.Module = nn.ModuleList(models)
+        weights_T = torch.tensor(weights)
+        shares_T = weights_T / weights_T.sum()
+        self._shares: list[float] = shares_T.tolist()
 
     @property
     def members(self) -> Mapping[str, RunTeacher]:

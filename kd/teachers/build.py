@@ -111,12 +111,13 @@ def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple
 def differing_input(prepare: Preprocess, named: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
     """Which settings of an input differ from what the weights name, with the weights' values as settings."""
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
-    different = []
+    different = {}
     for name, values in named.items():
-        distances = [abs(a - b) for a, b in zip(values, now[name], strict=True)]
-        if max(distances) > SAME_MOMENTS:
-            different.append(name)
-    return {name: as_setting(named[name]) for name in different}
+        pairs = zip(values, now[name], strict=True)
+        distance = max(abs(wanted - present) for wanted, present in pairs)
+        if distance > SAME_MOMENTS:
+            different[name] = as_setting(values)
+    return different
 
 
 def say_differing_input(
@@ -229,12 +230,11 @@ def shared_teachers() -> Iterator[None]:
 
 def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> RunTeacher:
     """A teacher of the pool inside :func:`shared_teachers`, a new one outside."""
-    if _pool is None:
-        return build_teacher(spec, len(classes), classes, key, dense)
+    pool = {} if _pool is None else _pool
     name = repr((spec, list(classes), dense))
-    if name not in _pool:
-        _pool[name] = build_teacher(spec, len(classes), classes, key, dense)
-    return _pool[name]
+    if name not in pool:
+        pool[name] = build_teacher(spec, len(classes), classes, key, dense)
+    return pool[name]
 
 
 def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:

@@ -132,8 +132,11 @@ class Layout:
         machine.
         """
         place = (teacher.spec.cache_dir or "").rstrip("/")
-        if is_url(place) or (place and Path(place, PUBLISHED).is_dir()):
-            return f"{place}/{PUBLISHED}/{self.name(teacher)}"
+        if not place:
+            return ""
+        answers = f"{place}/{PUBLISHED}"
+        if is_url(place) or Path(answers).is_dir():
+            return f"{answers}/{self.name(teacher)}"
         return ""
 
     def base(self, teacher: RunTeacher) -> Path:
@@ -170,7 +173,8 @@ class Layout:
         """The codec of each kind of answer with its label: the logits, then each layer's features."""
         codecs = []
         if wanted.logits:
-            codecs.append(("logits", AnswerCodec(self._logits_codec(teacher, wanted))))
+            of_logits = self._logits_codec(teacher, wanted)
+            codecs.append(("logits", AnswerCodec(of_logits)))
         for (_, path, tokens), shape in wanted.features.items():
             of_picture = {(path, tokens): shape[1:]}
             codec = AnswerCodec(None, of_picture, teacher.spec.cache_precision)
@@ -178,14 +182,17 @@ class Layout:
         return codecs
 
     def _logits_codec(self, teacher: RunTeacher, wanted: Wanted) -> Codec:
-        topk = teacher.spec.cache_topk
+        spec = teacher.spec
         if wanted.maps:
             black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
             _, classes, height, width = teacher(black).shape
-            return MapCodec((classes, height, width), topk, teacher.spec.cache_precision)
-        if topk:
-            return TopKCodec(len(self.classes), topk, temperatures(logit_losses(wanted)))
-        return DenseCodec(len(self.classes))
+            shape = classes, height, width
+            return MapCodec(shape, spec.cache_topk, spec.cache_precision)
+        count = len(self.classes)
+        if spec.cache_topk:
+            of_losses = temperatures(logit_losses(wanted))
+            return TopKCodec(count, spec.cache_topk, of_losses)
+        return DenseCodec(count)
 
 
 def logit_losses(wanted: Wanted) -> list[LogitLoss]:

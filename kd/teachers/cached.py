@@ -146,8 +146,13 @@ class CachedTeacher(RunTeacher):
         view = batch["view"]
         device = batch["index"].device
         numbers = batch["index"].cpu().numpy()
-        stored = [entry.store.read(view, numbers) for entry in self.entries]
-        missing_N = ~np.logical_and.reduce([is_whole for _, is_whole in stored])
+        stored = []
+        whole = []
+        for entry in self.entries:
+            records, is_whole = entry.store.read(view, numbers)
+            stored.append(records)
+            whole.append(is_whole)
+        missing_N = ~np.logical_and.reduce(whole)
         if self.only:
             raise UserError(
                 f"{self.live.key}.cache: only, but {missing_N.sum()} of {len(numbers)} answers of a batch are missing in "
@@ -167,9 +172,10 @@ class CachedTeacher(RunTeacher):
             new = self.compute(images, numbers[missing_N])
 
         # store them, and put what is stored now in their place
-        records_of_kinds = [torch.from_numpy(records).to(device) for records, _ in stored]
-        for entry, records, new_records in zip(self.entries, records_of_kinds, new, strict=True):
-            records[rows] = self._store(entry.store, view, numbers[missing_N], new_records)
+        records_of_kinds = [torch.from_numpy(records).to(device) for records in stored]
+        missing = numbers[missing_N]
+        for entry, of_kind, new_records in zip(self.entries, records_of_kinds, new, strict=True):
+            of_kind[rows] = self._store(entry.store, view, missing, new_records)
         return records_of_kinds
 
     def compute(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
@@ -275,12 +281,15 @@ def records_of(
             raise UserError(
                 f"{live.key}.cache: holds one answer a picture, the teacher gives {shape}"
             )
-    features = {(path, tokens): x for (_, path, tokens), x in features_by_layer.items()}
+    features = {}
+    for (_, path, tokens), x in features_by_layer.items():
+        features[path, tokens] = x
 
     # one copy from the device for all kinds of answers
     finite_by_kind = []
     for x in (logits, *features.values()):
-        finite_by_kind.append(x.flatten(1).isfinite().all(1))
+        is_finite = x.flatten(1).isfinite()
+        finite_by_kind.append(is_finite.all(1))
     finite_N = torch.stack(finite_by_kind).all(0).cpu().numpy()
     if not finite_N.all():
         first = numbers[~finite_N][0]
@@ -298,20 +307,23 @@ class AnsweringCollate:
 
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
         self.collate = collate
-        self.teachers: dict[str, tuple[RunTeacher, list[AnswerCodec]]] = {}
+        self.teachers: dict[str, RunTeacher] = {}
+        self.codecs: dict[str, list[AnswerCodec]] = {}
         for name, cache in caches.items():
-            codecs = [entry.codec for entry in cache.entries]
-            self.teachers[name] = (cache.live, codecs)
+            self.teachers[name] = cache.live
+            self.codecs[name] = [entry.codec for entry in cache.entries]
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""
         batch = self.collate(samples)
         index = batch["index"]
+        numbers = index.numpy()
         device = device_of_a_maker()
         made: dict[str, Tensor] = {}
-        for name, (live, codecs) in self.teachers.items():
+        for name, live in self.teachers.items():
             live.to(device, live.dtype)
-            records_of_kinds = records_of(live, codecs, batch["image"], index.numpy())
+            codecs = self.codecs[name]
+            records_of_kinds = records_of(live, codecs, batch["image"], numbers)
             for kind, records in enumerate(records_of_kinds):
                 made[_made_key(name, kind)] = records
         return {"index": index, "view": batch["view"], "made": made}

@@ -170,13 +170,21 @@ class ChatAddress(Address):
                     f"{KEY}: {self.url} answers {logprob} as the logarithm of a probability"
                 )
             letter = re.sub(r"[^A-Za-z]", "", token)
-            class_id = LETTERS.find(letter) if len(letter) == 1 else -1
+            class_id = -1
+            if len(letter) == 1:
+                class_id = LETTERS.find(letter)
             if 0 <= class_id < len(p_C):
                 p_C[class_id] += math.exp(logprob)
                 seen_C[class_id] = True
         if not seen_C.any():
             tokens = ", ".join(repr(token) for token, _ in logprobs[:3])
             raise UserError(f"{KEY}: {self.url} answers no letter of a class, but {tokens}")
-        rest = max(0.0, 1 - p_C.sum()) / max(1, (~seen_C).sum())
+
+        # Classes whose letter is missing share what is left of 1.
+        left = max(0.0, 1 - p_C.sum())
+        missing = (~seen_C).sum()
+        rest = left / max(1, missing)
         p_C = np.where(seen_C, p_C, rest)
-        return np.log(np.clip(p_C / p_C.sum(), SMALLEST, 1)).astype(np.float32)
+        p_C = p_C / p_C.sum()
+        logits_C = np.log(np.clip(p_C, SMALLEST, 1))
+        return logits_C.astype(np.float32)

@@ -78,7 +78,8 @@ class Held:
         for name, shape in answers.get("features", {}).items():
             sides = "x".join(str(side) for side in shape)
             kinds.append(f"{name} ({sides}, {precision})")
-        return f"{' and '.join(kinds)}: {size}{self._errors()}"
+        names = " and ".join(kinds)
+        return f"{names}: {size}{self._errors()}"
 
     def _errors(self) -> str:
         """The measured errors, as the end of a sentence; "" where none were measured."""

@@ -145,13 +145,16 @@ def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
     size = layout.pixel_bytes * layout.samples * teacher.spec.cache_views
     folder, parts = layout.pixels(teacher)
     free = free_bytes(folder)
-    if (folder / FINGERPRINT).is_file():
-        compare(text_of(folder / FINGERPRINT), parts, str(folder), teacher.key)
+    fingerprint = folder / FINGERPRINT
+    if fingerprint.is_file():
+        compare(text_of(fingerprint), parts, str(folder), teacher.key)
         return True, KEPT
     limit = teacher.spec.cache_gb
-    if limit is not None and size > limit * 1e9:
-        return False, f"they would take {size / 1e9:.3g} GB of cache_gb={limit:g}"
-    room = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
+    size_gb = size / 1e9
+    if limit is not None and size_gb > limit:
+        return False, f"they would take {size_gb:.3g} GB of cache_gb={limit:g}"
+    free_mb = free / 1e6
+    room = f"{size / 1e6:,.1f} MB of {free_mb:,.0f} MB free disk"
     if size <= DISK_SHARE * free:
         return True, f"they take {room}"
     return False, f"they would take {room}"

@@ -37,10 +37,13 @@ def are_probabilities(outputs: Tensor, link: str) -> bool:
     lowest, highest = outputs.aminmax()
     within = (lowest >= 0) & (highest <= 1)
     if link == "sigmoid":
-        return outputs.numel() >= FEWEST and bool(within & (lowest < 0.5) & (lowest < highest))
+        says_no = lowest < 0.5
+        differ = lowest < highest
+        return outputs.numel() >= FEWEST and bool(within & says_no & differ)
     if outputs.shape[1] < 2:
         return False
-    error = (outputs.float().sum(1) - 1).abs().max()
+    sums_N = outputs.float().sum(1)
+    error = (sums_N - 1).abs().max()
     return bool(within & (error < 0.01))
 
 

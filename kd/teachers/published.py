@@ -75,8 +75,8 @@ def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, in
         are_in_order = shard_of_picture == sorted(shard_of_picture)
         are_different = len(set(names)) == len(names)
         if are_in_order and are_different:
-            counts = Counter(shard_of_picture)
-            return [(name, counts[i]) for i, name in enumerate(names) if i in counts]
+            counts = sorted(Counter(shard_of_picture).items())
+            return [(names[shard], count) for shard, count in counts]
 
     # Parts of equal size.
     pictures_a_part = max(1, PART_BYTES // record_bytes)
@@ -148,9 +148,9 @@ class PublishedStore:
             The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
         """
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
-        for row, number in enumerate(index):
-            record = self._record(view, int(number))
-            records[row] = np.frombuffer(record, np.uint8)
+        for place, number in enumerate(index.tolist()):
+            record = self._record(view, number)
+            records[place] = np.frombuffer(record, np.uint8)
         is_whole = self._whole.among(view, index, records)
         return records, is_whole
 
@@ -158,14 +158,15 @@ class PublishedStore:
         """The record of picture ``i``, from its place in its shard."""
         shard = int(np.searchsorted(self._starts, i, "right")) - 1
         shard_name, _ = self._shards[shard]
-        first = int(self._starts[shard])  # number of the shard's first picture
-        file_name = f"{shard_name}.view-{view:04d}.bin"
-        offset = (i - first) * self.record_bytes
+        first_picture = int(self._starts[shard])
+        name = f"{shard_name}.view-{view:04d}.bin"
+        size = self.record_bytes
+        offset = (i - first_picture) * size
         if self._remote is not None:
-            return self._remote.read(file_name, offset, self.record_bytes)
-        with open_regular(Path(self.folder, file_name), LARGEST_DATA) as file:
-            data = os.pread(file.fileno(), self.record_bytes, offset)
-        return data.ljust(self.record_bytes, b"\0")  # one that was cut counts as missing
+            return self._remote.read(name, offset, size)
+        with open_regular(Path(self.folder, name), LARGEST_DATA) as file:
+            data = os.pread(file.fileno(), size, offset)
+        return data.ljust(size, b"\0")  # one that was cut counts as missing
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """All of them, by the fingerprint; those that are damaged are found when they are read."""

@@ -26,12 +26,12 @@ from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.tier import TierRecord
 from kd.monitor.watch import Watch
+from kd.monitor.watched import Watched
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
+from tests.monitor._loaders import BATCH, SIDE, STEPS, OwnLoader
 
 torchvision = pytest.importorskip("torchvision")
-STEPS = 24  # a verdict needs 20 after the first
-SIDE = 32
 QUIET: dict[str, Any] = {
     "logger": False,
     "enable_checkpointing": False,
@@ -41,38 +41,19 @@ QUIET: dict[str, Any] = {
 }
 
 
-class Swing(torch.autograd.Function):
-    """Its backward pass takes 5 or 500 ms in turn, as one whose threads wait for a core."""
-
-    count = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        Swing.count += 1
-        time.sleep(0.5 if Swing.count % 2 else 0.005)
-        return grads[0]
-
-
 class Classifier(LightningModule):
     """A plain module, as its author would write it."""
 
-    def __init__(self, width: int = 8, swings: bool = False) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.net = torchvision.models.ResNet(
             torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4, width_per_group=64
         )
-        self.swings = swings
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         pictures, labels = batch
         logits = self.net(pictures)
-        if self.swings:
-            logits = Swing.apply(logits)
         return nn.functional.cross_entropy(logits, labels)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -84,24 +65,9 @@ class Classifier(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class Starving:
-    """A loader of the user's own, which neither says how large its batches are nor how it makes them."""
-
-    def __init__(self, wait_s: float) -> None:
-        self.wait_s = wait_s
-
-    def __len__(self) -> int:
-        return STEPS
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for _ in range(STEPS):
-            time.sleep(self.wait_s)
-            yield torch.rand(2, 3, SIDE, SIDE), torch.randint(0, 4, (2,))
-
-
 def pictures(count: int = 2 * STEPS) -> DataLoader:
     return DataLoader(
-        TensorDataset(torch.rand(count, 3, SIDE, SIDE), torch.arange(count) % 4), batch_size=2
+        TensorDataset(torch.rand(count, 3, SIDE, SIDE), torch.arange(count) % 4), batch_size=BATCH
     )
 
 
@@ -125,14 +91,14 @@ def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path: Path) ->
     assert [row["val/acc1"] for row in run.metrics if "val/acc1" in row]
     assert [row["step"] for row in run.metrics if "train/loss" in row] == [3, 7, 11, 15]
     assert any(step["p"].get("validation") for step in run.steps[0])
-    assert run.config["module"] == {"width": 8, "swings": False}
+    assert run.config["module"] == {"width": 8}
     assert run.config["trainer"]["max_epochs"] == 2
 
 
 def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
     watch = kd.Monitor(tmp_path / "run", max_hours=1e-4, rules_every_s=0)
     trainer = Trainer(max_epochs=100, callbacks=[watch], **QUIET)
-    trainer.fit(Classifier(), Starving(0.05))
+    trainer.fit(Classifier(), OwnLoader(0.05))
     run = read_run(tmp_path / "run")
     assert run.summary["status"] == "stopped: MaxHours"
     assert trainer.current_epoch < 99
@@ -172,7 +138,7 @@ def test_a_plain_loop_is_watched(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     with kd.Monitor(tmp_path / "run", interval_s=0.1) as watch:
         for _ in range(2):
-            for batch, labels in watch(Starving(0.02)):
+            for batch, labels in watch(OwnLoader(0.02)):
                 with watch.phase("forward"):
                     loss = nn.functional.cross_entropy(net(batch), labels)
                 with watch.phase("backward"):
@@ -199,12 +165,23 @@ def test_a_loop_that_stops_says_why(tmp_path: Path) -> None:
     with kd.Monitor(tmp_path / "run", max_hours=5e-5, rules_every_s=0) as watch:
         epochs = 0
         while not watch.stopped:
-            for _ in watch(Starving(0.02)):
+            for _ in watch(OwnLoader(0.02)):
                 pass
             epochs += 1
     assert watch.stopped == "MaxHours"
     assert epochs < 100
     assert read_run(tmp_path / "run").summary["status"] == "stopped: MaxHours"
+
+
+def test_a_problem_names_its_setting_and_is_printed_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address or a rule's text may hold the word that precedes the settings of kd's own runs."""
+    problem = "http://monitor.lan:4318 does not take the numbers"
+    Watched(tmp_path).report(problem, "otlp")
+    assert capsys.readouterr().err == f"kd.Monitor: otlp: {problem}\n"
+    OwnRun().report(problem, "otlp")
+    assert capsys.readouterr().err == f"kd-train: monitor.otlp: {problem}\n"
 
 
 def test_kds_own_runs_are_watched_by_the_same_parts(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Times are the training's own (``own_time``): what other processes of the machine
 
 import itertools
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from kd.report.limits import Limit
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 from tests._clock import OwnTime
+from tests.monitor._loaders import BATCH, SIDE, STEPS, OwnLoader
 
 torchvision = pytest.importorskip("torchvision")
-STEPS = 24  # a verdict needs 20 after the first
-SIDE = 32
-BATCH = 2
 
 
 class Swing(torch.autograd.Function):
@@ -68,25 +65,6 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class OwnLoader:
-    """A loader of the user's own, which says neither how large its batches are nor how it makes them.
-
-    Args:
-        wait_s: seconds that a batch takes, as from a slow store.
-    """
-
-    def __init__(self, wait_s: float) -> None:
-        self.wait_s = wait_s
-
-    def __len__(self) -> int:
-        return STEPS
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for _ in range(STEPS):
-            time.sleep(self.wait_s)
-            yield torch.rand(BATCH, 3, SIDE, SIDE), torch.randint(0, 4, (BATCH,))
 
 
 class Augmented(Dataset):

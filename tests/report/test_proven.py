@@ -13,7 +13,7 @@ CURVE = [
     {"share": 1.0, "accuracy": 0.867, "ms": 388.1},
 ]
 CASCADE = {"curve": CURVE, "teacher": 0.867, "teacher_ms": 290.1, "goal": "accuracy=0.98*teacher",
-           "confidence": 0.95, "score": "probability", "threshold": None}  # fmt: skip
+           "confidence": 0.95, "score": "probability", "chosen_on": 632, "threshold": None}  # fmt: skip
 
 
 def test_the_curve_is_drawn_over_milliseconds(tmp_path: Path) -> None:
@@ -28,5 +28,5 @@ def test_the_curve_is_drawn_over_milliseconds(tmp_path: Path) -> None:
     assert max(steps) - min(steps) < 0.11
     accuracies = chart["series"]["accuracy, %"]
     assert (accuracies[0], accuracies[-1]) == (77.6, 86.7)
-    assert numbers["rows"][1] == ["10.0%", "80.6%", "126.9", "44%"]
+    assert numbers["rows"][1] == ["10.0%", "80.6%", "126.90", "44%"]
     assert "no threshold is sure to reach it" in numbers["note"]

@@ -107,15 +107,17 @@ class DaliViews(DeviceViews):
         if self._pipeline is None or count > self._most:
             self._most = count
             self._pipeline = self._build(device)
-        boxes = np.array([recipe.box for recipe in plan.recipes], np.int32)
-        self._pipeline.feed_input("encoded", plan.encoded)
-        self._pipeline.feed_input("start", list(boxes[:, :2]))
-        self._pipeline.feed_input("shape", list(boxes[:, 2:]))
+        pipeline = self._pipeline
+        boxes_N4 = np.array([recipe.box for recipe in plan.recipes], np.int32)
+        pipeline.feed_input("encoded", plan.encoded)
+        pipeline.feed_input("start", list(boxes_N4[:, :2]))
+        pipeline.feed_input("shape", list(boxes_N4[:, 2:]))
+        steps_of_pictures = [dict(recipe.steps) for recipe in plan.recipes]
         for number in range(self.crop_number):
-            drawn = [dict(recipe.steps).get(number) for recipe in plan.recipes]
-            self._pipeline.feed_input(f"change {number}", [_amount(one) for one in drawn])
-        self._pipeline.schedule_run()
-        self._scheduled.append((plan, self._pipeline))
+            amounts = [_amount(steps.get(number)) for steps in steps_of_pictures]
+            pipeline.feed_input(f"change {number}", amounts)
+        pipeline.schedule_run()
+        self._scheduled.append((plan, pipeline))
 
     def _take(self, device: torch.device) -> Tensor:
         """The oldest scheduled batch's resized crops, uint8 ``(N, 3, *size)``; the host waits for its own part alone."""

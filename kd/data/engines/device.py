@@ -176,15 +176,17 @@ def pack(
         ``pixels`` uint8 ``(sum of 3 height width,)``, ``plan``, ``target``, ``index`` ``(N,)`` and ``view``.
     """
     cuts, recipes, targets, keys = zip(*samples, strict=True)
-    batch: dict[str, Any] = {}
+    plan = Plan(list(recipes), list(keys))
+    batch: dict[str, Any] = {"plan": plan}
     if encoded:
-        batch["plan"] = Plan(list(recipes), list(keys), cuts)
+        plan.encoded = list(cuts)
     else:
-        batch["pixels"] = torch.cat([cut.reshape(-1) for cut in cuts])
-        batch["plan"] = Plan(list(recipes), list(keys))
+        rows = [cut.reshape(-1) for cut in cuts]
+        batch["pixels"] = torch.cat(rows)
+    numbers, views = zip(*keys, strict=True)
     batch["target"] = stack(targets)
-    batch["index"] = torch.tensor([index for index, _ in keys])
-    batch["view"] = keys[0][1]
+    batch["index"] = torch.tensor(numbers)
+    batch["view"] = views[0]
     return batch
 
 
@@ -226,11 +228,13 @@ class DeviceViews:
     def _change_and_cut(self, pixels: Tensor, plan: Plan) -> Tensor:
         """Packed whole pictures -> packed crops, after the transforms that come before the crop; uint8, one row each."""
         picture_sizes = [recipe.picture_size for recipe in plan.recipes]
+        pictures = unpacked(pixels, picture_sizes)
         crops = []
-        for picture, recipe in zip(unpacked(pixels, picture_sizes), plan.recipes, strict=True):
+        for picture, recipe in zip(pictures, plan.recipes, strict=True):
             for number, parameters in recipe.steps:
                 if number < self.crop_number:
-                    picture = self.chain[number].transform(picture, parameters)
+                    transform = self.chain[number]
+                    picture = transform.transform(picture, parameters)
             top, left, height, width = recipe.box
             crop = picture[:, top : top + height, left : left + width]
             crops.append(crop.reshape(-1))
@@ -271,17 +275,19 @@ class DeviceViews:
         numbers = [number for number, _ in drawn]
         chosen = torch.tensor(numbers, dtype=torch.long)
         chosen = chosen.to(images.device, non_blocking=True)
-        flipped = images[chosen].flip(axis)
-        images[chosen] = flipped
+        pictures = images[chosen]
+        images[chosen] = pictures.flip(axis)
         self.kind.flip(target, chosen, axis)
 
 
 def unpacked(pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Pictures that lie one after another in a row of pixels, as ``(3, height, width)`` each, by their sizes."""
-    rows = pixels.split([3 * height * width for height, width in sizes])
+    lengths = [3 * height * width for height, width in sizes]
+    rows = pixels.split(lengths)
     pictures = []
     for row, (height, width) in zip(rows, sizes, strict=True):
-        pictures.append(row.view(3, height, width))
+        picture = row.view(3, height, width)
+        pictures.append(picture)
     return pictures
 
 
@@ -361,8 +367,10 @@ def _padded(
     rows, columns = size
     device = pixels.device
     # The pixel of the picture that each pixel of the result shows.
-    y_nR = torch.arange(rows, device=device).minimum(heights - 1)
-    x_nC = torch.arange(columns, device=device).minimum(widths - 1)
+    row_R = torch.arange(rows, device=device)
+    column_C = torch.arange(columns, device=device)
+    y_nR = row_R.minimum(heights - 1)
+    x_nC = column_C.minimum(widths - 1)
     channel_31 = torch.arange(3, device=device)[:, None]
     heights_n11 = heights[:, :, None]
     widths_n11 = widths[:, :, None]
@@ -385,11 +393,14 @@ def _resize_padded(
     new_height, new_width = size
     column_shares = _shares(widths, columns, new_width)  # (n, new_width, columns)
     row_shares = _shares(heights, rows, new_height)  # (n, new_height, rows)
-    narrow = padded.flatten(1, 2) @ column_shares.mT  # (n, 3 rows, new_width)
+    lines = padded.flatten(1, 2)  # (n, 3 rows, columns)
+    narrow = lines @ column_shares.mT  # (n, 3 rows, new_width)
     narrow.round_()
-    rows_first = narrow.view(n, 3, rows, new_width).transpose(1, 2)  # (n, rows, 3, new_width)
-    resized = row_shares @ rows_first.flatten(2)  # (n, new_height, 3 new_width)
-    images = resized.view(n, new_height, 3, new_width).transpose(1, 2)
+    channels_first = narrow.view(n, 3, rows, new_width)
+    rows_first = channels_first.transpose(1, 2).flatten(2)  # (n, rows, 3 new_width)
+    resized = row_shares @ rows_first  # (n, new_height, 3 new_width)
+    resized = resized.view(n, new_height, 3, new_width)
+    images = resized.transpose(1, 2)
     return images.round_().clamp_(0, 255).byte()
 
 
@@ -415,8 +426,10 @@ def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
     distance_NSM = (old_centre_M - new_centre_NS1).abs()
     relative_NSM = distance_NSM / scale_N11.clamp_min(1)
     triangle_NSM = (1 - relative_NSM).clamp_min_(0)
-    shares_NSM = triangle_NSM * (old_centre_M < lengths_N11)
-    return shares_NSM / shares_NSM.sum(-1, keepdim=True)
+    is_picture_N1M = old_centre_M < lengths_N11
+    shares_NSM = triangle_NSM * is_picture_N1M
+    sums_NS1 = shares_NSM.sum(-1, keepdim=True)
+    return shares_NSM / sums_NS1
 
 
 def _erase(images: Tensor, drawn: Sequence[Step]) -> None:

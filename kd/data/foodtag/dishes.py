@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kd.data.foodtag.pen import Pen, Point, arc, box, polar, shade
+from kd.data.foodtag.pen import Colour, Pen, Point, arc, box, polar, shade
 
 _SHADOW = (20, 16, 14, 70)
 _SIZES = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)  # of each of 1, 2, ... pieces on a dish
@@ -47,13 +47,15 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
             style = rng.getrandbits(32)
             size = _SIZES[count - 1]
             distance = 0.0 if count == 1 else 0.98 - size  # of a piece from the middle
+            shadow_height = 0.9 if spin > 1 else 0.5
             for i in range(count):
-                angle = start + 2 * math.pi * i / count + rng.uniform(-0.25, 0.25)
+                even_angle = start + 2 * math.pi * i / count
+                angle = even_angle + rng.uniform(-0.25, 0.25)
                 turn = rng.uniform(-spin, spin)
                 scale = size * rng.uniform(0.85, 1.1)
                 x, y = polar(distance, angle)
                 piece = pen.at(x, y, scale=scale, turn=turn)
-                piece.blob(0.08, 0.1, 0.95, _SHADOW, ry=0.9 if spin > 1 else 0.5)
+                piece.blob(0.08, 0.1, 0.95, _SHADOW, ry=shadow_height)
                 piece.rng = random.Random(style)  # the same for all pieces of a dish
                 draw_one(piece)
 
@@ -103,11 +105,13 @@ def bibimbap(pen: Pen) -> None:
         start = first_angle + 6.283 * i / sectors
         stop = first_angle + 6.283 * end / sectors
         fill = pen.pick("green", "green", "red", "chocolate", "cream", "cheese")
-        pen.shape([(0.0, 0.0), *arc(0.8, start=start, stop=stop)], shade(fill, 0.85))
+        edge = arc(0.8, start=start, stop=stop)
+        pen.shape([(0.0, 0.0), *edge], shade(fill, 0.85))
         places = []
         for _ in range(9):
             radius = rng.uniform(0.35, 0.7)
-            places.append((radius, rng.uniform(start, stop)))
+            angle = rng.uniform(start, stop)
+            places.append((radius, angle))
         for radius, angle in places:
             x, y = polar(radius, angle)
             turn = angle + rng.uniform(-0.5, 0.5)
@@ -131,8 +135,10 @@ def burger(pen: Pen) -> None:
     dome_height = rng.uniform(0.5, 0.85)
     has_seeds = rng.random() < 0.6
     lower_bun = box(-0.8, 0.4, 0.8, 0.7)
-    pen.shape(lower_bun + arc(0.72, start=0, stop=math.pi, squash=0.4), shade(bun, 0.8))
-    pen.shape(box(-0.8, 0.4, 0.8, 0.72), shade(bun, 0.9))
+    bottom = arc(0.72, start=0, stop=math.pi, squash=0.4)
+    pen.shape(lower_bun + bottom, shade(bun, 0.8))
+    side = box(-0.8, 0.4, 0.8, 0.72)
+    pen.shape(side, shade(bun, 0.9))
 
     # Fillings, from below; y is the upper edge of the newest one.
     y = 0.62
@@ -144,12 +150,14 @@ def burger(pen: Pen) -> None:
     dome = pen.at(0, y + 0.06)
     layers = ((1.0, 0.82), (0.9, 1.0), (0.6, 1.12))  # size and light
     for size, light in layers:
-        half_disc = arc(0.84 * size, start=math.pi, stop=2 * math.pi, squash=dome_height)
+        radius = 0.84 * size
+        half_disc = arc(radius, start=math.pi, stop=2 * math.pi, squash=dome_height)
         dome.shape(half_disc, shade(bun, light))
+    sesame = (248, 236, 205)
     seeds = 14 if has_seeds else 0
     for seed_x, seed_y in dome.spots(seeds, reach=0.6):
         height_on_dome = abs(seed_y) * dome_height
-        dome.blob(seed_x, -height_on_dome - 0.06, 0.045, (248, 236, 205), ry=0.028)
+        dome.blob(seed_x, -height_on_dome - 0.06, 0.045, sesame, ry=0.028)
 
 
 def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
@@ -157,9 +165,11 @@ def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
     if kind == "leaf":
         edge = []
         for i in range(16):
+            x = -0.9 + 0.12 * i
             drop = 0.9 if i % 2 else 1.5
-            edge.append((-0.9 + 0.12 * i, y + height * drop))
-        pen.shape([(0.85, y), (-0.85, y), *edge], pen.pick("green"))
+            edge.append((x, y + height * drop))
+        fill = pen.pick("green")
+        pen.shape([(0.85, y), (-0.85, y), *edge], fill)
         return
     if kind == "cheese":
         corners = [
@@ -167,7 +177,9 @@ def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
             (0.1, y + height),
             (-0.6, y + height * 1.7),
         ]
-        pen.shape([(-0.86, y + 0.02), (0.86, y + 0.02), *corners], pen.pick("cheese"))
+        upper = y + 0.02
+        fill = pen.pick("cheese")
+        pen.shape([(-0.86, upper), (0.86, upper), *corners], fill)
         return
     names = ("chocolate",) if kind == "meat" else ("red", "cream", "chocolate")
     fill = pen.pick(*names)
@@ -191,19 +203,15 @@ def cake_slice(pen: Pen) -> None:
     tip = (-0.9 * side, -0.05)
     near = (0.6 * side, 0.1)
     far = (0.85 * side, -depth)
+    iced = shade(icing, 0.8)
     for i in range(layers):
         upper = height * i / layers
         lower = height * (i + 1) / layers
-        for left, right, fill in (
-            (tip, near, cream if i % 2 else sponge),
-            (near, far, shade(icing, 0.8)),
-        ):
-            upper_edge = [(left[0], left[1] + upper), (right[0], right[1] + upper)]
-            lower_edge = [(right[0], right[1] + lower), (left[0], left[1] + lower)]
-            pen.shape(upper_edge + lower_edge, fill)
+        fill = cream if i % 2 else sponge
+        pen.shape(_side_of_layer(tip, near, upper, lower), fill)
+        pen.shape(_side_of_layer(near, far, upper, lower), iced)
     pen.shape([tip, near, far], icing)
-    icing_edge = [(near[0], near[1] + 0.08), (tip[0], tip[1] + 0.08)]
-    pen.shape([tip, near, *icing_edge], shade(icing, 0.9))
+    pen.shape(_side_of_layer(tip, near, 0, 0.08), shade(icing, 0.9))
 
     for _ in range(rng.randint(0, 3)):
         x = side * rng.uniform(-0.1, 0.6)
@@ -211,7 +219,28 @@ def cake_slice(pen: Pen) -> None:
         radius = rng.uniform(0.1, 0.2)
         pen.ball(x, y, radius, pen.pick("red", "plum"))
     top = pen.at(0.2 * side, -0.15, scale=1, turn=0, squash=0.5)
-    top.bits(rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate"))
+    count = rng.randint(0, 12)
+    crumb = pen.pick("any")
+    top.bits(count, 0.4, 0.04, crumb, pen.pick("chocolate"))
+
+
+def _side_of_layer(left: Point, right: Point, upper: float, lower: float) -> list[Point]:
+    """What shows of a cake's layer below the edge from ``left`` to ``right`` of its upper face.
+
+    Args:
+        left: an end of the edge.
+        right: the other one.
+        upper: how far below the edge the layer begins.
+        lower: how far below it ends.
+    """
+    left_x, left_y = left
+    right_x, right_y = right
+    return [
+        (left_x, left_y + upper),
+        (right_x, right_y + upper),
+        (right_x, right_y + lower),
+        (left_x, left_y + lower),
+    ]
 
 
 @food(kcal=220, most=3)
@@ -267,20 +296,29 @@ def curry_rice(pen: Pen) -> None:
     rice = pen.pick("cream")
     curry = pen.pick("broth", "chocolate")
     pen.bowl(curry)
-    half = pen.at(0, 0, scale=1, turn=rng.uniform(0, 6))
+    turn = rng.uniform(0, 6)
+    half = pen.at(0, 0, scale=1, turn=turn)
     edge = rng.uniform(-0.1, 0.25)  # where the rice ends
-    heap = half.at(-0.3 - edge / 2, 0, scale=0.56 - edge / 2)
+    middle = -0.3 - edge / 2
+    width = 0.56 - edge / 2
+    heap = half.at(middle, 0, scale=width)
     heap.blob(0, 0, 1.0, shade(rice, 0.8), ry=1.5, turn=0, wobble=0.08)
     heap.blob(0, 0, 0.92, rice, ry=1.4, turn=0, wobble=0.08)
     heap.bits(45, 0.9, 0.08, rice)
-    chunks = [pen.pick("red"), pen.pick("cheese"), shade(curry, 0.55), pen.pick("green")]
+    carrot = pen.pick("red")
+    potato = pen.pick("cheese")
+    meat = shade(curry, 0.55)
+    peas = pen.pick("green")
+    chunks = [carrot, potato, meat, peas]
     for _ in range(rng.randint(5, 10)):
         x = rng.uniform(edge + 0.05, 0.62)
         y = rng.uniform(-0.55, 0.55)
         size = rng.uniform(0.08, 0.15)
         fill = rng.choice(chunks)
-        half.ball(x, y, size, fill, ry=size * 0.8, turn=rng.uniform(0, 3))
-    pen.bits(rng.randint(0, 8), 0.6, 0.05, pen.pick("green"))
+        turn = rng.uniform(0, 3)
+        half.ball(x, y, size, fill, ry=size * 0.8, turn=turn)
+    herbs = rng.randint(0, 8)
+    pen.bits(herbs, 0.6, 0.05, pen.pick("green"))
 
 
 @food(kcal=300, most=2)
@@ -324,10 +362,9 @@ def dumplings(pen: Pen) -> None:
     pleats = rng.randint(5, 9)
     lowered = pen.at(0, 0.3)
     for radius, light in ((1.0, 0.75), (0.94, 1.0)):
-        body = arc(radius, start=math.pi, stop=2 * math.pi, squash=0.9) + arc(
-            radius, start=0, stop=math.pi, squash=0.2
-        )
-        lowered.shape(body, shade(dough, light))
+        upper = arc(radius, start=math.pi, stop=2 * math.pi, squash=0.9)
+        lower = arc(radius, start=0, stop=math.pi, squash=0.2)
+        lowered.shape(upper + lower, shade(dough, light))
     lowered.blob(0, -0.26, 0.62, shade(dough, 1.1), ry=0.3)
     for i in range(pleats):
         angle = math.pi * (1 + (i + 0.5) / pleats)
@@ -335,7 +372,8 @@ def dumplings(pen: Pen) -> None:
         for radius, shift in ((1.0, 0), (0.82, 0.06), (0.66, 0.02)):
             x, y = polar(radius, angle + shift)
             pleat.append((x, y * 0.88))
-        lowered.line(pleat, width=0.06, fill=shade(dough, 0.7))
+        dark = shade(dough, 0.7)
+        lowered.line(pleat, width=0.06, fill=dark)
     if rng.random() < 0.5:
         lowered.blob(0, 0.02, 0.72, pen.pick("baked"), ry=0.13)
 
@@ -369,7 +407,8 @@ def fruit_tart(pen: Pen) -> None:
     rim = []
     for i in range(2 * crimps):
         radius = 0.93 + 0.07 * (i % 2)
-        rim.append(polar(radius, math.pi * i / crimps))
+        angle = math.pi * i / crimps
+        rim.append(polar(radius, angle))
     pen.shape(rim, shade(base, 0.75))
     pen.blob(0, 0, 0.9, base)
     pen.blob(0, 0, 0.8, pen.pick("cream", "cheese"))
@@ -398,12 +437,9 @@ def ice_cream(pen: Pen) -> None:
     bottom = 1 - tip / 2
     pen.shape([(-width, 0), (width, 0), (tip, bottom), (-tip, bottom)], base)
     if not tip:
-        for place in (-0.6, -0.2, 0.2, 0.6):
-            start = place * width
-            for lean in (-0.25, 0.25):
-                stop = start * 0.4 + lean * (1 - abs(place)) * width
-                pen.line([(start, 0), (stop, 0.55)], width=0.03, fill=shade(base, 0.7))
-    pen.shape(box(-width * 1.08, -0.02, width * 1.08, 0.12), shade(base, 0.8))
+        _draw_waffle(pen, width, shade(base, 0.7))
+    rim = width * 1.08
+    pen.shape(box(-rim, -0.02, rim, 0.12), shade(base, 0.8))
     places: list[list[Point]] = [
         [(0.0, -0.2)],
         [(0.0, -0.16), (0.03, -0.68)],
@@ -412,11 +448,25 @@ def ice_cream(pen: Pen) -> None:
     for x, y in places[scoops - 1]:
         flavour = pen.pick("pink", "pink", "cream", "chocolate", "green", "any")
         melted_y = y + width * 0.62
-        pen.blob(x, melted_y, width * 1.05, shade(flavour, 0.9), ry=width * 0.3, turn=0, wobble=0.2)
+        melted = shade(flavour, 0.9)
+        pen.blob(x, melted_y, width * 1.05, melted, ry=width * 0.3, turn=0, wobble=0.2)
         pen.ball(x, y, width, flavour)
         scoop = pen.at(x, y, scale=width)
         bits = rng.choice((0, 8))
-        scoop.bits(bits, 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
+        crumb = pen.pick("any")
+        scoop.bits(bits, 0.8, 0.1, crumb, pen.pick("chocolate"))
+
+
+def _draw_waffle(pen: Pen, width: float, fill: Colour) -> None:
+    """The lines of a cone, half of whose rim is ``width`` wide."""
+    for place in (-0.6, -0.2, 0.2, 0.6):
+        start_x = place * width
+        distance = 1 - abs(place)  # from the rim's end
+        for lean in (-0.25, 0.25):
+            stop_x = start_x * 0.4 + lean * distance * width
+            start = (start_x, 0)
+            stop = (stop_x, 0.55)
+            pen.line([start, stop], width=0.03, fill=fill)
 
 
 @food(kcal=380, most=5)
@@ -429,10 +479,13 @@ def kimbap(pen: Pen) -> None:
     pen.blob(0, 0, 0.95, rim, ry=0.92)
     pen.blob(0, 0, 0.83, rice, ry=0.8)
     pen.bits(24, 0.76, 0.07, rice)
-    for x, y in pen.spots(rng.randint(4, 7), reach=0.34):
+    fillings = rng.randint(4, 7)
+    for x, y in pen.spots(fillings, reach=0.34):
         size = rng.uniform(0.13, 0.22)
-        cube = pen.at(x, y, scale=size, turn=rng.uniform(0, 3))
-        cube.shape(box(-1, -1, 1, 1), pen.pick("red", "green", "baked", "cheese"))
+        turn = rng.uniform(0, 3)
+        fill = pen.pick("red", "green", "baked", "cheese")
+        cube = pen.at(x, y, scale=size, turn=turn)
+        cube.shape(box(-1, -1, 1, 1), fill)
 
 
 @food(kcal=520)
@@ -456,7 +509,8 @@ def pancakes(pen: Pen) -> None:
         x = rng.uniform(-0.06, 0.06)
         radius = rng.uniform(0.78, 0.9)
         for down, size, fill in layers:
-            pen.blob(x, y + step * down, radius * size, fill, ry=radius * size * flat)
+            rx = radius * size
+            pen.blob(x, y + step * down, rx, fill, ry=rx * flat)
 
     top = pen.at(0, step * (1 - count / 2))
     if rng.random() < 0.7:
@@ -467,12 +521,15 @@ def pancakes(pen: Pen) -> None:
             end = 0.5 * flat + rng.uniform(0.1, 0.4)
             top.line([(x * 0.5, 0), (x, 0.5 * flat), (x, end)], width=0.1, fill=syrup)
     if rng.random() < 0.7:
-        butter = top.at(rng.uniform(-0.15, 0.15), -0.08, scale=0.2, turn=rng.uniform(-0.5, 0.5))
+        x = rng.uniform(-0.15, 0.15)
+        turn = rng.uniform(-0.5, 0.5)
+        butter = top.at(x, -0.08, scale=0.2, turn=turn)
         butter.shape(box(-1, -0.6, 1, 0.8), (214, 178, 84))
         butter.shape(box(-0.95, -0.6, 0.95, 0.3), (250, 226, 130))
     else:
         berries = top.at(0, 0, scale=1, turn=0, squash=flat)
-        berries.bits(rng.randint(4, 9), 0.45, 0.13, pen.pick("red", "plum"), slim=1.2)
+        count = rng.randint(4, 9)
+        berries.bits(count, 0.45, 0.13, pen.pick("red", "plum"), slim=1.2)
 
 
 @food(kcal=700)
@@ -523,17 +580,24 @@ def ramen(pen: Pen) -> None:
     noodle = pen.pick("cream", "cheese")
     direction = rng.uniform(0, 6)
     pen.bowl(pen.pick("broth", "broth", "chocolate", "red"))
-    for x, y in pen.spots(rng.randint(12, 20), reach=0.4):
+    noodles = rng.randint(12, 20)
+    for x, y in pen.spots(noodles, reach=0.4):
         bend = rng.uniform(0.04, 0.12)
-        here = pen.at(x, y, scale=1, turn=direction + rng.uniform(-0.6, 0.6))
-        wave = [(-0.42 + 0.07 * i, bend * math.sin(i * 1.1)) for i in range(13)]
+        turn = direction + rng.uniform(-0.6, 0.6)
+        here = pen.at(x, y, scale=1, turn=turn)
+        wave = []
+        for i in range(13):
+            height = bend * math.sin(i * 1.1)
+            wave.append((-0.42 + 0.07 * i, height))
         here.line(wave, width=0.075, fill=shade(noodle, 0.7))
         here.line(wave, width=0.045, fill=noodle)
-    toppings = rng.sample(("egg", "nori", "meat"), rng.randint(0, 3))
+    count = rng.randint(0, 3)
+    toppings = rng.sample(("egg", "nori", "meat"), count)
     for i, kind in enumerate(toppings):
         angle = direction + 2.1 * i
         x, y = polar(0.55, angle)
-        topping = pen.at(x, y, scale=rng.uniform(0.23, 0.32), turn=angle)
+        size = rng.uniform(0.23, 0.32)
+        topping = pen.at(x, y, scale=size, turn=angle)
         if kind == "egg":
             topping.blob(0, 0, 1, pen.pick("cream"), ry=0.78)
             topping.blob(0, 0, 0.52, pen.pick("yolk"))
@@ -541,7 +605,8 @@ def ramen(pen: Pen) -> None:
             topping.shape(box(-0.8, -0.7, 1.2, 0.7), pen.pick("seaweed"))
         else:
             topping.ball(0, 0, 1, pen.pick("skin"), ry=0.65)
-    pen.bits(rng.randint(0, 14), 0.6, 0.06, pen.pick("green"))
+    onions = rng.randint(0, 14)
+    pen.bits(onions, 0.6, 0.06, pen.pick("green"))
 
 
 @food(kcal=240)
@@ -550,18 +615,24 @@ def salad(pen: Pen) -> None:
     rng = pen.rng
     if rng.random() < 0.5:
         pen.bowl(shade(pen.pick("green"), 0.7))
-    for x, y in pen.spots(rng.randint(16, 26), reach=0.7):
+    leaves = rng.randint(16, 26)
+    for x, y in pen.spots(leaves, reach=0.7):
         if rng.random() < 0.8:
-            fill = shade(pen.pick("green"), rng.uniform(0.7, 1.3))
+            green = pen.pick("green")
+            light = rng.uniform(0.7, 1.3)
+            fill = shade(green, light)
         else:
             fill = pen.pick("plum", "chocolate")
         size = rng.uniform(0.18, 0.34)
-        leaf = pen.at(x, y, scale=size, turn=rng.uniform(0, 6))
+        turn = rng.uniform(0, 6)
+        leaf = pen.at(x, y, scale=size, turn=turn)
         leaf.blob(0, 0, 1, fill, ry=0.6, turn=0, wobble=0.2)
         leaf.line([(-0.9, 0), (0.9, 0)], width=0.1, fill=shade(fill, 1.35))
-    for x, y in pen.spots(rng.randint(3, 9), reach=0.6):
+    pieces = rng.randint(3, 9)
+    for x, y in pen.spots(pieces, reach=0.6):
         size = rng.uniform(0.14, 0.24)
-        here = pen.at(x, y, scale=size, turn=rng.uniform(0, 6))
+        turn = rng.uniform(0, 6)
+        here = pen.at(x, y, scale=size, turn=turn)
         kind = rng.choice(("wedge", "cube", "slice"))
         fill = pen.pick("red", "green")
         if kind == "wedge":
@@ -592,15 +663,21 @@ def soup(pen: Pen) -> None:
             radius = 0.055 * (0.3 * i)
             swirl.append(polar(radius, angle))
         pen.line(swirl, width=0.07, fill=cream)
-    croutons = rng.choice((0, rng.randint(3, 8)))
+    some = rng.randint(3, 8)
+    croutons = rng.choice((0, some))
     for x, y in pen.spots(croutons, reach=0.55):
-        cube = pen.at(x, y, scale=0.11, turn=rng.uniform(0, 3))
+        turn = rng.uniform(0, 3)
+        cube = pen.at(x, y, scale=0.11, turn=turn)
         cube.shape(box(-1, -1, 1, 1.3), shade(bread, 0.75))
         cube.shape(box(-1, -1, 1, 0.7), bread)
-    herbs = rng.choice((0, rng.randint(5, 16)))
+    some = rng.randint(5, 16)
+    herbs = rng.choice((0, some))
     pen.bits(herbs, 0.7, 0.06, pen.pick("green"))
-    drops = rng.choice((0, rng.randint(5, 12)))
-    pen.bits(drops, 0.75, 0.08, shade(fill, 1.3), shade(fill, 0.75))
+    some = rng.randint(5, 12)
+    drops = rng.choice((0, some))
+    light = shade(fill, 1.3)
+    dark = shade(fill, 0.75)
+    pen.bits(drops, 0.75, 0.08, light, dark)
 
 
 @food(kcal=400)
@@ -644,15 +721,19 @@ def taco(pen: Pen) -> None:
     lowered = pen.at(0, 0.3)
     names = rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)
     fills = [pen.pick(name) for name in names]
-    lowered.shape(arc(1.0, start=math.pi, stop=2 * math.pi, squash=0.95), shade(shell, 0.7))
+    rear = arc(1.0, start=math.pi, stop=2 * math.pi, squash=0.95)
+    lowered.shape(rear, shade(shell, 0.7))
     for i in range(19):
         angle = math.pi * (1 + i / 18)
         radius = rng.uniform(0.86, 1.02)
         size = rng.uniform(0.1, 0.19)
+        fill = rng.choice(fills)
         x, y = polar(radius, angle)
-        lowered.blob(x, y * 0.92, size, rng.choice(fills), ry=0.1, turn=angle, wobble=0.15)
-    lowered.shape(arc(0.92, start=math.pi, stop=2 * math.pi, squash=0.85), shell)
-    lowered.shape(arc(0.7, start=math.pi, stop=2 * math.pi, squash=0.7), shade(shell, 1.1))
+        lowered.blob(x, y * 0.92, size, fill, ry=0.1, turn=angle, wobble=0.15)
+    front = arc(0.92, start=math.pi, stop=2 * math.pi, squash=0.85)
+    lit = arc(0.7, start=math.pi, stop=2 * math.pi, squash=0.7)
+    lowered.shape(front, shell)
+    lowered.shape(lit, shade(shell, 1.1))
     for _ in range(7):
         x = rng.uniform(-0.6, 0.6)
         y = rng.uniform(-0.5, -0.05)

@@ -100,13 +100,15 @@ def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bo
     """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums."""
     total = len(_jobs(train_per_class, val_per_class))
     count = max(1, min(cores(), total // 20))
-    command = [sys.executable, "-P", "-c", _WORKER, "\n".join(sys.path)]
+    python_path = "\n".join(sys.path)
+    command = [sys.executable, "-P", "-c", _WORKER, python_path]
     command += [str(root), str(train_per_class), str(val_per_class)]
     size = "portions" if portions else ""
     workers = []
     for share in range(count):
         arguments = [*command, str(share), str(count), size]
-        workers.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
+        worker = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        workers.append(worker)
     lines = _follow(workers, total)
     if len(lines) != total:
         raise RuntimeError(f"FoodTag-mini: {len(lines)} of {total} pictures were drawn in {root}")
@@ -145,11 +147,15 @@ def draw_share(
     empty for portions of the usual size.
     """
     jobs = _jobs(int(train_per_class), int(val_per_class))
-    for split, label, seed in jobs[int(share) :: int(shares)]:
+    jobs_of_worker = jobs[int(share) :: int(shares)]
+    for split, label, seed in jobs_of_worker:
         name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"
         file = Path(root, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        picture = draw(label, seed, portion_of(label, seed) if portions else 1.0)
+        portion = 1.0
+        if portions:
+            portion = portion_of(label, seed)
+        picture = draw(label, seed, portion)
         picture.save(file, quality=_QUALITY)
         try:
             print(f"{_sha256(file)}  {name}", flush=True)

@@ -43,9 +43,8 @@ _FINE_FROM = 8  # pixels: blobs of a smaller radius have the coarse outline
 
 def pick_colour(rng: random.Random, *names: str) -> Colour:
     """A random colour of one of the named kinds, RGB in 0..255."""
-    low_hue, high_hue, low_saturation, high_saturation, low_value, high_value = _COLOURS[
-        rng.choice(names)
-    ]
+    name = rng.choice(names)
+    low_hue, high_hue, low_saturation, high_saturation, low_value, high_value = _COLOURS[name]
     hue = rng.uniform(low_hue, high_hue) / 60
     saturation = rng.uniform(low_saturation, high_saturation) / 100
     value = 2.55 * rng.uniform(low_value, high_value)
@@ -54,7 +53,8 @@ def pick_colour(rng: random.Random, *names: str) -> Colour:
     channels = []
     for n in (5, 3, 1):
         k = (n + hue) % 6
-        channels.append(int(value * (1 - saturation * max(0, min(k, 4 - k, 1)))))
+        taken = saturation * max(0, min(k, 4 - k, 1))
+        channels.append(int(value * (1 - taken)))
     return tuple(channels)
 
 
@@ -238,13 +238,17 @@ class Pen:
             fill = rng.choice(fills)
             light = rng.uniform(0.8, 1.12)
             turn = rng.uniform(0, 3)
-            self.blob(x, y, radius, shade(fill, light), ry=radius * slim, turn=turn, wobble=0.1)
+            lit = shade(fill, light)
+            self.blob(x, y, radius, lit, ry=radius * slim, turn=turn, wobble=0.1)
 
     def bowl(self, fill: Colour) -> None:
         """A bowl filled to its rim."""
         rim = self.pick("cream", "cream", "chocolate", "metal")
-        self.blob(0, 0.08, 1.08, shade(rim, 0.6), wobble=0)
+        outside = shade(rim, 0.6)
+        inside = shade(rim, 0.7)
+        lit = shade(fill, 1.07)
+        self.blob(0, 0.08, 1.08, outside, wobble=0)
         self.blob(0, 0, 1.06, rim, wobble=0)
-        self.blob(0, 0.02, 0.96, shade(rim, 0.7), wobble=0)
+        self.blob(0, 0.02, 0.96, inside, wobble=0)
         self.blob(0, 0.04, 0.92, fill, wobble=0.01)
-        self.blob(-0.05, 0, 0.75, shade(fill, 1.07), wobble=0.06)
+        self.blob(-0.05, 0, 0.75, lit, wobble=0.06)

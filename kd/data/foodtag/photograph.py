@@ -47,10 +47,12 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     image = _table(rng, noise)
 
     # Where the dish lies, and how large it is, in pixels of the canvas.
-    size = _CANVAS * (0.42 + 0.12 * _SPREAD * rng.uniform(-1, 0.5))
-    centre_x = _CANVAS * (0.5 + 0.14 * _SPREAD * rng.uniform(-1, 1))
-    centre_y = _CANVAS * (0.5 + 0.14 * _SPREAD * rng.uniform(-1, 1))
-    frame = Pen(image, rng, (size, 0, centre_x, 0, size, centre_y))
+    size_share = 0.42 + 0.12 * _SPREAD * rng.uniform(-1, 0.5)
+    x_share = 0.5 + 0.14 * _SPREAD * rng.uniform(-1, 1)
+    y_share = 0.5 + 0.14 * _SPREAD * rng.uniform(-1, 1)
+    size = _CANVAS * size_share
+    matrix = (size, 0, _CANVAS * x_share, 0, size, _CANVAS * y_share)
+    frame = Pen(image, rng, matrix)
 
     if rng.random() < 0.3 * _SPREAD:
         _neighbours_plate(frame)
@@ -60,10 +62,13 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     turn = rng.uniform(-0.3, 0.3)
     lean = rng.uniform(-0.45, 0.45)
     squash = rng.uniform(0, 0.32)
-    turned = frame.at(0, 0, scale=1, turn=_SPREAD * turn, squash=1 - _SPREAD * squash)
+    height = 1 - _SPREAD * squash
+    turned = frame.at(0, 0, scale=1, turn=_SPREAD * turn, squash=height)
     view = turned.at(0, 0, scale=1, turn=_SPREAD * lean)
     _dish(view)
-    FOODS[label].draw(view if portion == 1.0 else view.at(0, 0, scale=portion))
+    if portion != 1.0:
+        view = view.at(0, 0, scale=portion)
+    FOODS[label].draw(view)
 
     if rng.random() < _SPREAD:
         _clutter(frame)
@@ -110,14 +115,16 @@ def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
     elif kind == "tiles":
         joints = (u % pitch < 2.5) | (v % pitch < 2.5)
         sign = rng.choice((-1, 1))
-        pattern = 0.3 * joints * sign + 0.05 * _clouds(noise, cells=10)
+        lines = 0.3 * joints * sign
+        pattern = lines + 0.05 * _clouds(noise, cells=10)
     else:
         contrast = 0.13 if kind == "stone" else 0.03
         speckles = contrast * _clouds(noise, cells=70)
         pattern = speckles + 0.08 * _clouds(noise, cells=6)
     light = 1 + _SPREAD * pattern[..., None]
     pixels = np.array(colour, np.float32) * light
-    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+    pixels = np.clip(pixels, 0, 255)
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def _neighbours_plate(frame: Pen) -> None:
@@ -155,7 +162,9 @@ def _dish(pen: Pen) -> None:
         for radius, light in ((1.0, 0.78), (0.97, 1.0), (0.76, 0.86), (0.74, 0.97)):
             pen.blob(0, 0, size * radius, shade(fill, light), wobble=0)
         return
-    here = pen.at(0, 0, scale=size, turn=pen.rng.uniform(-0.5, 0.5), squash=pen.rng.uniform(0.7, 1))
+    turn = pen.rng.uniform(-0.5, 0.5)
+    squash = pen.rng.uniform(0.7, 1)
+    here = pen.at(0, 0, scale=size, turn=turn, squash=squash)
     if kind == "board":
         layers = [(1.0, 0.8), (0.95, 1.0)]
     else:
@@ -168,8 +177,10 @@ def _clutter(pen: Pen) -> None:
     """Something in front: cutlery, chopsticks, leaves, drops of sauce, fingers or a napkin."""
     rng = pen.rng
     kind = rng.choice(("fork", "sticks", "leaf", "sauce", "hand", "napkin", "none", "none"))
-    turned = pen.at(0, 0, scale=1, turn=rng.uniform(0, 6.28))
-    here = turned.at(rng.uniform(0.25, 0.75), 0)
+    turn = rng.uniform(0, 6.28)
+    distance = rng.uniform(0.25, 0.75)
+    turned = pen.at(0, 0, scale=1, turn=turn)
+    here = turned.at(distance, 0)
     if kind == "fork":
         metal = pen.pick("metal")
         here.line([(0.3, -0.1), (2.5, 0.15)], width=0.1, fill=metal)
@@ -179,21 +190,23 @@ def _clutter(pen: Pen) -> None:
             here.line([tip, root], width=0.045, fill=metal)
     elif kind == "sticks":
         for y in (-0.1, 0.1):
-            here.line(
-                [(-0.4, y), (2.5, 2.2 * y)], width=0.07, fill=pen.pick("chocolate", "red", "baked")
-            )
+            fill = pen.pick("chocolate", "red", "baked")
+            here.line([(-0.4, y), (2.5, 2.2 * y)], width=0.07, fill=fill)
     elif kind == "leaf":
-        here.bits(rng.randint(1, 4), 0.6, 0.24, pen.pick("green"), slim=0.45)
+        count = rng.randint(1, 4)
+        here.bits(count, 0.6, 0.24, pen.pick("green"), slim=0.45)
     elif kind == "sauce":
         count = rng.randint(1, 4)
         fill = pen.pick("broth", "cheese", "chocolate", "green", "red")
         here.bits(count, 0.6, 0.16, fill, slim=0.9)
     elif kind == "hand":
         skin = pen.pick("skin")
-        for finger in range(rng.randint(1, 3)):
+        fingers = rng.randint(1, 3)
+        for finger in range(fingers):
             x = 0.2 + 0.05 * finger
             y = 0.25 * finger
-            here.line([(x, y), (2.5, 0.1 + 0.3 * finger)], width=0.24, fill=shade(skin, 0.85))
+            end = (2.5, 0.1 + 0.3 * finger)
+            here.line([(x, y), end], width=0.24, fill=shade(skin, 0.85))
             here.ball(x, y, 0.13, skin)
     elif kind == "napkin":
         corners = [(0.35, -1.5), (2.5, -1.2), (2.5, 1.6), (0.2, 1.1)]
@@ -206,9 +219,11 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     blur = 1.8 * _SPREAD * rng.random()
     radius = rng.choice((0.0, 0.0, blur))
     image = image.filter(ImageFilter.GaussianBlur(radius))
+    image = image.reduce(2)
     saturation = 1 + 0.5 * _SPREAD * rng.uniform(-1, 0.5)
-    image = ImageEnhance.Color(image.reduce(2)).enhance(saturation)
+    image = ImageEnhance.Color(image).enhance(saturation)
 
+    # Light from one side, and what is drawn with it.
     angle = rng.uniform(0, 6.28)
     warmth = 0.22 * _SPREAD * rng.uniform(-1, 1)
     grain = 0.05 * _SPREAD * rng.random()
@@ -217,12 +232,15 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     # Exposure, colour temperature, contrast, noise of the sensor.
     exposure = 1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)
     tint = rng.uniform(-0.06, 0.06)
-    colour = np.array((1 + warmth, 1 + tint, 1 - warmth), np.float32)
+    red_green_blue = (1 + warmth, 1 + tint, 1 - warmth)
+    colour = np.array(red_green_blue, np.float32)
     gain = exposure * colour
+    light_HW1 = light[..., None]
     pixels = np.asarray(image, dtype=np.float32) / 255
-    pixels = pixels * light[..., None] * gain
+    pixels = pixels * light_HW1 * gain
     gamma = 0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1)
-    pixels = np.clip(pixels, 0, 1) ** gamma
+    pixels = np.clip(pixels, 0, 1)
+    pixels = pixels**gamma
     sensor_noise = noise.standard_normal(pixels.shape).astype(np.float32)
     pixels += grain * sensor_noise
     pixels = np.clip(pixels, 0, 1) * 255

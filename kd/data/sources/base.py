@@ -229,7 +229,9 @@ def fingerprint(split: Split) -> str:
     """A hash of a split's names, labels and stamps."""
     lines = []
     for i, target in enumerate(split.targets):
-        lines.append(f"{split.name(i)}\0{target}\0{stamp_of(split, i)}")
+        name = split.name(i)
+        stamp = stamp_of(split, i)
+        lines.append(f"{name}\0{target}\0{stamp}")
     return _hash(lines)
 
 
@@ -243,7 +245,8 @@ def identity(split: Split) -> str:
     lines = []
     for i, target in enumerate(split.targets):
         file_name = Path(split.name(i)).name
-        lines.append(f"{file_name}\0{target}\0{size_of(split, i)}\0")
+        size = size_of(split, i)
+        lines.append(f"{file_name}\0{target}\0{size}\0")
     return _hash(lines, "surrogateescape")
 
 

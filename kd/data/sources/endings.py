@@ -83,10 +83,13 @@ def check_some_exist(paths: Sequence[str], start: str, key: str) -> None:
     """
     if not paths or any(Path(path).exists() for path in paths):
         return
-    root = os.path.commonpath([Path(path).parent for path in paths])
+    folders = [Path(path).parent for path in paths]
+    root = os.path.commonpath(folders)
+    first = paths[0]
+    holder = _holder_of(Path(first), Path(start))
     raise UserError(
         f"{key}: none of the {len(paths)} files exists: paths start at {printable(root)} (the first is "
-        f"{printable(paths[0])}); another one: data.source.image_dir={_holder_of(Path(paths[0]), Path(start))}"
+        f"{printable(first)}); another one: data.source.image_dir={holder}"
     )
 
 

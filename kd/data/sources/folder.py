@@ -77,12 +77,14 @@ class ImageFolder(Source):
         folder = self._folder("train")
         if self._layout.train == ".":
             self._check_no_splits_in_classes(folder)
-        names = sorted({plain(name) for name in class_folders(folder, self.key, self.place)})
-        split = labelled_folder(folder, names, self.key, self.place, self._noted("train"))
+        folders = class_folders(folder, self.key, self.place)
+        names = sorted({plain(name) for name in folders})
+        note = self._noted("train")
+        split = labelled_folder(folder, names, self.key, self.place, note)
         # Folders without a picture are no classes: the others are numbered without them.
-        used = sorted(set(split.targets))
-        self.classes = [names[i] for i in used]
-        new_ids = {old: new for new, old in enumerate(used)}
+        used_ids = sorted(set(split.targets))
+        self.classes = [names[i] for i in used_ids]
+        new_ids = {old: new for new, old in enumerate(used_ids)}
         split.targets = [new_ids[target] for target in split.targets]
         self.note(*doubts(self.classes))
         return split
@@ -101,7 +103,8 @@ class ImageFolder(Source):
         train = self.folders["train"]
         val = self.folders["val"]
         nothing_chosen = train is None and val is None
-        if nothing_chosen and names and not holders and self._are_classes(root, names, splits):
+        may_be_classes = nothing_chosen and names and not holders
+        if may_be_classes and self._are_classes(root, names, splits):
             self._doubt_classes(root, names)
             return SplitFolders(train=".", val=None)
         if train is None:
@@ -176,11 +179,13 @@ class ImageFolder(Source):
         """Refuses folders that hold the same folders, such as the splits ``entrenamiento`` and ``prueba``."""
         holders_by_inner: dict[tuple[str, ...], list[str]] = {}
         for name in names:
-            inner = tuple(plain(folder) for folder in _visible(self.place, joined(root, name)))
+            folders = _visible(self.place, joined(root, name))
+            inner = tuple(plain(folder) for folder in folders)
             if len(inner) > 1 and not self._has_pictures(root, name):
                 holders_by_inner.setdefault(inner, []).append(name)
         for inner, holders in holders_by_inner.items():
-            if len(holders) > 1 and 2 * len(holders) > len(names):
+            count = len(holders)
+            if count > 1 and 2 * count > len(names):
                 among = ", ".join(map(printable, holders[:3]))
                 shared = ", ".join(map(printable, inner[:3]))
                 raise UserError(
@@ -191,10 +196,13 @@ class ImageFolder(Source):
 
     def _inner(self, root: str, name: str) -> str:
         """``seg_train/seg_train`` for a split folder whose only folder has a name of the same split."""
-        inner = _visible(self.place, joined(root, name))
+        folders = _visible(self.place, joined(root, name))
         split = split_of(name)
-        if len(inner) == 1 and split is not None and split_of(inner[0]) == split:
-            return f"{name}/{inner[0]}"
+        if split is None or len(folders) != 1:
+            return name
+        (inner,) = folders
+        if split_of(inner) == split:
+            return f"{name}/{inner}"
         return name
 
     def _check_no_splits_in_classes(self, folder: str) -> None:
@@ -227,9 +235,11 @@ class ImageFolder(Source):
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
         root = joined(self.root)
-        if self.place.is_folder(joined(root, split)):
+        folder = joined(root, split)
+        if self.place.is_folder(folder):
             return split
-        return choose(_visible(self.place, root), split, self.key, self.root) or split
+        names = _visible(self.place, root)
+        return choose(names, split, self.key, self.root) or split
 
     def has(self, split: str) -> bool:
         """Whether the split has a folder; a name in the settings counts, :meth:`load` refuses a missing one."""

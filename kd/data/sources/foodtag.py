@@ -61,10 +61,11 @@ class FoodTagCalories(Source):
         root = foodtag.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
         paths, _ = pictures_below(f"{root}/{split}")
         targets = []
-        for path in paths:  # .../class/seed.jpg
-            label = foodtag.CLASSES.index(Path(path).parent.name)
-            seed = int(Path(path).stem)
-            targets.append([foodtag.calories_of(label, seed)])
+        for path in map(Path, paths):  # .../class/seed.jpg
+            label = foodtag.CLASSES.index(path.parent.name)
+            seed = int(path.stem)
+            calories = foodtag.calories_of(label, seed)
+            targets.append([calories])
         return FileSplit(paths, targets)
 
     def has(self, split: str) -> bool:

@@ -1,7 +1,7 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from kd.data.label_text import plain
 from kd.data.pictures import MAX_BYTES
@@ -12,6 +12,9 @@ from kd.data.sources.places import expanded
 from kd.data.sources.split_names import Column, Unfit, choose, numbers_in, splits_by_row
 from kd.errors import UserError, first_line, needs_extra
 from kd.storage.elsewhere import open_regular
+
+SplitColumn: TypeAlias = Sequence[str | None] | None
+"""The split of each row, as a column names it; None: no column does."""
 
 
 class HubTable(Protocol):
@@ -63,10 +66,12 @@ class HuggingFace(Source):
         self.path = expanded(path)
         self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
-        self._names: list[str] | None = None  # of the data set's splits
-        self._whole: dict[str, LabelledRows] = {}  # by the data set's split
-        # Likewise the splits that a column names.
-        self._by_row: dict[str, Sequence[str | None] | None] = {}
+        self._names: list[str] | None = None
+        """Of the data set's splits."""
+        self._whole: dict[str, LabelledRows] = {}
+        """By the data set's split."""
+        self._by_row: dict[str, SplitColumn] = {}
+        """Likewise."""
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`. Any other split's name is one that the data set has."""

@@ -149,7 +149,8 @@ class Manifest(Source):
             self.note(left_out(dict.fromkeys(empty, "no training picture")))
         ids = {label: i for i, label in enumerate(self.classes)}
         names = [printable(path) for path in pictures.paths]
-        check_known(by_label(names, pictures.labels), ids, f"data.source.{split}")
+        names_by_label = by_label(names, pictures.labels)
+        check_known(names_by_label, ids, f"data.source.{split}")
         if not self.classes:
             return [UNLABELLED] * len(pictures.paths)
         targets = []
@@ -326,8 +327,10 @@ def _check_same_numbers(
     texts_by_path: dict[str, list[str]] = {}
     for path, numbers in zip(paths, values, strict=True):
         texts = [str(number) for number in numbers]
-        if texts_by_path.setdefault(path, texts) != texts:
-            raise UserError(f"{where} lists {printable(path)} twice, with different numbers")
+        first_texts = texts_by_path.setdefault(path, texts)
+        if texts != first_texts:
+            shown = printable(path)
+            raise UserError(f"{where} lists {shown} twice, with different numbers")
 
 
 def pictures_in_list(
@@ -344,7 +347,8 @@ def pictures_in_list(
     source = Manifest(file, image_dir=image_dir, path_column=path_column, delimiter=delimiter)
     source.columns = source.columns._replace(label=[])
     start = source.folder_of("train")
-    paths = [joined(start, expanded(row.path)) for row in source._content("train").rows]
+    rows = source._content("train").rows
+    paths = [joined(start, expanded(row.path)) for row in rows]
     paths, _ = complete_endings(paths, file)
     check_some_exist(paths, start, file)
     return paths

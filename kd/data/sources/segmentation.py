@@ -76,11 +76,13 @@ class MaskSplit(FileSplit):
 
     def check_mask(self, i: int, height: int, width: int) -> None:
         """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
-        size = tuple(self.target(i).shape[1:])
-        if size != (height, width):
-            raise RuntimeError(
-                f"its mask {self.masks[i]} has {size[1]}x{size[0]} pixels, not {width}x{height}"
-            )
+        mask = self.target(i)
+        mask_height, mask_width = mask.shape[1:]
+        size = f"{mask_width}x{mask_height}"
+        wanted = f"{width}x{height}"
+        if size != wanted:
+            file = self.masks[i]
+            raise RuntimeError(f"its mask {file} has {size} pixels, not {wanted}")
 
 
 class SegmentationFolder(Source):

@@ -122,10 +122,14 @@ def braces(pattern: str, key: str = "") -> list[str]:
     ['a/0', 'a/1', 'b/0', 'b/1']
     """
     choices = []  # of each part of the pattern
-    for i, part in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
+    parts = re.split(r"\{([^{}]*)\}", pattern)
+    for i, part in enumerate(parts):
         is_braced = i % 2 == 1
-        choices.append(_choices(part, key) if is_braced else [part])
-    count = math.prod(len(texts) for texts in choices)
+        texts = [part]
+        if is_braced:
+            texts = _choices(part, key)
+        choices.append(texts)
+    count = math.prod(map(len, choices))
     if count > MOST_SHARDS:
         raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
     return ["".join(chosen) for chosen in product(*choices)]

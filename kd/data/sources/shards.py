@@ -165,11 +165,13 @@ def check_index(index: object) -> None:
 def _check_masks(masks: object, count: int, ignored: object) -> None:
     """Refuses places of masks, or a value of ignored pixels, that are not as ``kd-pack`` writes them."""
     if masks is not None:
-        are_places = isinstance(masks, list) and all(map(_is_place, masks))
-        if not are_places or len(masks) != count:  # type: ignore[arg-type]
+        is_list = isinstance(masks, list) and len(masks) == count
+        if not is_list or not all(map(_is_place, masks)):  # type: ignore[call-overload]
             raise ValueError(f"masks must be a place for each of {count} samples")
-    if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 255):
-        raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
+    if ignored is not None:
+        is_value = type(ignored) is int and 0 <= ignored <= 255
+        if not is_value:
+            raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
 
 
 def _check_sample(i: int, sample: object, target: object, shards: int, class_ids: range) -> None:
@@ -225,8 +227,10 @@ class ShardSplit:
         self._remote: Ranged | None = None
         if is_url(root):
             self.check = "off"
-            folder = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
-            self._remote = Ranged(root, folder, sum(self.ends().values()), cache_bytes)
+            name = f"{Path(root).name}-{digest}"
+            folder = cache_dir() / "shards" / name
+            total_bytes = sum(self.ends().values())
+            self._remote = Ranged(root, folder, total_bytes, cache_bytes)
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``, from its bytes in the shard.
@@ -254,7 +258,8 @@ class ShardSplit:
             return self.targets[i]
         shard = self.samples[i][0]
         offset, size = self.masks[i]
-        return tv_tensors.Mask(decode_grey(self._read(shard, offset, size)))
+        content = self._read(shard, offset, size)
+        return tv_tensors.Mask(decode_grey(content))
 
     def name(self, i: int) -> str:
         """Shard and place of picture ``i``, with the index's digest: no two packs share a name."""
@@ -274,8 +279,11 @@ class ShardSplit:
         """The stamp of each shard."""
         if is_url(self.root):
             return [""] * len(self.shards)
-        stats = [Path(self.root, shard).stat() for shard in self.shards]
-        return [f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats]
+        stamps = []
+        for shard in self.shards:
+            stat = Path(self.root, shard).stat()
+            stamps.append(f"{stat.st_size}\0{stat.st_mtime_ns}")
+        return stamps
 
     def ends(self) -> dict[str, int]:
         """Where the last picture or mask of each shard ends, in bytes."""

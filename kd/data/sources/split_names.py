@@ -226,7 +226,9 @@ def _flag(column: Column, values: Sequence[object]) -> str | None:
     texts = {"" if value is None else str(value).strip().lower() for value in values}
     if not texts or not texts <= TRUE | FALSE:
         return None
-    return split_of(re.sub(r"^(is|in|for|use)[\W_]+", "", column.strip().lower()))
+    name = column.strip().lower()
+    without_is = re.sub(r"^(is|in|for|use)[\W_]+", "", name)
+    return split_of(without_is)
 
 
 def _flagged(

@@ -320,8 +320,9 @@ def index(shard: str, label: str, key: str) -> Shard:
     Raises:
         UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
     """
-    stat = Path(shard).stat()
-    facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
+    path = Path(shard)
+    stat = path.stat()
+    facts = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
     digest = hashlib.sha256(facts.encode()).hexdigest()[:32]
     file = cache_dir() / "webdataset" / f"{digest}.json"
     file.parent.mkdir(parents=True, exist_ok=True)

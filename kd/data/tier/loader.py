@@ -27,6 +27,10 @@ LOST_S = 30.0  # a cluster that does not answer for so long is lost (Ray itself 
 PATIENCE_S = 300.0  # without a single batch
 
 
+Call = tuple[Worker, BatchJob | None]
+"""The maker that is called, and its batch; without one: the maker's first words."""
+
+
 class TierLoader(DataLoader):
     """A ``DataLoader`` whose batches are made by the tier.
 
@@ -88,8 +92,7 @@ class Tier:
     def _reset(self) -> None:
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
-        # Without a job: a maker's first words.
-        self._calls: dict[object, tuple[Worker, BatchJob | None]] = {}
+        self._calls: dict[object, Call] = {}
         self._put: dict[int, tuple[object, ...]] = {}
         self._stop = threading.Event()
         self._failed: Exception | None = None
@@ -281,10 +284,12 @@ class Tier:
 
     def _start(self, machine: Machine, scheduler: Scheduler) -> None:
         """A maker on a machine; it is given work once it has said that it is there."""
-        handle = self.cluster.start(machine.node, scheduler.share_of_a_core, self.on_gpus)
+        cores = scheduler.share_of_a_core
+        handle = self.cluster.start(machine.node, cores, self.on_gpus)
         maker = Worker(machine, handle)
         scheduler.makers.append(maker)
-        self._calls[handle.greet.remote()] = maker, None
+        greeting = handle.greet.remote()
+        self._calls[greeting] = maker, None
 
     def _hand_out(self) -> None:
         """Gives makers what they can take; with the lock."""

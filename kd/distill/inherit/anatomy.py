@@ -123,9 +123,12 @@ def kind_of_rotation(model: ViT) -> str:
     settings = []
     for name, value in sorted(vars(rope).items()):
         is_setting = isinstance(value, bool | int | float | str | tuple | list)
-        if is_setting and not name.startswith("_") and name not in SIZES + ONLY_IN_TRAINING:
+        is_private = name.startswith("_")
+        may_differ = name in SIZES + ONLY_IN_TRAINING
+        if is_setting and not is_private and not may_differ:
             settings.append(f"{name}={value}")
-    return f"{type(rope).__name__}({', '.join(settings)})"
+    kind = type(rope).__name__
+    return f"{kind}({', '.join(settings)})"
 
 
 def attend(attention: Part, tokens: Tensor, rotation: Rotation | None) -> Tensor:
@@ -176,9 +179,11 @@ def qkv_of(attention: Part, tokens: Tensor) -> Tensor:
     biases = qkv_biases(attention)
     if all(bias is None for bias in biases):
         return nn.functional.linear(tokens, weight)
-    zero = weight.new_zeros(len(weight) // QKV_PARTS)
+    width = len(weight) // QKV_PARTS
+    zero = weight.new_zeros(width)
     filled = [zero if bias is None else bias for bias in biases]
-    return nn.functional.linear(tokens, weight, torch.cat(filled))
+    bias = torch.cat(filled)
+    return nn.functional.linear(tokens, weight, bias)
 
 
 def set_qkv(attention: Part, part: int, weight: Tensor, bias: Tensor | None) -> None:
@@ -204,11 +209,14 @@ def set_qkv(attention: Part, part: int, weight: Tensor, bias: Tensor | None) -> 
 def has_layer_without_bias(block: Part, branch: int) -> bool:
     """Whether a layer that reads a block's first (1) or second (2) norm has no bias."""
     if branch == 1:
-        gate = getattr(block.attn, "gate", None)
-        biases = [*qkv_biases(block.attn), *([] if gate is None else [gate.bias])]
+        biases = list(qkv_biases(block.attn))
+        layers = [getattr(block.attn, "gate", None)]
     else:
-        first = [getattr(block.mlp, name, None) for name in ("fc1", "fc1_g", "fc1_x")]
-        biases = [layer.bias for layer in first if layer is not None]
+        biases = []
+        layers = [getattr(block.mlp, name, None) for name in ("fc1", "fc1_g", "fc1_x")]
+    for layer in layers:
+        if layer is not None:
+            biases.append(layer.bias)
     return any(bias is None for bias in biases)
 
 

@@ -59,14 +59,18 @@ def chosen_channels(readings: Sequence[Readout], count: int) -> Tensor:
         for covariance, outputs in zip(covariances, reads, strict=True):
             left = covariance.diagonal()
             floor = 1e-9 * left.max().clamp(min=1e-30)
-            gain += torch.where(left > floor, outputs.square().sum(0) / left.clamp(min=1e-30), 0)
+            explained = outputs.square().sum(0) / left.clamp(min=1e-30)
+            gain += torch.where(left > floor, explained, 0)
         gain[chosen] = -1
         best = int(gain.argmax())
         chosen.append(best)
+
+        # What it explains is taken off.
         for number, covariance in enumerate(covariances):
+            outputs = reads[number]
             pivot = covariance[best, best]
             if pivot > 1e-30:
                 share = covariance[best] / pivot
-                reads[number] = reads[number] - reads[number][:, best, None] * share
+                reads[number] = outputs - outputs[:, best, None] * share
                 covariances[number] = covariance - covariance[:, best, None] * share
     return torch.tensor(sorted(chosen))

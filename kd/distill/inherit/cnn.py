@@ -86,8 +86,11 @@ def fit_at_places(
         with caught([layer]) as read:
             run(part)
         positions = positions_in(target, number, count)
-        rows.append((under_kernel(layer, read[layer], positions), at(target, positions)))
-    fit_layer(layer, norm, rows, start.reshape(layer.weight.shape))
+        layer_inputs = under_kernel(layer, read[layer], positions)
+        layer_outputs = at(target, positions)
+        rows.append((layer_inputs, layer_outputs))
+    weight_start = start.reshape(layer.weight.shape)
+    fit_layer(layer, norm, rows, weight_start)
 
 
 def inherits_classifier(student: CNN, teacher: CNN) -> bool:
@@ -119,28 +122,36 @@ def fit_classifier(
     Raises:
         ValueError: the student is a copy of the teacher's size, and answers differently.
     """
-    features, logits = [], []
+    features = []
+    answers = []
     parts = pictures.split(PART)
     for number, part in enumerate(shown(parts, "the classifier")):
         with taps.of_part(student, number):
             last = student.forward_features(student_input(part))
             features.append(student.forward_head(last, pre_logits=True))
         with taps.of_part(teacher, number):
-            logits.append(teacher(teacher_input(part)))
+            answers.append(teacher(teacher_input(part)))
+    teacher_logits = torch.cat(answers)
     classifier = student.get_classifier()
-    fit_linear(classifier, [(torch.cat(features), torch.cat(logits))], start)
+    fit_linear(classifier, [(torch.cat(features), teacher_logits)], start)
     for number, pooled in enumerate(features):
         with taps.of_part(student, number):
             classifier(pooled)
-    if _same_shapes(student, teacher) and student_input.size == teacher_input.size:
-        answers = [student(student_input(part)) for part in shown(parts, "check of the copy")]
-        check_copy(torch.cat(answers), torch.cat(logits))
+
+    same_size = student_input.size == teacher_input.size
+    if same_size and _same_shapes(student, teacher):
+        batches = shown(parts, "check of the copy")
+        logits = [student(student_input(part)) for part in batches]
+        check_copy(torch.cat(logits), teacher_logits)
 
 
 def _same_shapes(student: CNN, teacher: CNN) -> bool:
     """Whether the student is as large as the teacher; layer scales, which a model may lack, apart."""
     shapes = []
     for model in (student, teacher):
-        values = model.state_dict().items()
-        shapes.append({name: value.shape for name, value in values if "gamma" not in name})
+        shapes_of_model = {}
+        for name, value in model.state_dict().items():
+            if "gamma" not in name:
+                shapes_of_model[name] = value.shape
+        shapes.append(shapes_of_model)
     return shapes[0] == shapes[1]

@@ -12,7 +12,8 @@ student's stream lacks of the teacher's, so that it also does the work of blocks
 shifts of norms, and gamma, go into the layers after and before them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,8 +112,9 @@ def _not_understood(model: CNN) -> str:
             if getattr(block.norm, "weight", None) is None:
                 return f"norms of the kind {type(block.norm).__name__}"
     head = model.head
-    has_layer = isinstance(head, NormMlpClassifierHead) and head.hidden_size
-    return "a hidden layer before its classifier" if has_layer else ""
+    if isinstance(head, NormMlpClassifierHead) and head.hidden_size:
+        return "a hidden layer before its classifier"
+    return ""
 
 
 def head_norm(model: ConvNeXt) -> Part:
@@ -140,87 +142,124 @@ def inherit_convnext(
         taps: get what tapped layers of the models give on the sample.
     """
     height, width = student_input.size
-    stride = teacher.stem[0].stride[0]
-    values = _width(teacher.stages[0]) * (height // stride) * (width // stride)
+    stride, _ = teacher.stem[0].stride
+    rows = height // stride
+    columns = width // stride
+    values = _width(teacher.stages[0]) * rows * columns
     ours, theirs = views_of_both(pictures, student_input, teacher_input, values)
     chosen, changes = _choose(student, teacher, theirs)
+    _reset_scales(student)
+    blocks = sum(len(stage.blocks) for stage in teacher.stages)
+    with progress("the student's blocks", blocks) as passed:
+        ours, theirs = _fit_stem(student, teacher, ours, theirs, chosen[0])
+        stages = zip(student.stages, teacher.stages, strict=True)
+        for (before, kept), (small, big) in zip(pairwise(chosen), stages, strict=True):
+            if not isinstance(big.downsample, nn.Identity):
+                ours, theirs = _fit_downsample(small, big, ours, theirs, before, kept)
+            for block, followed in _followed_blocks(small, big, changes):
+                ours, theirs = _fit_block(block, followed, ours, theirs, kept)
+                passed.update(len(followed))
 
-    # Scales and shifts of norms, and layer scales, go into the layers that are fitted.
+    if inherits_classifier(student, teacher):
+        reads = teacher.head.fc.weight * head_norm(teacher).weight
+        start = reads[:, chosen[-1]]
+        fit_classifier(student, teacher, pictures, student_input, teacher_input, start, taps)
+
+
+def _followed_blocks(
+    small: Part, big: Part, changes: Mapping[nn.Module, float]
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Each block of a student's stage with the teacher's blocks whose work it does.
+
+    Args:
+        small: the student's stage.
+        big: the teacher's.
+        changes: how much each block of the teacher changes its stream.
+    """
+    of_stage = [changes[block] for block in big.blocks]
+    groups = groups_by_change(of_stage, len(small.blocks))
+    for block, numbers in zip(small.blocks, groups, strict=True):
+        yield block, [big.blocks[number] for number in numbers]
+
+
+def _reset_scales(student: CNN) -> None:
+    """Sets norms to scale 1 and shift 0, layer scales to 1: they go into the layers that are fitted."""
     for module in student.modules():
-        if isinstance(module, nn.LayerNorm) or type(module).__name__.startswith("RmsNorm"):
+        kind = type(module).__name__
+        is_norm = isinstance(module, nn.LayerNorm) or kind.startswith("RmsNorm")
+        if is_norm:
             nn.init.ones_(module.weight)
-            if getattr(module, "bias", None) is not None:
+            has_shift = getattr(module, "bias", None) is not None
+            if has_shift:
                 nn.init.zeros_(module.bias)
         if isinstance(module, ConvNeXtBlock) and module.gamma is not None:
             nn.init.ones_(module.gamma)
 
-    blocks = sum(len(stage.blocks) for stage in teacher.stages)
-    with progress("the student's blocks", blocks) as passed:
-        ours, theirs = _fit_stem(student, teacher, ours, theirs, chosen[0])
-        before = chosen[0]
-        for number, (small, big) in enumerate(zip(student.stages, teacher.stages, strict=True)):
-            kept = chosen[number + 1]
-            if not isinstance(big.downsample, nn.Identity):
-                ours, theirs = _fit_downsample(small, big, ours, theirs, before, kept)
-            before = kept
-            groups = groups_by_change(changes[number], len(small.blocks))
-            for block, group in zip(small.blocks, groups, strict=True):
-                followed = [big.blocks[place] for place in group]
-                ours, theirs = _fit_block(block, followed, ours, theirs, kept)
-                passed.update(len(group))
-
-    if inherits_classifier(student, teacher):
-        start = (teacher.head.fc.weight * head_norm(teacher).weight)[:, chosen[-1]]
-        fit_classifier(student, teacher, pictures, student_input, teacher_input, start, taps)
-
 
 def _choose(
     student: CNN, teacher: CNN, inputs: Sequence[Tensor]
-) -> tuple[list[Tensor], list[list[float]]]:
-    """The channels of the stem and of each stage that are kept, and how much each block of the teacher changes its stream.
+) -> tuple[list[Tensor], dict[nn.Module, float]]:
+    """Chooses the channels that are kept, by what reads them on the parts of the sample that decide.
 
     Args:
         student: how many channels it has.
         teacher: runs.
         inputs: the teacher's, part by part.
+
+    Returns:
+        The channels of the stem and of each stage; how much each block of the teacher changes its stream, as a share of
+        its norm, summed over the parts.
     """
-    # What reads the stem, if it is not the first stage's stream, and each stage.
-    begins_anew = not isinstance(teacher.stages[0].downsample, nn.Identity)
-    readers: list[list[Any]] = [[teacher.stages[0].downsample[1]]] if begins_anew else []
-    for number, stage in enumerate(teacher.stages):
-        layers = [block.mlp.fc1 for block in stage.blocks]
-        is_last = number + 1 == len(teacher.stages)
-        layers += [] if is_last else [teacher.stages[number + 1].downsample[1]]
-        readers.append(layers)
-    if isinstance(teacher.head.fc, nn.Linear):
-        readers[-1].append(teacher.head.fc)
+    has_stem_stream = not isinstance(teacher.stages[0].downsample, nn.Identity)
+    readers = _readers(teacher, has_stem_stream)
     rows: dict[nn.Module, list[Tensor]] = {layer: [] for layers in readers for layer in layers}
-    changes = [[0.0] * len(stage.blocks) for stage in teacher.stages]
     blocks = [block for stage in teacher.stages for block in stage.blocks]
+    changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
     for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
         with caught([*rows, *blocks]) as read, caught(blocks, output=True) as written:
             teacher(part)
         for layer in rows:
             tensor = read[layer]
-            is_map = tensor.ndim == 4
-            rows[layer].append(at(tensor, positions_in(tensor, number)) if is_map else tensor)
-        for stage, of_stage in zip(teacher.stages, changes, strict=True):
-            for place, block in enumerate(stage.blocks):
-                difference = (written[block] - read[block]).norm()
-                of_stage[place] += float(difference / read[block].norm().clamp(min=1e-12))
+            if tensor.ndim == 4:
+                tensor = at(tensor, positions_in(tensor, number))
+            rows[layer].append(tensor)
+        for block in blocks:
+            before = read[block]
+            change = (written[block] - before).norm()
+            changes[block] += float(change / before.norm().clamp(min=1e-12))
 
-    chosen = []
     widths = [_width(stage) for stage in student.stages]
-    if begins_anew:
+    if has_stem_stream:
         widths.insert(0, student.stem[0].out_channels)
+    chosen = []
     for width, layers in zip(widths, readers, strict=True):
         readings = []
         for layer in layers:
+            spread = covariance(torch.cat(rows[layer]))
             weight = layer.weight
-            reads = as_reader(weight) if weight.ndim == 4 else weight
-            readings.append(Readout(covariance(torch.cat(rows[layer])), reads))
+            if weight.ndim == 4:
+                weight = as_reader(weight)
+            readings.append(Readout(spread, weight))
         chosen.append(chosen_channels(readings, width))
-    return chosen if begins_anew else [chosen[0], *chosen], changes
+    if not has_stem_stream:
+        chosen.insert(0, chosen[0])
+    return chosen, changes
+
+
+def _readers(teacher: CNN, has_stem_stream: bool) -> list[list[Any]]:
+    """The layers that read each stream: the stem's, where it is not the first stage's, then each stage's."""
+    readers: list[list[Any]] = [[]]  # the stem's stream first
+    for number, stage in enumerate(teacher.stages):
+        if number > 0 or has_stem_stream:
+            _norm, convolution = stage.downsample
+            readers[-1].append(convolution)
+        layers = [block.mlp.fc1 for block in stage.blocks]
+        readers.append(layers)
+    if isinstance(teacher.head.fc, nn.Linear):
+        readers[-1].append(teacher.head.fc)
+    if not has_stem_stream:
+        del readers[0]
+    return readers
 
 
 def _fit_stem(
@@ -232,33 +271,48 @@ def _fit_stem(
     """
     layer, norm = student.stem
     teacher_layer, teacher_norm = teacher.stem
-    rows, normed = [], []
+    rows = []
+    targets = []
     count = rows_needed(layer) // len(ours)
     for number, (pictures, teacher_pictures) in enumerate(zip(ours, theirs, strict=True)):
         maps = teacher_layer(teacher_pictures)
         positions = positions_in(maps, number, count)
-        read = under_kernel(layer, pictures, positions)
-        rows.append((read, at(maps, positions)[:, kept]))
-        normed.append(at(teacher_norm(maps), positions)[:, kept])
+        patches = under_kernel(layer, pictures, positions)
+        outputs = at(maps, positions)
+        normed_outputs = at(teacher_norm(maps), positions)
+        rows.append((patches, outputs[:, kept]))
+        targets.append(normed_outputs[:, kept])
     fit_layer(layer, None, rows, teacher_layer.weight[kept])
 
-    x = torch.cat(
-        [
-            at(norm(layer(pictures)), positions_in(layer(pictures), number, count))
-            for number, pictures in enumerate(ours)
-        ]
-    )
-    y = torch.cat(normed)
-    mean_x, mean_y = x.mean(0), y.mean(0)
+    normed = []
+    for number, pictures in enumerate(ours):
+        maps = layer(pictures)
+        positions = positions_in(maps, number, count)
+        normed.append(at(norm(maps), positions))
+    _fit_scale_and_shift(norm, torch.cat(normed), torch.cat(targets))
+    return [student.stem(part) for part in ours], [teacher.stem(part) for part in theirs]
+
+
+def _fit_scale_and_shift(norm: Part, x_RC: Tensor, y_RC: Tensor) -> None:
+    """Sets a norm to the regression ``y = a x + b`` of each channel, or ``y = a x`` where it has no shift.
+
+    Args:
+        norm: of scale 1 and shift 0.
+        x_RC: what it gives.
+        y_RC: what it should give.
+    """
     has_shift = getattr(norm, "bias", None) is not None
-    if not has_shift:
-        mean_x, mean_y = torch.zeros_like(mean_x), torch.zeros_like(mean_y)
-    variance = (x - mean_x).square().mean(0).clamp(min=1e-12)
-    slope = ((x - mean_x) * (y - mean_y)).mean(0) / variance
+    mean_x = mean_y = torch.zeros_like(x_RC[0])
+    if has_shift:
+        mean_x = x_RC.mean(0)
+        mean_y = y_RC.mean(0)
+    x_RC = x_RC - mean_x
+    y_RC = y_RC - mean_y
+    variance = x_RC.square().mean(0).clamp(min=1e-12)
+    slope = (x_RC * y_RC).mean(0) / variance
     norm.weight.copy_(slope)
     if has_shift:
         norm.bias.copy_(mean_y - slope * mean_x)
-    return [student.stem(part) for part in ours], [teacher.stem(part) for part in theirs]
 
 
 def _fit_downsample(
@@ -315,47 +369,71 @@ def _fit_block(
         The streams after it.
     """
     first = followed[0]
-    mlp, teacher_mlp = block.mlp, first.mlp
-    filtered, first_outputs, units, after = [], [], [], []
+    mlp = block.mlp
+    teacher_mlp = first.mlp
+    written_layers = [first.conv_dw, teacher_mlp.fc1]
+    filtered = []
+    hidden = []
+    units = []
+    after = []
     for number, stream in enumerate(shown(theirs, "the teacher's block")):
-        read_layers = [teacher_mlp.fc2]
-        with (
-            caught([first.conv_dw, teacher_mlp.fc1], output=True) as given,
-            caught(read_layers) as read,
-        ):
+        with caught(written_layers, output=True) as outputs, caught([teacher_mlp.fc2]) as inputs:
             current = first(stream)
         for other in followed[1:]:
             current = other(current)
         after.append(current)
-        filtered.append(given[first.conv_dw][:, kept])
-        first_outputs.append(given[teacher_mlp.fc1])
+        maps = outputs[first.conv_dw]
+        filtered.append(maps[:, kept])
+        hidden.append(outputs[teacher_mlp.fc1])
         if number < GUIDE:
-            maps = read[teacher_mlp.fc2]
-            units.append(at(maps, positions_in(maps, number)))
+            maps = inputs[teacher_mlp.fc2]
+            positions = positions_in(maps, number)
+            units.append(at(maps, positions))
 
-    # Depthwise filters, channel by channel.
-    count = max(4096, rows_needed(block.conv_dw)) // len(ours)
-    pairs = []
-    for number, (stream, target) in enumerate(zip(ours, filtered, strict=True)):
-        positions = positions_in(target, number, count)
-        inputs_RCkk = windows(block.conv_dw, stream).permute(0, 2, 3, 1, 4, 5)[positions]
-        pairs.append((inputs_RCkk.flatten(2), at(target, positions)))
-    fit_depthwise(block.conv_dw, pairs, first.conv_dw.weight[kept])
+    _fit_filters(block.conv_dw, ours, filtered, first.conv_dw.weight[kept])
 
     # The hidden units that write most: E |w u|^2 about its mean = |w|^2 Var(u), of each unit's column w.
     write = teacher_mlp.fc2.weight.flatten(1)[kept]
     if first.gamma is not None:
         write = first.gamma[kept][:, None] * write
-    powers = torch.cat(units).var(0) * write.square().sum(0)
-    places = powers.topk(len(mlp.fc1.weight)).indices.sort().values
-    start = (teacher_mlp.fc1.weight.flatten(1) * first.norm.weight)[places][:, kept]
-    targets = [maps[:, places] for maps in first_outputs]
+    variances = torch.cat(units).var(0)
+    powers = variances * write.square().sum(0)
+    count = len(mlp.fc1.weight)
+    places = powers.topk(count).indices.sort().values
+    reads = teacher_mlp.fc1.weight.flatten(1) * first.norm.weight
+    start = reads[places][:, kept]
+    targets = [maps[:, places] for maps in hidden]
     fit_at_places(mlp.fc1, None, block, ours, targets, start)
     if isinstance(mlp, GlobalResponseNormMlp):
         mlp.grn.weight.copy_(teacher_mlp.grn.weight[places])
         mlp.grn.bias.copy_(teacher_mlp.grn.bias[places])
 
     # The second layer: what the student's stream lacks of the teacher's.
-    missing = [total[:, kept] - stream for total, stream in zip(after, ours, strict=True)]
+    missing = []
+    for total, stream in zip(after, ours, strict=True):
+        missing.append(total[:, kept] - stream)
     fit_at_places(mlp.fc2, None, block, ours, missing, write[:, places])
     return [block(stream) for stream in shown(ours, "the student's block")], after
+
+
+def _fit_filters(
+    layer: nn.Conv2d, streams: Sequence[Tensor], targets: Sequence[Tensor], start: Tensor
+) -> None:
+    """Fits depthwise filters, channel by channel, at drawn places.
+
+    Args:
+        layer: the student's.
+        streams: what it reads, ``(N, C, H, W)`` of each part.
+        targets: what it should give, likewise.
+        start: of its weight.
+    """
+    count = max(4096, rows_needed(layer)) // len(streams)
+    pairs = []
+    for number, (stream, target) in enumerate(zip(streams, targets, strict=True)):
+        positions = positions_in(target, number, count)
+        windows_NChwkk = windows(layer, stream)
+        windows_NhwCkk = windows_NChwkk.permute(0, 2, 3, 1, 4, 5)
+        inputs_RCkk = windows_NhwCkk[positions]
+        outputs_RC = at(target, positions)
+        pairs.append((inputs_RCkk.flatten(2), outputs_RC))
+    fit_depthwise(layer, pairs, start)

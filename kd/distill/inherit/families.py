@@ -82,7 +82,8 @@ def check_pair(student: nn.Module, teacher: nn.Module) -> None:
     for role, model in (("student", student), ("teacher", teacher)):
         if family_of(model) is None:
             names = " or ".join(f"a {family.name}" for family in FAMILIES)
-            raise ValueError(f"the {role} must be {names} of timm's, got {type(model).__name__}")
+            kind = type(model).__name__
+            raise ValueError(f"the {role} must be {names} of timm's, got {kind}")
     family = family_of(student)
     assert family is not None
     if family is not family_of(teacher):

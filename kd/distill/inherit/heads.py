@@ -10,6 +10,7 @@ teacher gives several of them to one teacher's head: all have its pattern, each 
 Both are truncated singular value decompositions, the best approximations of their rank (Eckart and Young, 1936).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,37 +48,58 @@ def map_heads(
         The map of queries, keys and values, ``(3 * H_s * S_s, 3 * H_t * S_t)``, and what multiplies the student's
         heads' outputs in its stream, ``(D_student, H_s * S_s)``.
     """
-    queries_RHS, keys_RHS, _ = (
-        part.reshape(-1, teacher.count, teacher.size).double() for part in qkv.chunk(3, -1)
-    )
+    by_head = []
+    for part in qkv.chunk(3, -1):
+        rows_RHS = part.reshape(-1, teacher.count, teacher.size)
+        by_head.append(rows_RHS.double())
+    queries_RHS, keys_RHS, _ = by_head
     covariances = []  # of each teacher's head's outputs, (S_t, S_t)
     for outputs_S in outputs.split(teacher.size, dim=-1):
         covariances.append(_covariance(outputs_S))
     writes_HDS = write.double().unflatten(1, (teacher.count, teacher.size)).movedim(1, 0)
 
-    # The teacher's heads that write most into the stream: E |W o|^2 = trace(W Cov(o) W').
-    powers = []
-    for head_write, covariance in zip(writes_HDS, covariances, strict=True):
-        powers.append((head_write @ covariance * head_write).sum())
-    kept_count = min(student.count, teacher.count)
-    kept_heads = torch.stack(powers).topk(kept_count).indices.sort().values.tolist()
+    sources = _strongest_heads(covariances, writes_HDS, student.count)
 
     # Each of the student's heads from one of these; where it has more heads, each is used several times.
     shape = student.count, student.size, teacher.count, teacher.size
-    query_map, key_map, value_map = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    query_maps = torch.zeros(shape, dtype=torch.float64)
+    key_maps = torch.zeros(shape, dtype=torch.float64)
+    value_maps = torch.zeros(shape, dtype=torch.float64)
     student_writes = []
     for head in range(student.count):
-        source = kept_heads[head % kept_count]
-        portion = head // kept_count
-        query_map[head, :, source], key_map[head, :, source] = _map_products(
-            queries_RHS[:, source], keys_RHS[:, source], student.size
-        )
-        value_map[head, :, source], student_write = _map_values(
+        source = sources[head % len(sources)]
+        portion = head // len(sources)
+        queries = queries_RHS[:, source]
+        keys = keys_RHS[:, source]
+        query_map, key_map = _map_products(queries, keys, student.size)
+        value_map, student_write = _map_values(
             covariances[source], writes_HDS[source], student.size, portion
         )
+        query_maps[head, :, source] = query_map
+        key_maps[head, :, source] = key_map
+        value_maps[head, :, source] = value_map
         student_writes.append(student_write)
-    maps = [each.reshape(student.width, teacher.width) for each in (query_map, key_map, value_map)]
-    return torch.block_diag(*maps).float(), torch.cat(student_writes, 1).float()
+
+    flat_maps = []
+    for maps in (query_maps, key_maps, value_maps):
+        flat_maps.append(maps.reshape(student.width, teacher.width))
+    return torch.block_diag(*flat_maps).float(), torch.cat(student_writes, 1).float()
+
+
+def _strongest_heads(
+    covariances: Sequence[Tensor], writes_HDS: Tensor, student_count: int
+) -> list[int]:
+    """The teacher's heads that write most into the stream, at most as many as the student has, in rising order.
+
+    Head h writes ``E |W o|^2 = trace(W Cov(o) W')``.
+    """
+    powers = []
+    for write, covariance in zip(writes_HDS, covariances, strict=True):
+        squares = write @ covariance * write
+        powers.append(squares.sum())
+    count = min(student_count, len(powers))
+    strongest = torch.stack(powers).topk(count).indices
+    return strongest.sort().values.tolist()
 
 
 def _map_products(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -100,16 +122,23 @@ def _map_products(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Ten
         Two maps, ``(S_s, S_t)`` each; rows beyond ``S_t`` are 0.
     """
     teacher_size = queries.shape[1]
-    query_root, query_inverse = _root_and_inverse(queries.T @ queries / len(queries))
-    key_root, key_inverse = _root_and_inverse(_covariance(keys))
+    query_moment = queries.T @ queries / len(queries)
+    key_covariance = _covariance(keys)
+    query_root, query_inverse = _root_and_inverse(query_moment)
+    key_root, key_inverse = _root_and_inverse(key_covariance)
     left, strength, right = torch.linalg.svd(query_root @ key_root)
 
+    # the leading rows of U' Q^-1 and of V' K^-1, each times the root of S and the gain
     rank = min(size, teacher_size)
-    gain = strength[:rank, None].sqrt() * (size / teacher_size) ** 0.25
+    head_gain = (size / teacher_size) ** 0.25
+    gain_R1 = strength[:rank, None].sqrt() * head_gain
+    query_rows = left.T[:rank] @ query_inverse
+    key_rows = right[:rank] @ key_inverse
+
     query_map = torch.zeros(size, teacher_size, dtype=queries.dtype)
     key_map = torch.zeros(size, teacher_size, dtype=queries.dtype)
-    query_map[:rank] = gain * (left.T[:rank] @ query_inverse)
-    key_map[:rank] = gain * (right[:rank] @ key_inverse)
+    query_map[:rank] = gain_R1 * query_rows
+    key_map[:rank] = gain_R1 * key_rows
     return query_map, key_map
 
 
@@ -132,13 +161,20 @@ def _map_values(
     """
     root, inverse = _root_and_inverse(covariance)
     left, strength, right = torch.linalg.svd(write @ root, full_matrices=False)
-    terms = slice(portion * size, (portion + 1) * size)
-    term_values = right[terms] @ inverse
-    values = torch.zeros(size, write.shape[1], dtype=write.dtype)
-    values[: len(term_values)] = term_values
-    student_write = torch.zeros(len(write), size, dtype=write.dtype)
-    student_write[:, : len(term_values)] = left[:, terms] * strength[terms]
-    return values, student_write
+
+    # of the chosen terms, the rows of V' C^-1 and the columns of U S
+    first = portion * size
+    terms = slice(first, first + size)
+    value_rows = right[terms] @ inverse
+    write_columns = left[:, terms] * strength[terms]
+    count = len(value_rows)  # fewer than size where no more are left
+
+    student_width, teacher_size = write.shape
+    value_map = torch.zeros(size, teacher_size, dtype=write.dtype)
+    student_write = torch.zeros(student_width, size, dtype=write.dtype)
+    value_map[:count] = value_rows
+    student_write[:, :count] = write_columns
+    return value_map, student_write
 
 
 def _covariance(vectors: Tensor) -> Tensor:
@@ -149,10 +185,15 @@ def _covariance(vectors: Tensor) -> Tensor:
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """The symmetric root of a positive matrix, and its inverse, which leaves out directions that hardly occur."""
+    """Of a positive matrix ``V diag(v) V'`` the symmetric root, ``V diag(sqrt v) V'``, and its inverse.
+
+    The inverse leaves out directions that hardly occur.
+    """
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0)
-    root = values.sqrt()
     occurs = values > 1e-9 * values.max()
-    inverse = torch.where(occurs, 1 / root.clamp(min=1e-30), 0)
-    return vectors * root @ vectors.T, vectors * inverse @ vectors.T
+    roots = values.sqrt()
+    inverses = torch.where(occurs, 1 / roots.clamp(min=1e-30), 0)
+    root = vectors * roots @ vectors.T
+    inverse = vectors * inverses @ vectors.T
+    return root, inverse

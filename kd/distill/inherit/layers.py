@@ -129,18 +129,22 @@ def fit_norm_before_blocks(norm: Part, tokens: Tensor, target: Tensor) -> None:
         tokens: its input, ``(N, L, D)``.
         target: what it should give, likewise.
     """
+    has_shift = getattr(norm, "bias", None) is not None
     nn.init.ones_(norm.weight)
-    if getattr(norm, "bias", None) is not None:
+    if has_shift:
         nn.init.zeros_(norm.bias)
     x = norm(tokens).flatten(0, 1)
     y = target.flatten(0, 1)
-    if getattr(norm, "bias", None) is None:
-        norm.weight.copy_((x * y).mean(0) / x.square().mean(0).clamp(min=1e-12))
+    if not has_shift:
+        product = (x * y).mean(0)
+        square = x.square().mean(0).clamp(min=1e-12)
+        norm.weight.copy_(product / square)
         return
     mean_x = x.mean(0)
     mean_y = y.mean(0)
     covariance = ((x - mean_x) * (y - mean_y)).mean(0)
-    slope = covariance / x.var(0, correction=0).clamp(min=1e-12)
+    variance = x.var(0, correction=0).clamp(min=1e-12)
+    slope = covariance / variance
     norm.weight.copy_(slope)
     norm.bias.copy_(mean_y - slope * mean_x)
 
@@ -208,7 +212,8 @@ class BlockTargets:
             return centred_rows(select(part), self.shares, centre)
 
         for number, part in enumerate(self.parts):
-            yield self.once((key, centre, number), partial(outputs_of, part))
+            key_of_part = key, centre, number
+            yield self.once(key_of_part, partial(outputs_of, part))
 
     def missing(self, name: str, streams: Sequence[Tensor]) -> Iterator[Tensor]:
         """What a student's stream lacks of the teacher's, ``M x_teacher - x_student``, part by part.
@@ -222,7 +227,8 @@ class BlockTargets:
             return getattr(part, name) @ self.projection.T
 
         for number, (part, stream) in enumerate(zip(self.parts, streams, strict=True)):
-            yield self.once((name, number), partial(projected, part)) - stream
+            wanted = self.once((name, number), partial(projected, part))
+            yield wanted - stream
             self.passed()
 
 
@@ -315,9 +321,11 @@ def _fit_chosen_heads(
     def select(part: BlockActivations) -> Tensor:
         return part.qkv[..., rows].float()
 
-    _fit_qkv(attention, targets, normed, key, select, _folded_qkv(targets)[rows])
+    start = _folded_qkv(targets)[rows]
+    _fit_qkv(attention, targets, normed, key, select, start)
     for norm in ("q_norm", "k_norm"):
-        getattr(attention, norm).load_state_dict(getattr(teacher, norm).state_dict())
+        teacher_norm = getattr(teacher, norm)
+        getattr(attention, norm).load_state_dict(teacher_norm.state_dict())
 
     # What an attention may have beside: a gate of each head's outputs, a norm of them, frequencies of rotations.
     if getattr(attention, "gate", None) is not None:
@@ -350,10 +358,11 @@ def _fit_qkv(
         start: their weights' start, ``(3 * H * S, D)``.
     """
     width = len(start) // QKV_PARTS
+    rows_of_part = torch.arange(len(start)).split(width)
     have_bias = [bias is not None for bias in qkv_biases(attention)]
     for has_bias in sorted(set(have_bias)):
         parts = [part for part in range(QKV_PARTS) if have_bias[part] == has_bias]
-        rows = torch.cat([torch.arange(width) + part * width for part in parts])
+        rows = torch.cat([rows_of_part[part] for part in parts])
 
         def outputs_of(activations: BlockActivations, rows: Tensor = rows) -> Tensor:
             outputs = select(activations)
@@ -361,15 +370,17 @@ def _fit_qkv(
                 return outputs
             return outputs[..., rows]
 
-        linear = layer_for(start[rows], has_bias)
+        rows_start = start[rows]
+        linear = layer_for(rows_start, has_bias)
         outputs = targets.outputs(has_bias, (key, *parts), outputs_of)
         pairs = zip(normed, outputs, strict=True)
-        fit_linear(linear, pairs, start[rows], targets.shares)
-        for index, part in enumerate(parts):
-            bias = None
-            if has_bias:
-                bias = linear.bias.chunk(len(parts))[index]
-            set_qkv(attention, part, linear.weight.chunk(len(parts))[index], bias)
+        fit_linear(linear, pairs, rows_start, targets.shares)
+        weights = linear.weight.split(width)
+        biases: Sequence[Tensor | None] = [None] * len(parts)
+        if has_bias:
+            biases = linear.bias.split(width)
+        for part, weight, bias in zip(parts, weights, biases, strict=True):
+            set_qkv(attention, part, weight, bias)
 
 
 def _fit_gate(
@@ -386,9 +397,11 @@ def _fit_gate(
         assert part.gate is not None
         return part.gate[..., columns].float()
 
-    outputs = targets.outputs(gate.bias is not None, key, select)
+    has_bias = gate.bias is not None
+    outputs = targets.outputs(has_bias, key, select)
+    pairs = zip(normed, outputs, strict=True)
     start = folded(block.attn.gate.weight, block.norm1, targets.projection, columns)
-    fit_linear(gate, zip(normed, outputs, strict=True), start, targets.shares)
+    fit_linear(gate, pairs, start, targets.shares)
 
 
 def _fit_mapped_heads(
@@ -410,7 +423,8 @@ def _fit_mapped_heads(
     def select(part: BlockActivations) -> Tensor:
         return part.qkv.float() @ qkv_map.T
 
-    _fit_qkv(attention, targets, normed, key, select, qkv_map @ _folded_qkv(targets))
+    start = qkv_map @ _folded_qkv(targets)
+    _fit_qkv(attention, targets, normed, key, select, start)
     return student_write
 
 
@@ -449,9 +463,12 @@ def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> li
     units = targets.once(("units", student_count), choose)
 
     # The first layers: fitted to what the teacher's give for these units. A gated unit has two outputs.
-    for index, (name, outputs_per_unit) in enumerate(FIRST_LAYERS[type(teacher.mlp)]):
+    first_layers = FIRST_LAYERS[type(teacher.mlp)]
+    for index, (name, outputs_per_unit) in enumerate(first_layers):
         rows = torch.cat([units + output * teacher_count for output in range(outputs_per_unit)])
-        _fit_first_layer(getattr(mlp, name), targets, normed, (name, student_count), index, rows)
+        layer = getattr(mlp, name)
+        key = name, student_count
+        _fit_first_layer(layer, targets, normed, key, index, rows)
 
     take_inner_norm(mlp.norm, teacher.mlp.norm, units)
 
@@ -490,8 +507,11 @@ def _fit_first_layer(
     def start() -> Tensor:
         return folded(teacher_layer.weight, teacher.norm2, targets.projection, rows)
 
+    def select(part: BlockActivations) -> Tensor:
+        return part.hidden[index][..., rows].float()
+
     has_bias = layer.bias is not None
-    outputs = targets.outputs(has_bias, key, lambda part: part.hidden[index][..., rows].float())
+    outputs = targets.outputs(has_bias, key, select)
     pairs = zip(normed, outputs, strict=True)
     fit_linear(layer, pairs, targets.once(key, start), targets.shares)
 
@@ -586,10 +606,12 @@ def strongest_columns(
         products = write.T @ write * moment
         group_sums = []
         for first in range(0, teacher_count * size, size):
-            group_sums.append(products[first : first + size, first : first + size].sum())
+            group = slice(first, first + size)
+            group_sums.append(products[group, group].sum())
         powers = torch.stack(group_sums)
     groups = powers.topk(student_count).indices.sort().values
-    return (groups[:, None] * size + torch.arange(size)).flatten()
+    columns = groups[:, None] * size + torch.arange(size)
+    return columns.flatten()
 
 
 def _spread(parts: Sequence[Tensor], shares: Tensor | None, of_each_column: bool) -> Tensor:

@@ -37,16 +37,16 @@ class Positions(NamedTuple):
 
 def drawn_positions(pictures: int, height: int, width: int, count: int, seed: int) -> Positions:
     """Draws places in ``pictures`` maps of ``height`` x ``width``, ``count`` at most; the same for the same seed."""
-    total = pictures * height * width
-    places = torch.arange(total)
+    places_of_one = height * width
+    total = pictures * places_of_one
+    numbers = torch.arange(total)
     if count < total:
-        generator = torch.Generator().manual_seed(
-            seed
-        )  # the CPU's: the same places on every device
+        # the CPU's: the same places on every device
+        generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(total, (count,), generator=generator, device="cpu")
-        places = drawn.to(places.device)
-    picture = places // (height * width)
-    place = places % (height * width)
+        numbers = drawn.to(numbers.device)
+    picture = numbers // places_of_one
+    place = numbers % places_of_one
     return Positions(picture, place // width, place % width)
 
 
@@ -77,7 +77,8 @@ def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
     padded = nn.functional.pad(maps_NCHW, (columns, columns, rows, rows))
     kh, kw = layer.kernel_size
     sh, sw = layer.stride
-    return padded.unfold(2, kh, sh).unfold(3, kw, sw)
+    windows_NChWk = padded.unfold(2, kh, sh)
+    return windows_NChWk.unfold(3, kw, sw)
 
 
 @contextmanager
@@ -139,14 +140,20 @@ def fit_layer(
         start: the weight's start, in the weight's shape.
     """
     has_bias = layer.bias is not None or norm is not None
-    linear = layer_for(start.flatten(1), has_bias)
-    count = sum(len(inputs) for inputs, _ in rows)
-    ridge = min(1.0, max(RIDGE, RIDGE_OF_FEW * linear.in_features / count))
-    fit_linear(linear, rows, start.flatten(1), ridge=ridge)
+    flat_start = start.flatten(1)
+    linear = layer_for(flat_start, has_bias)
+
+    # Where there are few rows for each input, the start weighs more.
+    inputs_RC = [inputs for inputs, _ in rows]
+    count = sum(map(len, inputs_RC))
+    ridge_of_few = RIDGE_OF_FEW * linear.in_features / count
+    ridge = min(1.0, max(RIDGE, ridge_of_few))
+    fit_linear(linear, rows, flat_start, ridge=ridge)
+
     layer.weight.copy_(linear.weight.view_as(layer.weight))
     if norm is not None:
-        outputs = torch.cat([inputs for inputs, _ in rows]) @ linear.weight.T
-        _measure(norm, outputs, linear.bias)
+        before_norm = torch.cat(inputs_RC) @ linear.weight.T
+        _measure(norm, before_norm, linear.bias)
     elif has_bias:
         layer.bias.copy_(linear.bias)
 
@@ -178,11 +185,13 @@ def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
     """
     following = range(1, len(changes))
     by_change = sorted(following, key=lambda number: -changes[number])
-    begins = sorted([0, *by_change[: count - 1]])
+    most = by_change[: count - 1]
+    begins = sorted([0, *most])
     ends = [*begins[1:], len(changes)]
     groups = []
     for begin, end in zip(begins, ends, strict=True):
-        groups.append(list(range(begin, end)))
+        numbers = range(begin, end)
+        groups.append(list(numbers))
     return groups
 
 
@@ -209,28 +218,36 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
     for inputs_RCk, outputs_RC in pairs:
         inputs_CRk = inputs_RCk.transpose(0, 1).double()
         outputs_CR1 = outputs_RC.T.double()[..., None]
-        grams.append(inputs_CRk.transpose(1, 2) @ inputs_CRk)
-        crosses.append(inputs_CRk.transpose(1, 2) @ outputs_CR1)
+        inputs_CkR = inputs_CRk.transpose(1, 2)
+        grams.append(inputs_CkR @ inputs_CRk)
+        crosses.append(inputs_CkR @ outputs_CR1)
         sums_x.append(inputs_CRk.sum(1))
         sums_y.append(outputs_CR1.sum(1))
         count += len(inputs_RCk)
-    gram = torch.stack(grams).sum(0) / count
-    cross = torch.stack(crosses).sum(0) / count
-    mean_x = torch.stack(sums_x).sum(0) / count  # (C, k)
-    mean_y = torch.stack(sums_y).sum(0) / count  # (C, 1)
+    gram_Ckk = torch.stack(grams).sum(0) / count
+    cross_Ck1 = torch.stack(crosses).sum(0) / count
+    mean_x_Ck = torch.stack(sums_x).sum(0) / count
+    mean_y_C1 = torch.stack(sums_y).sum(0) / count
     if layer.bias is not None:
-        gram = gram - mean_x[:, :, None] * mean_x[:, None]
-        cross = cross - (mean_x * mean_y)[..., None]
+        mean_xy_Ck = mean_x_Ck * mean_y_C1
+        gram_Ckk = gram_Ckk - mean_x_Ck[:, :, None] * mean_x_Ck[:, None]
+        cross_Ck1 = cross_Ck1 - mean_xy_Ck[..., None]
 
     # Of each channel: (G + d I) (w - w0) = c - G w0, with d = RIDGE * mean(diag(G)).
     start_Ck1 = start.flatten(1).double()[..., None]
-    right_side = cross - gram @ start_Ck1
-    damping = RIDGE * gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
-    damped = gram + damping[:, None, None] * torch.eye(gram.shape[-1], dtype=torch.float64)
-    weight_Ck = (start_Ck1 + torch.linalg.solve(damped, right_side))[..., 0]
+    right_side_Ck1 = cross_Ck1 - gram_Ckk @ start_Ck1
+    diagonal_Ck = gram_Ckk.diagonal(dim1=1, dim2=2)
+    damping_C = RIDGE * diagonal_Ck.mean(1).clamp(min=1e-12)
+    identity_kk = torch.eye(gram_Ckk.shape[-1], dtype=torch.float64)
+    damped_Ckk = gram_Ckk + damping_C[:, None, None] * identity_kk
+    change_Ck1 = torch.linalg.solve(damped_Ckk, right_side_Ck1)
+    weight_Ck = (start_Ck1 + change_Ck1)[..., 0]
+
     layer.weight.copy_(weight_Ck.view_as(layer.weight).float())
     if layer.bias is not None:
-        layer.bias.copy_((mean_y[:, 0] - (weight_Ck * mean_x).sum(1)).float())
+        of_mean_C = (weight_Ck * mean_x_Ck).sum(1)
+        bias_C = mean_y_C1[:, 0] - of_mean_C
+        layer.bias.copy_(bias_C.float())
 
 
 def folded_with_norm(layer: nn.Conv2d, norm: Part) -> Tensor:

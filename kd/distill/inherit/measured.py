@@ -88,9 +88,10 @@ class BlockActivations:
             The activations, and the stream after the block at all tokens, ``(N, L_teacher, D)``.
         """
         attention = block.attn
+        mlp = block.mlp
         gate_layer = getattr(attention, "gate", None)
-        first_layers = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
-        recorded_layers = [attention.proj, block.mlp.fc2, *first_layers]
+        first_layers = [getattr(mlp, name) for name, _ in FIRST_LAYERS[type(mlp)]]
+        recorded_layers = [attention.proj, mlp.fc2, *first_layers]
         if attention.qkv is not None:
             recorded_layers.append(attention.qkv)
         if gate_layer is not None:
@@ -99,23 +100,30 @@ class BlockActivations:
             normed = block.norm1(before)
             attended = scaled(block, 1, attend(attention, normed, rotation))
             middle = seen_by_norms(before + attended, block.norm1)
-            mixed = scaled(block, 2, block.mlp(block.norm2(middle)))
+            mixed = scaled(block, 2, mlp(block.norm2(middle)))
             after = seen_by_norms(middle + mixed, block.norm2)
 
         if attention.qkv in records and getattr(attention, "q_bias", None) is None:
             qkv = records[attention.qkv].output
         else:  # several layers, or weights that are read without running the layer
             qkv = qkv_of(attention, normed)
-        gate = None if gate_layer is None else records[gate_layer].output
+        gate = None
+        if gate_layer is not None:
+            gate = records[gate_layer].output
         heads = records[attention.proj].input
-        units = records[block.mlp.fc2].input
+        units = records[mlp.fc2].input
         hidden = [records[layer].output for layer in first_layers]
+
         after_all = after
         if kept is not None:
-            qkv, heads, units = qkv[:, kept], heads[:, kept], units[:, kept]
+            qkv = qkv[:, kept]
+            heads = heads[:, kept]
+            units = units[:, kept]
             hidden = [outputs[:, kept] for outputs in hidden]
-            gate = None if gate is None else gate[:, kept]
-            middle, after = middle[:, kept], after[:, kept]
+            if gate is not None:
+                gate = gate[:, kept]
+            middle = middle[:, kept]
+            after = after[:, kept]
         if not guides:  # the largest are halved; what decides on heads and units is dropped
             qkv = qkv.bfloat16()
             hidden = [outputs.bfloat16() for outputs in hidden]
@@ -246,12 +254,16 @@ class MeasuredTeacher:
 
     def projection(self, student: ViT) -> Tensor:
         """:func:`projection_of`, ``(D_student, D)``: one tensor for all students of a width."""
-        reads_tokens = inherits_head(student, self.model) and not pools_by_attention(self.model)
-        reader = self.model if reads_tokens else None
-        key = student.embed_dim, centres(student.blocks[0].norm1), reader is None
-        if key not in self._projections:
-            self._projections[key] = projection_of(self.moment, self.last, student, reader)
-        return self._projections[key]
+        reader = None  # whose classifier reads the tokens
+        if inherits_head(student, self.model) and not pools_by_attention(self.model):
+            reader = self.model
+        subtracts_mean = centres(student.blocks[0].norm1)
+        key = student.embed_dim, subtracts_mean, reader is None
+        projection = self._projections.get(key)
+        if projection is None:
+            projection = projection_of(self.moment, self.last, student, reader)
+            self._projections[key] = projection
+        return projection
 
     def before_blocks(self, student: ViT) -> Tensor:
         """The stream before the first block on the guide, at the tokens that the student has too; read first."""

@@ -68,39 +68,36 @@ def inherit_pool(
     """
     teacher = measured.model
     pool: Any = student.attn_pool
+    teacher_pool: Any = teacher.attn_pool
     parts = []
     for number, stream in enumerate(measured.after_blocks()):
-        parts.append(_measure(student, teacher, stream, number < measured.guide_parts))
-
-    # P: the leading directions of what is pooled, those that the classifier reads first.
+        guides = number < measured.guide_parts
+        parts.append(_measure(student, teacher, stream, guides))
     guide = parts[: measured.guide_parts]
-    after = torch.cat([part.after for part in guide])
-    moment = moment_of([torch.cat([part.middle for part in guide]), after], class_tokens=0)
-    read = None
-    if inherits_head(student, teacher):
-        reads = teacher.head.weight.double()
-        read = logit_directions(after[:, 0].double(), reads, student.embed_dim // 2)
-    pool_projection = projection_from(moment, student, read)
+    pool_projection = _pool_projection(student, teacher, guide)
 
     # Query, keys and values, from chosen heads or from heads mapped to another size.
     _reset_norm(pool.norm)
     targets = BlockTargets(parts, len(guide), pool_projection, None, several=False)
     tokens = [pooled_tokens(student, stream) for stream in streams]
-    write = pool_projection @ teacher.attn_pool.proj.weight
-    qkv_map, student_write = _heads_map(pool, teacher.attn_pool, targets, write)
+    write = pool_projection @ teacher_pool.proj.weight
+    qkv_map, student_write = _heads_map(pool, teacher_pool, targets, write)
     width = pool.num_heads * pool.head_dim
-    _set_query(pool, qkv_map[:width] @ parts[0].qkv[0, 0])
-    key_value_map = qkv_map[width:, len(qkv_map[0]) // 3 :]
+    teacher_width = qkv_map.shape[1] // 3
+    query_map = qkv_map[:width]
+    key_value_map = qkv_map[width:, teacher_width:]
+    _set_query(pool, query_map @ parts[0].qkv[0, 0])
     key_values = []
     for part in parts:
-        teacher_width = part.qkv.shape[-1] // 3
-        key_values.append(part.qkv[..., teacher_width:].float() @ key_value_map.T)
-    teacher_kv = teacher.attn_pool.kv.weight
+        of_teacher = part.qkv[..., teacher_width:].float()
+        key_values.append(of_teacher @ key_value_map.T)
+    teacher_kv = teacher_pool.kv.weight
     every_row = torch.arange(len(teacher_kv))
     start = key_value_map @ folded(teacher_kv, teacher.norm, projection, every_row)
     fit_linear(pool.kv, zip(tokens, key_values, strict=True), start)
     for norm in ("q_norm", "k_norm"):
-        getattr(pool, norm).load_state_dict(getattr(teacher.attn_pool, norm).state_dict())
+        teacher_norm = getattr(teacher_pool, norm)
+        getattr(pool, norm).load_state_dict(teacher_norm.state_dict())
 
     # The projection, then the MLP. There is one row a picture: where they are few, the start weighs more.
     heads = []
@@ -115,6 +112,19 @@ def inherit_pool(
     return pool_projection
 
 
+def _pool_projection(student: ViT, teacher: ViT, guide: Sequence[BlockActivations]) -> Tensor:
+    """P: the leading directions of what is pooled, those that the classifier reads first, ``(D_student, D_teacher)``."""
+    middle = torch.cat([part.middle for part in guide])
+    after = torch.cat([part.after for part in guide])
+    moment = moment_of([middle, after], class_tokens=0)
+    read = None
+    if inherits_head(student, teacher):
+        features = after[:, 0].double()
+        reads = teacher.head.weight.double()
+        read = logit_directions(features, reads, student.embed_dim // 2)
+    return projection_from(moment, student, read)
+
+
 def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockActivations:
     """What the teacher's pooling computes on a part of the sample, as of a block.
 
@@ -125,23 +135,32 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
         guides: whether this part decides which heads and units are kept.
     """
     pool: Any = teacher.attn_pool
-    with recorded([pool.kv, pool.proj, pool.norm, pool.mlp.fc1, pool.mlp.fc2]) as records:
+    fc1, fc2 = pool.mlp.fc1, pool.mlp.fc2
+    with recorded([pool.kv, pool.proj, pool.norm, fc1, fc2]) as records:
         after = pool(pooled_tokens(teacher, stream))[:, None]
+    keys_values = records[pool.kv].output
+
     # The pooling may leave out the first tokens, which may be among those that the student has, too.
-    left_out = stream.shape[1] - records[pool.kv].output.shape[1]
+    tokens = stream.shape[1]
+    left_out = tokens - keys_values.shape[1]
     not_pooled = sum(place < left_out for place in kept_prefix(student, teacher))
-    kept = kept_tokens(student, teacher, stream.shape[1])[not_pooled:] - left_out
-    keys_values = records[pool.kv].output[:, kept]
+    kept = kept_tokens(student, teacher, tokens)
+    kept = kept[not_pooled:] - left_out
+    keys_values = keys_values[:, kept]
+
     query = pool.q(pool.latent)
     queries = query.expand(*keys_values.shape[:2], -1)
-    nothing = torch.empty(0)
+    heads = units = torch.empty(0)
+    if guides:
+        heads = records[pool.proj].input
+        units = records[fc2].input
     return BlockActivations(
         block=PoolBlock(pool),
         rotation=None,
         qkv=torch.cat([queries, keys_values], -1),
-        heads=records[pool.proj].input if guides else nothing,
-        units=records[pool.mlp.fc2].input if guides else nothing,
-        hidden=[records[pool.mlp.fc1].output],
+        heads=heads,
+        units=units,
+        hidden=[records[fc1].output],
         gate=None,
         middle=seen_by_norms(records[pool.norm].input, pool.norm),
         after=seen_by_norms(after, pool.norm),
@@ -152,28 +171,35 @@ def _heads_map(
     pool: Part, teacher_pool: Part, targets: BlockTargets, write: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As :func:`kd.distill.inherit.heads.map_heads`; heads of the teacher's size are chosen whole."""
-    if pool.head_dim != teacher_pool.head_dim:
-        student_heads = Heads(pool.num_heads, pool.head_dim)
-        teacher_heads = Heads(teacher_pool.num_heads, teacher_pool.head_dim)
+    student_heads = Heads(pool.num_heads, pool.head_dim)
+    teacher_heads = Heads(teacher_pool.num_heads, teacher_pool.head_dim)
+    if student_heads.size != teacher_heads.size:
         qkv = torch.cat([part.qkv for part in targets.guide])
         outputs = torch.cat([part.heads for part in targets.guide])
         return map_heads(qkv, outputs, write, student_heads, teacher_heads)
-    counts = teacher_pool.num_heads, pool.num_heads
+
+    counts = teacher_heads.count, student_heads.count
     columns = strongest_columns(targets, "heads", write, *counts)
-    chosen = torch.eye(write.shape[1])[columns]
-    return torch.block_diag(chosen, chosen, chosen), write[:, columns]
+    every_column = torch.eye(write.shape[1])
+    chosen = every_column[columns]
+    qkv_map = torch.block_diag(chosen, chosen, chosen)
+    return qkv_map, write[:, columns]
 
 
 def _set_query(pool: Part, query: Tensor) -> None:
-    """Makes the student's query, ``(H * S,)``, that of every picture."""
-    if isinstance(pool.q, nn.Identity):
+    """Makes the student's query, ``(H * S,)``, that of every picture: ``W l + b = q`` for its latent token l."""
+    layer = pool.q
+    if isinstance(layer, nn.Identity):
         pool.latent.copy_(query[None, None])
-    elif pool.q.bias is not None:
-        pool.q.bias.copy_(query - pool.q.weight @ pool.latent[0, 0])
+        return
+    latent = pool.latent[0, 0]
+    error = query - layer.weight @ latent
+    if layer.bias is not None:
+        layer.bias.copy_(error)
     else:  # the least change of the weight that gives it: W + (q - W l) l' / |l|^2
-        latent = pool.latent[0, 0]
-        error = query - pool.q.weight @ latent
-        pool.q.weight.add_(error[:, None] * latent / latent.square().sum())
+        outer = error[:, None] * latent
+        length = latent.square().sum()
+        layer.weight.add_(outer / length)
 
 
 def _reset_norm(norm: Part) -> None:

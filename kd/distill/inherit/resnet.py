@@ -14,7 +14,9 @@ Accelerating Very Deep Neural Networks", and Luo, Wu, Lin, "ThiNet", both ICCV 2
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from itertools import count, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -49,18 +51,23 @@ Layer: TypeAlias = tuple[nn.Conv2d, Any]
 def stages_of(model: ResNet) -> list[nn.Sequential]:
     """Its stages, each a sequence of blocks."""
     stages: list[Any] = []
-    while hasattr(model, f"layer{len(stages) + 1}"):
-        stages.append(getattr(model, f"layer{len(stages) + 1}"))
+    for number in count(1):
+        stage = getattr(model, f"layer{number}", None)
+        if stage is None:
+            break
+        stages.append(stage)
     return stages
 
 
 def stem_layers(model: CNN) -> list[Layer]:
     """The convolutions before the first stage: one, or three (a deep stem)."""
-    if isinstance(model.conv1, nn.Conv2d):
-        return [(model.conv1, model.bn1)]
-    convolutions = [layer for layer in model.conv1 if isinstance(layer, nn.Conv2d)]
-    norms = [layer for layer in model.conv1 if isinstance(layer, nn.BatchNorm2d)]
-    return list(zip(convolutions, [*norms, model.bn1], strict=True))
+    stem = model.conv1
+    if isinstance(stem, nn.Conv2d):
+        return [(stem, model.bn1)]
+    convolutions = [layer for layer in stem if isinstance(layer, nn.Conv2d)]
+    norms = [layer for layer in stem if isinstance(layer, nn.BatchNorm2d)]
+    norms.append(model.bn1)
+    return list(zip(convolutions, norms, strict=True))
 
 
 def block_layers(block: Part) -> list[Layer]:
@@ -116,30 +123,36 @@ def check_resnets(student: CNN, teacher: CNN) -> None:
 
 
 def _sizes(student: CNN, teacher: CNN) -> dict[str, tuple[int, int]]:
-    """What the student must not have more of, by name."""
+    """What the student must not have more of, by name: the student's number, the teacher's."""
+    own_sizes = _sizes_of(student)
+    teacher_sizes = _sizes_of(teacher)
+    return {name: (own, teacher_sizes[name]) for name, own in own_sizes.items()}
+
+
+def _sizes_of(model: CNN) -> dict[str, int]:
+    """The widths of a model's convolutions, and how many blocks each stage has, by name."""
     sizes = {}
-    stems = zip(stem_layers(student), stem_layers(teacher), strict=True)
-    for number, ((ours, _), (theirs, _)) in enumerate(stems, 1):
-        sizes[f"width of convolution {number} of the stem"] = ours.out_channels, theirs.out_channels
-    stages = zip(stages_of(student), stages_of(teacher), strict=True)
-    for number, (small, big) in enumerate(stages, 1):
-        sizes[f"number of blocks in stage {number}"] = len(small), len(big)
-        layers = zip(block_layers(small[0]), block_layers(big[0]), strict=True)
-        for index, ((ours, _), (theirs, _)) in enumerate(layers, 1):
-            sizes[f"width of convolution {index} in stage {number}"] = (
-                ours.out_channels,
-                theirs.out_channels,
-            )
+    for number, width in enumerate(_widths(stem_layers(model)), 1):
+        sizes[f"width of convolution {number} of the stem"] = width
+    for number, stage in enumerate(stages_of(model), 1):
+        sizes[f"number of blocks in stage {number}"] = len(stage)
+        for index, width in enumerate(_widths(block_layers(stage[0])), 1):
+            sizes[f"width of convolution {index} in stage {number}"] = width
     return sizes
+
+
+def _widths(layers: Sequence[Layer]) -> list[int]:
+    return [convolution.out_channels for convolution, _ in layers]
 
 
 def _strides(model: CNN) -> list[tuple[int, ...]]:
     """Of all layers that make maps smaller, in order."""
     strides: list[tuple[int, ...]] = []
     for module in model.modules():
-        stride: Any = getattr(module, "stride", 1)
-        if isinstance(module, nn.Conv2d) and stride != (1, 1) and module.kernel_size != (1, 1):
-            strides.append(stride)
+        if not isinstance(module, nn.Conv2d) or module.kernel_size == (1, 1):
+            continue
+        if module.stride != (1, 1):
+            strides.append(module.stride)
     return strides
 
 
@@ -189,16 +202,26 @@ def inherit_resnet(
     with progress("the student's convolutions", blocks) as passed:
         chosen = fit.choose(theirs)
         ours, theirs = fit.stem(ours, theirs, chosen)
-        for number in range(len(stages_of(student))):
-            before = chosen[number]
+        for number, (before, after) in enumerate(pairwise(chosen)):
             for group in fit.groups[number]:
-                ours, theirs = fit.block(number, group, ours, theirs, before, chosen[number + 1])
-                before = chosen[number + 1]
+                ours, theirs = fit.block(number, group, ours, theirs, before, after)
+                before = after
                 passed.update(len(group))
 
     if inherits_classifier(student, teacher):
         start = teacher.fc.weight[:, chosen[-1]]
         fit_classifier(student, teacher, pictures, student_input, teacher_input, start, taps)
+
+
+class _Guide(NamedTuple):
+    """What a teacher does on the parts of the sample that decide what is kept."""
+
+    stem_rows: list[Tensor]
+    """The stream after the stem at drawn places, ``(R, C)`` of each part."""
+    rows: dict[nn.Module, list[Tensor]]
+    """The stream after each block, likewise."""
+    changes: dict[nn.Module, float]
+    """How much each block changes the stream, as a share of its norm, summed over the parts."""
 
 
 class _Fit:
@@ -233,48 +256,52 @@ class _Fit:
         Args:
             inputs: the teacher's, part by part.
         """
+        student_stages = stages_of(self.student)
         stages = stages_of(self.teacher)
-        blocks = [block for stage in stages for block in stage]
-        rows: dict[nn.Module, list[Tensor]] = {block: [] for block in blocks}
-        stem_rows = []
-        changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
-        for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
-            stream = _stem(self.teacher, part)
-            stem_rows.append(at(stream, positions_in(stream, number)))
-            for block in blocks:
-                after = block(stream.clone())
-                if after.shape == stream.shape:
-                    changes[block] += float(
-                        (after - stream).norm() / stream.norm().clamp(min=1e-12)
-                    )
-                stream = after
-                rows[block].append(at(stream, positions_in(stream, number)))
+        stem_rows, rows, changes = self._run_guide(inputs)
 
-        chosen = [self._read(stem_rows, [stages[0][0]], stem_layers(self.student)[-1][0])]
-        for number, (ours, theirs) in enumerate(zip(stages_of(self.student), stages, strict=True)):
+        *_, stem_width = _widths(stem_layers(self.student))
+        first_block = stages[0][0]
+        readings = self._readings(stem_rows, first_block)
+        chosen = [chosen_channels(readings, stem_width)]
+        next_stages: list[Any] = [*stages[1:], [None]]
+        for ours, theirs, next_stage in zip(student_stages, stages, next_stages, strict=True):
             of_stage = [changes[block] for block in theirs]
-            self.groups.append(groups_by_change(of_stage, len(ours)))
-            following = [
-                *theirs[1:],
-                *([stages[number + 1][0]] if theirs is not stages[-1] else [None]),
-            ]
+            groups = groups_by_change(of_stage, len(ours))
+            self.groups.append(groups)
+
+            # Each block's output is read by the block after it, that of the last one by the classifier (None).
+            readers = [*theirs[1:], next_stage[0]]
             readings = []
-            for block, reader in zip(theirs, following, strict=True):
+            for block, reader in zip(theirs, readers, strict=True):
                 readings += self._readings(rows[block], reader)
-            count = block_layers(ours[0])[-1][0].out_channels
-            chosen.append(chosen_channels(readings, count))
-        if (
-            shortcut_layer(stages[0][0]) is None
-            and shortcut_layer(stages_of(self.student)[0][0]) is None
-        ):
+            *_, last_width = _widths(block_layers(ours[0]))
+            chosen.append(chosen_channels(readings, last_width))
+
+        first_blocks = first_block, student_stages[0][0]
+        if all(shortcut_layer(block) is None for block in first_blocks):
             chosen[0] = chosen[1]  # one stream
         return chosen
 
-    def _read(self, rows: Sequence[Tensor], readers: Sequence[Any], layer: nn.Conv2d) -> Tensor:
-        readings = []
-        for reader in readers:
-            readings += self._readings(rows, reader)
-        return chosen_channels(readings, layer.out_channels)
+    def _run_guide(self, inputs: Sequence[Tensor]) -> "_Guide":
+        """Runs the teacher's stem and blocks on the parts of the sample that decide; ``inputs`` as of :meth:`choose`."""
+        stages = stages_of(self.teacher)
+        blocks: list[nn.Module] = [block for stage in stages for block in stage]
+        guide = _Guide([], {block: [] for block in blocks}, dict.fromkeys(blocks, 0.0))
+        for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
+            stream = _stem(self.teacher, part)
+            positions = positions_in(stream, number)
+            guide.stem_rows.append(at(stream, positions))
+            for block in blocks:
+                after = block(stream.clone())
+                if after.shape == stream.shape:
+                    change = (after - stream).norm()
+                    size = stream.norm().clamp(min=1e-12)
+                    guide.changes[block] += float(change / size)
+                stream = after
+                positions = positions_in(stream, number)
+                guide.rows[block].append(at(stream, positions))
+        return guide
 
     def _readings(self, rows: Sequence[Tensor], reader: Part) -> list[Readout]:
         """What reads a stream: the block after it, or the classifier (None)."""
@@ -283,13 +310,13 @@ class _Fit:
         if reader is None:
             has_head = isinstance(self.teacher.fc, nn.Linear)
             return [Readout(spread, self.teacher.fc.weight if has_head else every_channel)]
-        weights = [as_reader(folded_with_norm(*block_layers(reader)[0]))]
+        first_layer = block_layers(reader)[0]
+        first_weight = as_reader(folded_with_norm(*first_layer))
         shortcut = shortcut_layer(reader)
-        if shortcut is None:  # it passes the stream on
-            weights.append(every_channel)
-        else:
-            weights.append(as_reader(folded_with_norm(*shortcut)))
-        return [Readout(spread, weight) for weight in weights]
+        passed_on = every_channel
+        if shortcut is not None:
+            passed_on = as_reader(folded_with_norm(*shortcut))
+        return [Readout(spread, first_weight), Readout(spread, passed_on)]
 
     def stem(
         self, ours: Sequence[Tensor], theirs: Sequence[Tensor], chosen: Sequence[Tensor]
@@ -304,20 +331,14 @@ class _Fit:
         Returns:
             The streams of student and teacher after it, part by part.
         """
+        run_ours = partial(_stem, self.student)
+        run_theirs = partial(_stem, self.teacher)
+        colours = torch.arange(ours[0].shape[1])
         layers = _Layers(stem_layers(self.student), stem_layers(self.teacher))
-        layers.fit(
-            lambda part: _stem(self.student, part),
-            lambda part: _stem(self.teacher, part),
-            ours,
-            theirs,
-            torch.arange(ours[0].shape[1]),
-            chosen[0],
-            None,
-        )
-        return (
-            [_stem(self.student, part) for part in ours],
-            [_stem(self.teacher, part) for part in theirs],
-        )
+        layers.fit(run_ours, run_theirs, ours, theirs, before=colours, after=chosen[0])
+        our_streams = [run_ours(part) for part in ours]
+        their_streams = [run_theirs(part) for part in theirs]
+        return our_streams, their_streams
 
     def block(
         self,
@@ -421,7 +442,7 @@ class _Layers:
         their_inputs: Sequence[Tensor],
         before: Tensor,
         after: Tensor,
-        targets: Sequence[Tensor] | None,
+        targets: Sequence[Tensor] | None = None,
     ) -> None:
         """Chooses the channels between them, and fits them in their order.
 
@@ -436,14 +457,16 @@ class _Layers:
         """
         kept = self._between(run_theirs, their_inputs, after)
         kept_before = [before, *kept[:-1]]
+        last_layer, _ = self.ours[-1]
         for index, (layer, norm) in enumerate(self.ours):
             teacher_layer, teacher_norm = self.theirs[index]
-            channels = kept[index]
-            is_last = index == len(self.ours) - 1
+            inputs = kept_before[index]
+            outputs = kept[index]
             wanted: Iterable[Tensor] | None = targets
-            if not is_last or wanted is None:
-                wanted = self._outputs(run_theirs, teacher_norm, their_inputs, channels)
-            start = folded_with_norm(teacher_layer, teacher_norm)[channels][:, kept_before[index]]
+            if layer is not last_layer or wanted is None:
+                wanted = self._outputs(run_theirs, teacher_norm, their_inputs, outputs)
+            weight = folded_with_norm(teacher_layer, teacher_norm)
+            start = weight[outputs][:, inputs]
             fit_at_places(layer, norm, run_ours, our_inputs, wanted, start)
 
     @staticmethod
@@ -464,13 +487,18 @@ class _Layers:
             with caught(readers) as tensors:
                 run_theirs(part)
             for layer in readers:
-                rows[layer].append(at(tensors[layer], positions_in(tensors[layer], number)))
+                maps = tensors[layer]
+                positions = positions_in(maps, number)
+                rows[layer].append(at(maps, positions))
+
         kept = [after]
-        for index in range(len(self.ours) - 2, -1, -1):
-            reader = self.theirs[index + 1]
-            weight = as_reader(folded_with_norm(*reader)[kept[0]])
-            reading = Readout(covariance(torch.cat(rows[reader[0]])), weight)
-            kept.insert(0, chosen_channels([reading], self.ours[index][0].out_channels))
+        widths = _widths(self.ours[:-1])
+        layers_after = self.theirs[1:]
+        for width, (layer, norm) in zip(reversed(widths), reversed(layers_after), strict=True):
+            weight = folded_with_norm(layer, norm)[kept[0]]
+            spread = covariance(torch.cat(rows[layer]))
+            reading = Readout(spread, as_reader(weight))
+            kept.insert(0, chosen_channels([reading], width))
         return kept
 
 

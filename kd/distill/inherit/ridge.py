@@ -85,16 +85,22 @@ def fit_linear(
     """
     centre = linear.bias is not None
     moments = pooled(_moments(inputs, outputs, shares, centre) for inputs, outputs in parts)
+    gram = moments.gram
 
-    right_side = moments.cross - moments.gram @ start.T.double()
-    diagonal = moments.gram.diagonal()
-    diagonal.add_(ridge * diagonal.mean().clamp(min=1e-12))  # G may be 0: all units may be dead
-    factor = torch.linalg.cholesky_ex(moments.gram).L
-    weight = start + torch.cholesky_solve(right_side, factor).T.float()
+    # G + d I, in place; G may be 0, because all units may be dead
+    right_side = moments.cross - gram @ start.T.double()
+    diagonal = gram.diagonal()
+    damping = ridge * diagonal.mean().clamp(min=1e-12)
+    diagonal.add_(damping)
+    factor = torch.linalg.cholesky_ex(gram).L
+    change = torch.cholesky_solve(right_side, factor).T
+    weight = start + change.float()
 
     linear.weight.copy_(weight)
     if linear.bias is not None:
-        linear.bias.copy_(moments.mean_y.float() - weight @ moments.mean_x.float())
+        mean_x = moments.mean_x.float()
+        mean_y = moments.mean_y.float()
+        linear.bias.copy_(mean_y - weight @ mean_x)
 
 
 def _moments(
@@ -152,9 +158,13 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     half = a.shape[1] // 2
     if half < 128:
         return a.T @ b
-    lower_left = a[:, half:].T @ b[:, :half]
-    upper_left = symmetric_product(a[:, :half], b[:, :half])
-    lower_right = symmetric_product(a[:, half:], b[:, half:])
+    a_left = a[:, :half]
+    a_right = a[:, half:]
+    b_left = b[:, :half]
+    b_right = b[:, half:]
+    lower_left = a_right.T @ b_left
+    upper_left = symmetric_product(a_left, b_left)
+    lower_right = symmetric_product(a_right, b_right)
     upper = torch.cat([upper_left, lower_left.T], 1)
     lower = torch.cat([lower_left, lower_right], 1)
     return torch.cat([upper, lower])

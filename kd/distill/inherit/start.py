@@ -1,6 +1,7 @@
 """The whole start: from the embedding to the head, for several students at once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,10 +103,14 @@ class _StudentFit:
 
     def _token_shares(self) -> Tensor | None:
         """A class token that alone is classified counts as much as all other tokens together."""
-        if not isinstance(self.student.head, nn.Linear) or self.student.global_pool != "token":
+        student = self.student
+        classifies_token = isinstance(student.head, nn.Linear) and student.global_pool == "token"
+        if not classifies_token:
             return None
-        others = self.streams[0].shape[1] - 1
-        return torch.tensor([others, *[1.0] * others])
+        tokens = self.streams[0].shape[1]
+        shares = torch.ones(tokens)
+        shares[0] = tokens - 1
+        return shares
 
     def fit_block(self, number: int, targets: BlockTargets) -> None:
         """Fits the student's block that follows the teacher's ``number``.
@@ -119,7 +124,8 @@ class _StudentFit:
         # Learnt rotations are outside of the block: it can't be copied without them.
         is_learnt = rotation is not None and rotation.is_learnt
         only_its = id(self) if is_learnt else None
-        stream_and_shape = id(self.streams), repr(block), block.attn.num_heads, only_its
+        heads = block.attn.num_heads
+        stream_and_shape = id(self.streams), repr(block), heads, only_its
         # The norm is plain: it gives already what it will give in training.
         taps = self.measured.taps
         if taps.reads(self.student):
@@ -139,16 +145,19 @@ class _StudentFit:
         Raises:
             ValueError: such a copy answers otherwise than its teacher.
         """
-        student, teacher, measured = self.student, self.measured.model, self.measured
+        student = self.student
+        measured = self.measured
+        teacher = measured.model
         projection = self.projection
         if pools_by_attention(student):
             projection = inherit_pool(student, measured, self.streams, projection)
         if inherits_head(student, teacher):
             inherit_head(student, teacher, self.streams, projection, measured.logits)
-        if copy_is_possible(student, teacher) and self.prepare.size == measured.prepare.size:
+        same_size = self.prepare.size == measured.prepare.size
+        if same_size and copy_is_possible(student, teacher):
             batches = shown(measured.pictures.split(64), "check of the copy")
-            logits = torch.cat([student(self.prepare(batch)) for batch in batches])
-            check_copy(logits, measured.logits)
+            logits = [student(self.prepare(batch)) for batch in batches]
+            check_copy(torch.cat(logits), measured.logits)
         self._read_end()
 
     def _read_end(self) -> None:
@@ -202,13 +211,14 @@ def _groups_of_equal_targets(fits: Sequence[_StudentFit]) -> list[list[_StudentF
     groups: dict[object, list[_StudentFit]] = {}
     for each in fits:
         prefix = kept_prefix(each.student, each.measured.model)
-        key = id(each.projection), each.shares is None, *prefix
+        all_alike = each.shares is None
+        key = id(each.projection), all_alike, *prefix
         group = groups.setdefault(key, [])
-        if group:
-            pairs = zip(each.streams, group[0].streams, strict=True)
-            if all(torch.equal(stream, first) for stream, first in pairs):
-                each.streams = group[0].streams
         group.append(each)
+        first_streams = group[0].streams
+        pairs = zip(each.streams, first_streams, strict=True)
+        if all(torch.equal(stream, first) for stream, first in pairs):
+            each.streams = first_streams
     return list(groups.values())
 
 
@@ -246,16 +256,18 @@ def _fit_level_convolutions(
         student_levels: its features: of each batch, of each level, ``(N, D, h, w)``.
         teacher_maps: what the teacher's convolutions give: of each level, ``(all N, width, H, W)``.
     """
-    for level, (convolution, maps_NCHW) in enumerate(
-        zip(student.head.levels, teacher_maps, strict=True)
-    ):
-        assert isinstance(convolution, nn.Conv2d)
+    convolutions: Any = student.head.levels
+    for level, maps_NCHW in enumerate(teacher_maps):
+        convolution = convolutions[level]
         features_NDhw = torch.cat([levels[level] for levels in student_levels])
-        maps_NChw = nn.functional.interpolate(maps_NCHW, features_NDhw.shape[2:], mode="bilinear")
+        size = features_NDhw.shape[2:]
+        maps_NChw = nn.functional.interpolate(maps_NCHW, size, mode="bilinear")
 
         # A 1x1 convolution is a linear layer at every position.
         linear = nn.Linear(convolution.in_channels, convolution.out_channels)
-        pair = features_NDhw.movedim(1, -1), maps_NChw.movedim(1, -1)
-        fit_linear(linear, [pair], torch.zeros_like(linear.weight))
+        inputs = features_NDhw.movedim(1, -1)
+        outputs = maps_NChw.movedim(1, -1)
+        start = torch.zeros_like(linear.weight)
+        fit_linear(linear, [(inputs, outputs)], start)
         convolution.weight.copy_(linear.weight[:, :, None, None])
-        convolution.bias.copy_(linear.bias)  # type: ignore[union-attr]
+        convolution.bias.copy_(linear.bias)

@@ -89,11 +89,15 @@ def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
         ``(N, P + L, D_teacher)``.
     """
     parts = embedding(student, teacher)
-    stride = parts.patch_weight.shape[-2:]
-    maps_NDhw = nn.functional.conv2d(images, parts.patch_weight, parts.patch_bias, stride=stride)
+    weight = parts.patch_weight
+    patch_size = weight.shape[-2:]
+    maps_NDhw = nn.functional.conv2d(images, weight, parts.patch_bias, stride=patch_size)
     patches_NLD = maps_NDhw.flatten(2).transpose(1, 2)
-    prefix = (parts.prefix_tokens + parts.prefix_positions).expand(len(images), -1, -1)
-    return torch.cat([prefix, patches_NLD + parts.patch_positions], 1)
+    patches_NLD = patches_NLD + parts.patch_positions
+
+    prefix_1PD = parts.prefix_tokens + parts.prefix_positions
+    prefix_NPD = prefix_1PD.expand(len(images), -1, -1)
+    return torch.cat([prefix_NPD, patches_NLD], 1)
 
 
 def seen_by_norms(stream: Tensor, norm: nn.Module) -> Tensor:
@@ -152,12 +156,12 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
     reads_CD = seen_by_norms(reads_CD - reads_CD.mean(0), teacher.blocks[0].norm1)
 
     if teacher.global_pool == "token":
-        pooled_tokens = last[:, :1]
+        pooled_NLD = last[:, :1]
     else:
-        pooled_tokens = last[:, teacher.num_prefix_tokens :]
-    mean_square = pooled_tokens.square().mean(-1, keepdim=True)
-    features_ND = (pooled_tokens * mean_square.clamp(min=1e-12).rsqrt()).mean(1).double()
-
+        pooled_NLD = last[:, teacher.num_prefix_tokens :]
+    mean_square = pooled_NLD.square().mean(-1, keepdim=True)
+    normalised_NLD = pooled_NLD * mean_square.clamp(min=1e-12).rsqrt()
+    features_ND = normalised_NLD.mean(1).double()
     return logit_directions(features_ND, reads_CD, most)
 
 
@@ -200,10 +204,13 @@ def moment_of(streams: list[Tensor], class_tokens: int) -> Tensor:
     width = streams[0].shape[-1]
     moment = torch.zeros(width, width, dtype=torch.float64)
     for stream in shown(streams, "directions of the teacher's stream"):
-        directions = nn.functional.normalize(stream.double(), dim=-1)
-        for tokens in (directions[:, :class_tokens], directions[:, class_tokens:]):
+        directions_NLD = nn.functional.normalize(stream.double(), dim=-1)
+        classified = directions_NLD[:, :class_tokens]
+        others = directions_NLD[:, class_tokens:]
+        for tokens in (classified, others):
             rows = tokens.reshape(-1, width)
-            moment += rows.T @ rows / max(1, len(rows))
+            count = max(1, len(rows))
+            moment += rows.T @ rows / count
     return moment
 
 
@@ -285,7 +292,10 @@ def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
     """The teacher's blocks that the student's follow: evenly spaced, the last one among them, from 0."""
     student_depth = len(student.blocks)
     teacher_depth = len(teacher.blocks)
-    return [(i + 1) * teacher_depth // student_depth - 1 for i in range(student_depth)]
+    numbers = []
+    for place in range(1, student_depth + 1):
+        numbers.append(place * teacher_depth // student_depth - 1)
+    return numbers
 
 
 def progress(label: str, total: int) -> tqdm:

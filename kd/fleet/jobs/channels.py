@@ -130,8 +130,12 @@ def network(job: Job, data: list[Channel]) -> dict[str, Any]:
 
 def _ids(job: Job, key: str, prefix: str) -> list[str]:
     """The ids in an option, with commas between; each must begin with ``prefix``."""
-    ids = [word.strip() for word in job.options.get(key, "").split(",") if word.strip()]
-    for word in ids:
-        if not re.fullmatch(rf"{prefix}[0-9a-z]+", word):
-            raise UserError(f"{key}: must be {prefix}... with commas between, got '{word}'")
+    ids = []
+    for word in job.options.get(key, "").split(","):
+        id_ = word.strip()
+        if not id_:
+            continue
+        if not re.fullmatch(rf"{prefix}[0-9a-z]+", id_):
+            raise UserError(f"{key}: must be {prefix}... with commas between, got '{id_}'")
+        ids.append(id_)
     return ids

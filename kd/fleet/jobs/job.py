@@ -123,10 +123,11 @@ class Needs:
 
     def what_is_missing(self) -> str:
         """One line that names all missing keys with examples; "" where all were given."""
+        if not self.missing:
+            return ""
+        keys = ", ".join(self.missing)
         examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
-        if self.missing:
-            return f"{', '.join(self.missing)}: must be given ({examples})"
-        return ""
+        return f"{keys}: must be given ({examples})"
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,11 @@ class Job(Needs):
         """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
         values = [item.partition("=")[2] for item in self.items]
         for path in self.files.values():
-            values += [str(value) for _, value in files.leaves(files.read(path))]
+            content = files.read(path)
+            values += [str(value) for _, value in files.leaves(content)]
         names: set[str] = set()
         for value in values:
-            names |= set(re.findall(r"(?<![\w/])channel:([\w.-]+)", value))
+            names.update(re.findall(r"(?<![\w/])channel:([\w.-]+)", value))
         return sorted(names)
 
     @property

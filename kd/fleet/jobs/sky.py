@@ -128,13 +128,14 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
 
 def _mounts(job: Job) -> dict[str, object]:
     """What lies where in the container: the bucket with the runs, the channels' data, the user's own files."""
-    channel_urls = {}
-    for name in job.channels:
-        channel_urls[name] = job.need(f"channel.{name}", f"s3://BUCKET/{name}")
     runs_url = f"{job.bucket_url(SCHEMES)}/{job.name}"
     mounts: dict[str, object] = {RUNS: {"source": runs_url, "mode": "MOUNT_CACHED"}}
-    for name, url in channel_urls.items():
-        mounts[f"{CHANNELS}/{name}"] = {"source": url, "mode": "MOUNT"}
+    for name in job.channels:
+        example = f"s3://BUCKET/{name}"
+        url = job.need(f"channel.{name}", example)
+        place = f"{CHANNELS}/{name}"
+        mounts[place] = {"source": url, "mode": "MOUNT"}
     for name, path in job.files.items():
-        mounts[f"{FILES}/{name}"] = str(path.absolute())
+        place = f"{FILES}/{name}"
+        mounts[place] = str(path.absolute())
     return mounts

@@ -199,5 +199,6 @@ def _hours(text: str) -> float | None:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if match is None:
         return None
-    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    numbers = [int(number or 0) for number in match.groups()]
+    days, hours, minutes, seconds = numbers
     return 24 * days + hours + minutes / 60 + seconds / 3600

@@ -335,8 +335,10 @@ def fit(
     perturbed = []
     for i, reading in enumerate(readings):
         if reading.spread:
-            moved = [*readings[:i], reading.slower(), *readings[i + 1 :]]
-            perturbed.append(_fit_once(moved, strategy, ring, gradient_mb))
+            slower = list(readings)
+            slower[i] = reading.slower()
+            of_slower = _fit_once(slower, strategy, ring, gradient_mb)
+            perturbed.append(of_slower)
     return replace(model, perturbed=tuple(perturbed))
 
 

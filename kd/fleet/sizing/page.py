@@ -31,8 +31,9 @@ def _overlay(sizes: Mapping[str, Any], folder: Path) -> str:
     assert row is not None
     conditions = Conditions(**sizes["conditions"])
     student = {key: row[key] for key in SETTINGS}
+    settings = {"model": {"student": student}}
     comment = f"# {row['name']}, chosen by kd-size: {row['latency_ms']:g} ms ({conditions})\n"
-    return comment + yaml.safe_dump({"model": {"student": student}}, sort_keys=False)
+    return comment + yaml.safe_dump(settings, sort_keys=False)
 
 
 def _chosen(sizes: Mapping[str, Any]) -> Mapping[str, Any] | None:

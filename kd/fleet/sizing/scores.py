@@ -62,9 +62,11 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         if not steps:
             continue
         students = module.students.named()
+        all_names = [candidate.name for candidate in group]
         for start in range(0, len(group), IN_STEP):
-            names = [candidate.name for candidate in group[start : start + IN_STEP]]
-            module.take(Students({name: students[name] for name in names}))
+            names = all_names[start : start + IN_STEP]
+            in_step = {name: students[name] for name in names}
+            module.take(Students(in_step))
             _distill(run, module, data, label=f"distilling {', '.join(names)}")
             after = measured(module, data, teacher=False)
             for name in names:

@@ -267,7 +267,8 @@ class SizeSearch:
 
         missing = []
         for candidate in scored:
-            if decisive not in self.results.of("score", settings[candidate.name], basis):
+            scores = self.results.of("score", settings[candidate.name], basis)
+            if decisive not in scores:
                 missing.append(candidate)
         score(self.run, missing, self.plan.steps, keep)
         for name, of_candidate in settings.items():
@@ -364,10 +365,11 @@ def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str |
     for row in rows:
         if "score" in row:
             merits[row["name"]] = (sign * row["score"], -row["latency_ms"])
+    all_merits = merits.values()
     for row in rows:
         merit = merits.get(row["name"])
         row["within"] = not exceeded(row, budget)
-        row["front"] = merit is not None and _on_front(merit, merits.values())
+        row["front"] = merit is not None and _on_front(merit, all_merits)
     return max(merits, key=lambda name: merits[name], default=None)
 
 

@@ -61,7 +61,11 @@ class Drawn:
 def _as_if_trained(model: nn.Module) -> nn.Module:
     """Exporters leave out scales of ones and biases of zeros, which no trained model has."""
     for values in model.state_dict().values():
-        if values.is_floating_point() and bool((values == values.flatten()[:1]).all()):
+        if not values.is_floating_point():
+            continue
+        first = values.flatten()[:1]
+        is_constant = bool((values == first).all())
+        if is_constant:
             values.add_(torch.rand_like(values), alpha=0.1)
     return model
 

@@ -126,12 +126,16 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     seeds = tuple(range(first_seed, first_seed + plan.confirm))
     jobs = _train_on_seeds(search, plan, seeds)
 
+    name = objective.name
     values = [objective.value(job.run) for job in jobs]
-    confirmations = [_compared(objective, objective.name, seeds, values)]
-    metric = objective.name.removeprefix("val/")
-    if metric != objective.name and has_test_split(plan):
-        tested = [split_metrics(job.run, TEST, job.slot).get(metric) for job in jobs]
-        if all(value is not None for value in tested):
+    confirmations = [_compared(objective, name, seeds, values)]
+    metric = name.removeprefix("val/")
+    if metric != name and has_test_split(plan):
+        tested = []
+        for job in jobs:
+            metrics = split_metrics(job.run, TEST, job.slot)
+            tested.append(metrics.get(metric))
+        if None not in tested:
             confirmations.append(_compared(objective, f"{TEST}/{metric}", seeds, tested))
     return confirmations
 

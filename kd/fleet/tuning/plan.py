@@ -110,12 +110,14 @@ class SearchPlan:
 
     def settings(self) -> dict[str, Any]:
         """What must be the same for a search to go on."""
-        config = {}
-        for k, v in flatten(self.config).items():
-            if k not in ("runs_dir", "resume"):
-                config[k] = v
-        spaces = {f"search.{space.key}": space.text() for space in self.space}
-        return {**config, **spaces, "objective": [[o.name, o.maximize] for o in self.objectives]}
+        settings = {}
+        for key, value in flatten(self.config).items():
+            if key not in ("runs_dir", "resume"):
+                settings[key] = value
+        for space in self.space:
+            settings[f"search.{space.key}"] = space.text()
+        settings["objective"] = [[o.name, o.maximize] for o in self.objectives]
+        return settings
 
 
 def plan(request: Request) -> SearchPlan:

@@ -29,17 +29,19 @@ T95_MANY = 2.0
 def chosen(study: Study, plan: SearchPlan) -> Any | None:
     """The best trial; of a Pareto front the one nearest to the best of each objective. None before any has ended."""
     front = study.best()
-    if len(front) < 2:
-        return front[0] if front else None
-    squared_distance = dict.fromkeys((trial.number for trial in front), 0.0)
+    if not front:
+        return None
+    squared_distances = [0.0] * len(front)
     for i, objective in enumerate(plan.objectives):
         sign = 1 if objective.maximize else -1
         values = [sign * trial.values[i] for trial in front]  # more is better
         best = max(values)
         width = best - min(values) or 1.0
-        for trial, value in zip(front, values, strict=True):
-            squared_distance[trial.number] += ((best - value) / width) ** 2
-    return min(front, key=lambda trial: squared_distance[trial.number])
+        for place, value in enumerate(values):
+            share = (best - value) / width
+            squared_distances[place] += share**2
+    nearest = min(squared_distances)
+    return front[squared_distances.index(nearest)]
 
 
 def write_best(study: Study, plan: SearchPlan) -> None:
@@ -50,15 +52,17 @@ def write_best(study: Study, plan: SearchPlan) -> None:
     folder = Path(best.user_attrs["folder"])
     config = yaml_of(text_of(folder / "config.yaml"))
     # what the search has set for its trials is again as the user had it
+    trainer = plan.config["trainer"]
     config["runs_dir"] = plan.config["runs_dir"]
-    config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
+    config["trainer"]["enable_progress_bar"] = trainer["enable_progress_bar"]
 
     values = []
     for objective, value in zip(plan.objectives, best.values, strict=True):
         values.append(f"{objective.name} {value:.6g}")
     ended = len(study.trials("complete"))
     where = f"trial {best.number} of {plan.folder}"
-    text = f"# Best of {ended} trials: {', '.join(values)} ({where})\n"
+    reached = ", ".join(values)
+    text = f"# Best of {ended} trials: {reached} ({where})\n"
     for key, value in best.params.items():
         text += f"#   {item(key, value)}\n"
     text += yaml.safe_dump(config, sort_keys=False)
@@ -67,11 +71,15 @@ def write_best(study: Study, plan: SearchPlan) -> None:
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
     """Finished trials, the best first; then those stopped early, then those that failed."""
-    sign = -1
-    if plan.objectives[0].maximize:
-        sign = 1
-    done = sorted(study.trials("complete"), key=lambda t: -sign * t.values[0])
-    return done + study.trials("pruned") + study.trials("failed")
+    sign = -1 if plan.objectives[0].maximize else 1
+
+    def worst_last(trial: Any) -> float:
+        return sign * trial.values[0]
+
+    complete = sorted(study.trials("complete"), key=worst_last)
+    pruned = study.trials("pruned")
+    failed = study.trials("failed")
+    return [*complete, *pruned, *failed]
 
 
 def print_table(study: Study, plan: SearchPlan) -> None:

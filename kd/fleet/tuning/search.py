@@ -137,7 +137,9 @@ class Search:
                 return
             trial, chosen, owner = trial_to_run
             folder = self.folder_of(trial.number)
-            job = TrialRun(folder, self.plan.config["recipe"], self.free.pop(0), owner)
+            recipe = self.plan.config["recipe"]
+            place = self.free.pop(0)
+            job = TrialRun(folder, recipe, place, owner)
             self.running.append(Running(trial, chosen, job))
             values = [item(key, value) for key, value in chosen.items()]
             job.begin([*self.plan.items, *self.extra, *values])
@@ -152,10 +154,12 @@ class Search:
 
     def _new(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
         """A new trial: trial, values by key, lock; None where the search has as many as it shall."""
-        if self.study.exhausted or len(self.study.trials()) >= self.plan.trials:
+        trials = len(self.study.trials())
+        if self.study.exhausted or trials >= self.plan.trials:
             return None
         trial, chosen = self.study.ask(self.plan.space)
-        owner = lock_trial(self.folder_of(trial.number))
+        folder = self.folder_of(trial.number)
+        owner = lock_trial(folder)
         assert owner is not None, "a new trial's folder is nobody's"
         return trial, chosen, owner
 
@@ -224,17 +228,18 @@ class Search:
     def line(self, running: Running) -> str:
         """A trial that has ended, and how far the search is."""
         trial = self.study.trial(running.trial.number)
-        if trial.state.name == "FAIL":
-            result = f"failed: {trial.user_attrs['reason']}"
-        elif trial.state.name == "PRUNED":
-            newest = list(trial.intermediate_values.values())[-1:]
-            result = f"stopped early: {self._values(newest)}"
+        state = trial.state.name
+        if state == "FAIL":
+            reason = trial.user_attrs["reason"]
+            result = f"failed: {reason}"
+        elif state == "PRUNED":
+            values = list(trial.intermediate_values.values())
+            result = f"stopped early: {self._values(values[-1:])}"
         else:
             result = self._values(trial.values)
-        chosen = []
-        for key, value in running.chosen.items():
-            chosen.append(f"{key}={short(value)}")
-        return f"trial {trial.number}: {result} ({' '.join(chosen)}); {self.progress()}"
+        chosen = [f"{key}={short(value)}" for key, value in running.chosen.items()]
+        settings = " ".join(chosen)
+        return f"trial {trial.number}: {result} ({settings}); {self.progress()}"
 
     def _values(self, values: Sequence[float]) -> str:
         """Values of the objectives, with their names; of a trial that was stopped, the first alone or none."""

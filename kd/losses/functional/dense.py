@@ -84,7 +84,8 @@ def cwd_loss(
     valid_N1P = valid_NHW.flatten(1)[:, None]
     log_p_student = _log_softmax_over_positions(student_logits, valid_N1P, temperature)
     log_p_teacher = _log_softmax_over_positions(teacher_logits.detach(), valid_N1P, temperature)
-    terms_NCP = log_p_teacher.exp() * (log_p_teacher - log_p_student)
+    log_ratio = log_p_teacher - log_p_student
+    terms_NCP = log_p_teacher.exp() * log_ratio
     divergence_NC = (terms_NCP * valid_N1P).sum(dim=2)
     has_valid_pixel = valid_N1P.any(dim=2)
     pictures = has_valid_pixel.sum().clamp_min(1)
@@ -122,7 +123,10 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     teacher_height, teacher_width = teacher_features.shape[2:]
     height = min(grid, student_height, teacher_height)
     width = min(grid, student_width, teacher_width)
-    student_pooled = F.adaptive_avg_pool2d(wide(student_features), (height, width))
-    teacher_pooled = F.adaptive_avg_pool2d(wide(teacher_features.detach()), (height, width))
+    size = (height, width)
+    student_wide = wide(student_features)
+    teacher_wide = wide(teacher_features.detach())
+    student_pooled = F.adaptive_avg_pool2d(student_wide, size)
+    teacher_pooled = F.adaptive_avg_pool2d(teacher_wide, size)
     difference = cosines(student_pooled) - cosines(teacher_pooled)
     return difference.square().mean()

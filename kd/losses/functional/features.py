@@ -143,12 +143,14 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
 def _per_channel(x: Tensor) -> Tensor:
     """Mean 0 and variance 1 in each channel, ``(C, N H W)``; a constant channel is 0 and has no gradient."""
     channels_CP = x.transpose(0, 1).flatten(1)  # P: positions of all pictures
-    centred = channels_CP - channels_CP.mean(dim=1, keepdim=True)
-    length = centred.detach().norm(2, 1, keepdim=True)
-    varies = length > rounding(channels_CP, 1)
-    variance = centred.square().mean(dim=1, keepdim=True)
-    deviation = (variance + 1e-12).sqrt()
-    return centred / torch.where(varies, deviation, torch.inf)
+    mean_C1 = channels_CP.mean(dim=1, keepdim=True)
+    centred_CP = channels_CP - mean_C1
+    length_C1 = centred_CP.detach().norm(2, 1, keepdim=True)
+    varies_C1 = length_C1 > rounding(channels_CP, 1)
+    variance_C1 = centred_CP.square().mean(dim=1, keepdim=True)
+    deviation_C1 = (variance_C1 + 1e-12).sqrt()
+    divisor_C1 = torch.where(varies_C1, deviation_C1, torch.inf)
+    return centred_CP / divisor_C1
 
 
 def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked: Tensor) -> Tensor:

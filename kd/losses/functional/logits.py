@@ -92,10 +92,12 @@ def topk_kd_loss(
     log_p_student = torch.cat([log_p_of_k, log_p_of_rest], 1)  # (N, k + 1)
     # Teacher: the same k + 1 numbers from its logits over T.
     scaled_values = wide(values) / temperature
-    teacher_logits = torch.cat([scaled_values, tail[:, None]], 1).detach()
+    tail_N1 = tail[:, None]
+    teacher_logits = torch.cat([scaled_values, tail_N1], 1).detach()
     log_p_teacher = F.log_softmax(teacher_logits, dim=1)
-    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
-    return temperature**2 * divergence.sum(dim=1).mean()
+    terms = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
+    divergence_N = terms.sum(dim=1)
+    return temperature**2 * divergence_N.mean()
 
 
 def kl_per_position(
@@ -182,15 +184,19 @@ def dkd_loss(
     teacher = _decouple(scaled_teacher, is_target)
 
     # TCKD: KL of the two-way distribution target / not target.
-    of_target = teacher.target.exp() * (teacher.target - student.target)
-    of_rest = teacher.rest.exp() * (teacher.rest - student.rest)
+    log_ratio_of_target = teacher.target - student.target
+    log_ratio_of_rest = teacher.rest - student.rest
+    of_target = teacher.target.exp() * log_ratio_of_target
+    of_rest = teacher.rest.exp() * log_ratio_of_rest
     tckd = of_target + of_rest
 
     # NCKD: KL among the other classes.
-    log_ratio = teacher.others - student.others
-    of_each_other = teacher.others.exp() * log_ratio
-    nckd = of_each_other.masked_fill(is_target, 0).sum(dim=1)
-    return temperature**2 * (alpha * tckd + beta * nckd).mean()
+    log_ratio_of_others = teacher.others - student.others
+    of_each_class = teacher.others.exp() * log_ratio_of_others
+    of_others = of_each_class.masked_fill(is_target, 0)
+    nckd = of_others.sum(dim=1)
+    total = alpha * tckd + beta * nckd
+    return temperature**2 * total.mean()
 
 
 def _is_target(target: Tensor, logits: Tensor, loss: str) -> Tensor:
@@ -482,5 +488,6 @@ def binary_kd_loss(
     log_ratio_of_no = F.logsigmoid(-teacher) - F.logsigmoid(-student)
     yes = teacher.sigmoid() * log_ratio_of_yes
     no = (-teacher).sigmoid() * log_ratio_of_no
-    divergence = (yes + no).flatten(1)
-    return temperature**2 * divergence.sum(dim=1).mean()
+    terms = (yes + no).flatten(1)
+    divergence_N = terms.sum(dim=1)
+    return temperature**2 * divergence_N.mean()

@@ -61,9 +61,9 @@ def _is_prime(number: int) -> bool:
 
 def _residues(prime: int) -> Tensor:
     """Paley's matrix ``(prime, prime)``: 1 where column - row is a square modulo ``prime``, else -1; 0 if equal."""
-    square = {i * i % prime for i in range(1, prime)}
-    sign_of_difference = torch.full((prime,), -1.0, dtype=torch.float64)
-    sign_of_difference[list(square)] = 1.0
+    squares = {i * i % prime for i in range(1, prime)}
+    sign_of_difference = -torch.ones(prime, dtype=torch.float64)
+    sign_of_difference[list(squares)] = 1.0
     sign_of_difference[0] = 0.0
     row = torch.arange(prime)[:, None]
     column = torch.arange(prime)[None]
@@ -109,7 +109,8 @@ def phi_s(covariance: Tensor) -> Tensor:
     if not scale > 0:
         raise ValueError("covariance must have a variance > 0, got none")
     _, vectors = torch.linalg.eigh(covariance)
-    return hadamard(len(covariance)).to(covariance.device) @ vectors.T / scale
+    rotation = hadamard(len(covariance)).to(covariance.device)
+    return rotation @ vectors.T / scale
 
 
 def teacher_shares(losses: Tensor, drop: float = 0.5) -> Tensor:

@@ -83,9 +83,10 @@ class Backbone(Format):
         state = load_file(regular(file, LARGEST_STUDENT))
         ends_earlier = json_of(meta["dense"])  # the backbone of a dense student
         model.load_state_dict(state, strict=not ends_earlier)
-        prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
-        below = _Features(model.eval())
-        return in_torch(lambda images: below(prepare(images)), manifest.layout)
+        size = json_of(meta["img_size"])
+        prepare = Preprocess(size, manifest.mean, manifest.std)
+        features = _Features(model.eval())
+        return in_torch(lambda images: features(prepare(images)), manifest.layout)
 
 
 class _Features(nn.Module):

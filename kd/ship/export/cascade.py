@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kd.errors import UserError
-from kd.ship.cascade_rule import FILE, CascadeRule, read_rule
+from kd.report.proven_cascade import FILE
+from kd.ship.cascade_rule import CascadeRule, read_rule
 from kd.ship.export.base import ExportJob, Format, Runtime
 from kd.ship.export.manifest import as_lines
 from kd.ship.export.onnx import EXTRA, as_runtime, onnx_program, open_session
@@ -204,10 +205,13 @@ def _teachers_job(job: ExportJob) -> ExportJob:
 def _runtime(student: Runtime, teacher: Runtime, rule: CascadeRule) -> Runtime:
     def run(pictures: np.ndarray) -> np.ndarray:
         logits = np.array(student(pictures))
-        shifted = np.exp(logits - logits.max(1, keepdims=True))
-        asks = rule.asks(shifted / shifted.sum(1, keepdims=True))
+        largest = logits.max(1, keepdims=True)
+        shifted = np.exp(logits - largest)
+        probabilities = shifted / shifted.sum(1, keepdims=True)
+        asks = rule.asks(probabilities)
         if asks.any():
-            logits[asks] = teacher(np.ascontiguousarray(pictures[asks]))
+            unsure = np.ascontiguousarray(pictures[asks])
+            logits[asks] = teacher(unsure)
         return logits
 
     return run

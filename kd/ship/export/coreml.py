@@ -87,8 +87,13 @@ class CoreML(Format):
         if not hasattr(self, "_trace"):
             raise UserError(f"{file}: CoreML runs on macOS alone")
         run = in_torch(lambda images: self._trace(images.float()), self._layout_of(file))
-        # One picture after another, as the file takes them.
-        return lambda pictures: np.concatenate([run(picture[None]) for picture in pictures])
+
+        def one_by_one(pictures: np.ndarray) -> np.ndarray:
+            """As the file takes them."""
+            answers = [run(picture[None]) for picture in pictures]
+            return np.concatenate(answers)
+
+        return one_by_one
 
     def note(self) -> str:
         """What the comparison did not see."""

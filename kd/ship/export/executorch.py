@@ -103,7 +103,8 @@ def _traced(model: "torch.nn.Module", job: ExportJob) -> "torch.export.ExportedP
     import torch
 
     # Two pictures where there may be more than one: of a batch of one torch takes the 1 for a constant.
-    example = torch.zeros((min(2, job.max_batch), *job.manifest.shape), dtype=torch.uint8)
+    pictures = min(2, job.max_batch)
+    example = torch.zeros((pictures, *job.manifest.shape), dtype=torch.uint8)
     shapes = None
     if job.max_batch > 1:
         shapes = ({0: torch.export.Dim("batch", min=1, max=job.max_batch)},)

@@ -37,6 +37,8 @@ ROUNDING = 2.0**-10
 NAMED = 8  # layers in a message
 
 DOMAIN = "kd"
+PROBED = ("largest", "magnitude", "error")
+"""What a Probe gives, each a scalar."""
 PROBE = """
 <domain: "kd", opset_import: ["" : {opset}]>
 Probe (x) => (largest, magnitude, error) {{
@@ -176,50 +178,74 @@ def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[Te
         Weights first, then the results of the operations in the graph's order.
     """
     import onnx
-    from onnx.helper import make_node, make_tensor_value_info
 
-    float32 = onnx.TensorProto.FLOAT
-    types = _types(model)
     probed = onnx.ModelProto()
     probed.CopyFrom(model)
     _add_functions(probed, PROBE, SQUARES)
-    graph = probed.graph
-    ranges = _weights(graph)
-    operations: list[TensorRange] = []
+    weights = _weights(probed.graph)
+    operations = _add_probes(probed.graph, _types(model))
+    _run_probes(probed, operations, pictures)
+    return weights + operations
+
+
+def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorRange]:
+    """Adds a Probe to each float32 result of a graph, and to the squares of each normalisation.
+
+    Args:
+        graph: of the probed model; Probe ``i`` adds the outputs ``kd/largest/i``, ``kd/magnitude/i``, ``kd/error/i``.
+        types: of its tensors by name.
+
+    Returns:
+        The range of each Probe, still without numbers.
+    """
+    from onnx import TensorProto
+    from onnx.helper import make_node, make_tensor_value_info
+
+    ranges: list[TensorRange] = []
 
     def probe(tensor: str, node: "onnx.NodeProto", operation: str) -> None:
-        number = len(operations)
-        names = [f"kd/{what}/{number}" for what in ("largest", "magnitude", "error")]
+        number = len(ranges)
+        names = [f"kd/{what}/{number}" for what in PROBED]
         graph.node.append(make_node("Probe", [tensor], names, domain=DOMAIN))
-        graph.output.extend(make_tensor_value_info(name, float32, []) for name in names)
-        operations.append(TensorRange(tensor, layer_of(node), operation, 0.0, 0.0))
+        for name in names:
+            scalar = make_tensor_value_info(name, TensorProto.FLOAT, [])
+            graph.output.append(scalar)
+        layer = layer_of(node)
+        ranges.append(TensorRange(tensor, layer, operation, 0.0, 0.0))
 
     for node in list(graph.node):
         axes = _normalised_axes(node)
         if axes:
             squares = f"{node.output[0]}/squares"
-            graph.node.append(
-                make_node("Squares", [node.input[0]], [squares], domain=DOMAIN, axes=axes)
-            )
+            inputs = [node.input[0]]
+            graph.node.append(make_node("Squares", inputs, [squares], domain=DOMAIN, axes=axes))
             probe(squares, node, "squares")
         for tensor in node.output:
-            if types.get(tensor) == float32:
+            if types.get(tensor) == TensorProto.FLOAT:
                 probe(tensor, node, node.op_type)
+    return ranges
 
+
+def _run_probes(
+    probed: "onnx.ModelProto", ranges: list[TensorRange], pictures: Iterable[np.ndarray]
+) -> None:
+    """Runs a graph of :func:`_add_probes` on pictures and fills in the ranges."""
     session = _session(probed)
-    outputs = [output.name for output in graph.output if output.name.startswith("kd/")]
-    largest = np.zeros(len(operations))
-    magnitude = np.zeros(len(operations))
-    error = np.zeros(len(operations))
+    outputs = [output.name for output in probed.graph.output]
+    probes = [name for name in outputs if name.startswith("kd/")]
+    largest = np.zeros(len(ranges))
+    magnitude = np.zeros(len(ranges))
+    error = np.zeros(len(ranges))
     for batch in pictures:
-        values = np.array(session.run(outputs, {INPUT: batch}), np.float64).reshape(-1, 3)
-        largest = np.maximum(largest, values[:, 0])
-        magnitude += values[:, 1]
-        error += values[:, 2]
-    for number, tensor in enumerate(operations):
+        values = session.run(probes, {INPUT: batch})
+        values_P3 = np.array(values, np.float64).reshape(-1, len(PROBED))
+        of_batch = values_P3.T
+        largest = np.maximum(largest, of_batch[0])
+        magnitude += of_batch[1]
+        error += of_batch[2]
+    for number, tensor in enumerate(ranges):
         tensor.largest = float(largest[number])
         tensor.lost = _share(error[number], magnitude[number])
-    return ranges + operations
 
 
 def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
@@ -284,11 +310,18 @@ def halve(model: "onnx.ModelProto", float32_nodes: Collection[str]) -> "onnx.Mod
 
 def _sort(graph: "onnx.GraphProto") -> None:
     """Orders nodes after what they use; the converter appends its casts at the end."""
-    makers = {tensor: place for place, node in enumerate(graph.node) for tensor in node.output}
-    before = {}
+    makers = {}
     for place, node in enumerate(graph.node):
-        before[place] = [makers[tensor] for tensor in node.input if tensor in makers]
-    nodes = [deepcopy(graph.node[place]) for place in TopologicalSorter(before).static_order()]
+        for tensor in node.output:
+            makers[tensor] = place
+
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for place, node in enumerate(graph.node):
+        before = [makers[tensor] for tensor in node.input if tensor in makers]
+        sorter.add(place, *before)
+    order = list(sorter.static_order())
+
+    nodes = [deepcopy(graph.node[place]) for place in order]
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -411,10 +444,12 @@ def _types(model: "onnx.ModelProto") -> dict[str, int]:
 
 def _name_nodes(graph: "onnx.GraphProto") -> None:
     """Names nodes without a name of their own: by its name the converter leaves a node in float32."""
+    nodes = len(graph.node)
     names: set[str] = set()
     for number, node in enumerate(graph.node):
-        if not node.name or node.name in names:
-            node.name = f"{node.op_type}_{number}_{len(graph.node)}"
+        is_unique = node.name and node.name not in names
+        if not is_unique:
+            node.name = f"{node.op_type}_{number}_{nodes}"
         names.add(node.name)
 
 
@@ -436,5 +471,6 @@ def layer_of(node: "onnx.NodeProto") -> str:
     scopes: list[str] = literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "[]"))
     if len(scopes) < 2:
         return node.name
-    module = scopes[-2].removeprefix("model").removeprefix(".")
-    return module or scopes[-1]
+    parent, own_name = scopes[-2:]
+    module = parent.removeprefix("model").removeprefix(".")
+    return module or own_name

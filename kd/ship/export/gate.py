@@ -345,18 +345,23 @@ def lines(record: dict[str, Any]) -> list[str]:
         rows["of the export"] = _score(record, "export")
     if "simulated" in record:
         simulated = record["simulated"]
-        rows["simulated in FP16"] = f"agreement {simulated['agreement']:.2%}"
+        text = f"agreement {simulated['agreement']:.2%}"
         if "metric" in record:
-            rows["simulated in FP16"] += f", {record['metric']} {_score(simulated, 'export')}"
+            text += f", {record['metric']} {_score(simulated, 'export')}"
+        rows["simulated in FP16"] = text
     if record.get("float32_layers"):
         rows["kept in float32"] = shortened(record["float32_layers"])
-    student_ms, export_ms = record["student_ms"], record["export_ms"]
-    if "note" not in record:
+    note = record.get("note")
+    if note is None:
+        student_ms = record["student_ms"]
+        export_ms = record["export_ms"]
         rows["one picture"] = f"student {student_ms:.2f} ms, export {export_ms:.2f} ms"
     rows["size"] = f"{record['size_mb']:.1f} MB"
-    texts = [record["note"]] if "note" in record else []
-    texts += record.get("certificate", {}).get("text", [])
-    return [*(f"{name:<22} {value}" for name, value in rows.items()), *texts]
+    texts = [f"{name:<22} {value}" for name, value in rows.items()]
+    if note is not None:
+        texts.append(note)
+    certificate = record.get("certificate", {})
+    return [*texts, *certificate.get("text", [])]
 
 
 def _score(record: dict[str, Any], name: str) -> str:

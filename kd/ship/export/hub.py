@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from torch import Tensor
 
 from kd.errors import UserError
 from kd.models import Preprocess
@@ -40,9 +41,14 @@ class Hub(Format):
         """Built by timm from the folder alone, on pictures prepared as its ``config.json`` says."""
         model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
         config = model.pretrained_cfg
-        height_and_width = config["input_size"][1:]
-        prepare = Preprocess(height_and_width, config["mean"], config["std"])
-        return in_torch(lambda images: model(prepare(images)), read_manifest(file).layout)
+        _channels, height, width = config["input_size"]
+        prepare = Preprocess((height, width), config["mean"], config["std"])
+        layout = read_manifest(file).layout
+
+        def run(images: Tensor) -> Tensor:
+            return model(prepare(images))
+
+        return in_torch(run, layout)
 
 
 def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:

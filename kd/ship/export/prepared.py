@@ -55,9 +55,12 @@ class Prepared(nn.Module):
         x = pictures.to(torch.float32)
         if self.scaled:
             # whole numbers after each pass, as training's pictures
-            x = (x @ self.columns).round().clamp(0, 255)
-            x = (self.rows @ x).round().clamp(0, 255)
-        return self.model((x - self.mean) / self.std)
+            x = x @ self.columns
+            x = x.round().clamp(0, 255)
+            x = self.rows @ x
+            x = x.round().clamp(0, 255)
+        normalised = (x - self.mean) / self.std
+        return self.model(normalised)
 
 
 def _scaling(before: int, after: int) -> Tensor:

@@ -265,6 +265,7 @@ def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
 def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
     """Builds the model without memory for its weights: one that the file has no weights for may fit no machine."""
     with torch.device("meta"):
-        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
-    if wanted != tensors_in(path):
+        state = make().state_dict()
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    if shapes != tensors_in(path):
         raise UserError(f"{path}: its weights don't fit the model that it describes")

@@ -106,17 +106,20 @@ def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
     expected = body.state_dict()
     layers = dict(model.named_modules())
     state: dict[str, Tensor] = {}
-    for name, layer in zip(_layers_with_tensors(body), _layers_with_tensors(model), strict=False):
-        for kind, value in layers[layer].state_dict().items():
+    pairs = zip(_layers_with_tensors(body), _layers_with_tensors(model), strict=False)
+    for name, name_in_model in pairs:
+        layer: Any = layers[name_in_model]
+        for kind, value in layer.state_dict().items():
             key = f"{name}.{kind}"
             if key not in expected or expected[key].shape != value.shape:
                 return None
             state[key] = value.clone()
-        norm: Any = layers[layer]
-        theirs: Any = body.get_submodule(name)
-        if isinstance(norm, nn.BatchNorm2d):
-            state[f"{name}.running_var"] += norm.eps - theirs.eps
-    return state if state.keys() == expected.keys() else None
+        if isinstance(layer, nn.BatchNorm2d):
+            norm_of_body: Any = body.get_submodule(name)
+            state[f"{name}.running_var"] += layer.eps - norm_of_body.eps
+    if state.keys() != expected.keys():
+        return None
+    return state
 
 
 def _layers_with_tensors(model: nn.Module) -> list[str]:
@@ -127,11 +130,14 @@ def _layers_with_tensors(model: nn.Module) -> list[str]:
 @torch.no_grad()
 def _same_features(body: nn.Module, model: Any) -> bool:
     """Whether torchvision's network gives the student's last map, on pictures of noise."""
-    images_N3HW = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    images_N3HW = torch.randn(2, 3, SIDE, SIDE, generator=generator)
     expected = model.forward_features(images_N3HW)
-    output = body(images_N3HW)
-    last_map = list(output.values())[-1] if isinstance(output, dict) else output
+    last_map = body(images_N3HW)
+    if isinstance(last_map, dict):  # of all stages
+        *_, last_map = last_map.values()
     if last_map.shape != expected.shape:
         return False
     difference = (last_map - expected).abs().max()
-    return bool(difference <= CLOSE * expected.abs().max())
+    largest = expected.abs().max()
+    return bool(difference <= CLOSE * largest)

@@ -63,7 +63,8 @@ def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
         return 1 / (1 + np.exp(-numbers))
     largest = numbers.max(-1, keepdims=True)  # taken off: exp would overflow
     exponentials = np.exp(numbers - largest)
-    return exponentials / exponentials.sum(-1, keepdims=True)
+    total = exponentials.sum(-1, keepdims=True)
+    return exponentials / total
 
 
 def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
@@ -74,14 +75,16 @@ def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
 
 
 def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:
-    ids = numbers.argmax(0).astype(mask_type(len(classes)))
+    count = len(classes)
+    ids_HW = numbers.argmax(0).astype(mask_type(count))
     buffer = io.BytesIO()
-    Image.fromarray(ids).save(buffer, "PNG")
-    pixels_of_class = np.bincount(ids.ravel(), minlength=len(classes))  # (C,)
+    Image.fromarray(ids_HW).save(buffer, "PNG")
+    pixels_C = np.bincount(ids_HW.ravel(), minlength=count)
     shares = []
-    for i in np.argsort(-pixels_of_class, kind="stable"):  # the largest first
-        if pixels_of_class[i]:
-            share = float(pixels_of_class[i] / ids.size)
+    for i in np.argsort(-pixels_C, kind="stable"):  # the largest first
+        pixels = pixels_C[i]
+        if pixels:
+            share = float(pixels / ids_HW.size)
             shares.append({"label": classes[i], "p": round(share, 6)})
     mask = base64.b64encode(buffer.getvalue()).decode()
     return {"mask": mask, "shares": shares}

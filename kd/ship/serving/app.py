@@ -141,20 +141,21 @@ class Server:
             if "teacher" in answers:
                 prediction["teacher"] = self._answer(answers["teacher"][i], top)
             predictions.append(prediction)
-        return JSONResponse(
-            {"arch": self.manifest.arch, "task": self.manifest.task, "predictions": predictions}
-        )
+        return self._response(predictions)
 
     async def _cascade(
         self, views: list[np.ndarray], rule: CascadeRule
     ) -> list[tuple[str, np.ndarray]]:
         """Who answered each picture, and the logits: both models' batches gather pictures of all requests."""
-        students = await asyncio.gather(*[self.batchers["student"].submit(v) for v in views])
+        student_batches = self.batchers["student"]
+        teacher_batches = self.batchers["teacher"]
+        students = await asyncio.gather(*map(student_batches.submit, views))
         asks = rule.asks(probabilities(np.stack(students), self.manifest))
-        futures = {
-            i: self.batchers["teacher"].submit(views[i]) for i in np.flatnonzero(asks).tolist()
-        }
-        teachers = dict(zip(futures, await asyncio.gather(*futures.values()), strict=True))
+        unsure = np.flatnonzero(asks).tolist()
+        answers_of_teacher = await asyncio.gather(
+            *[teacher_batches.submit(views[i]) for i in unsure]
+        )
+        teachers = dict(zip(unsure, answers_of_teacher, strict=True))
         for asked in asks.tolist():
             self._count(asked)
         answers = []
@@ -184,8 +185,13 @@ class Server:
         top: int,
     ) -> Response:
         predictions = []
-        for (by, numbers), (file, _) in zip(answers, uploads, strict=True):
-            predictions.append({"file": file, "by": by, **self._answer(numbers, top)})
+        for (model, numbers), (file, _) in zip(answers, uploads, strict=True):
+            answer = self._answer(numbers, top)
+            predictions.append({"file": file, "by": model, **answer})
+        return self._response(predictions)
+
+    def _response(self, predictions: list[dict[str, Any]]) -> Response:
+        """What all answers begin with, and the predictions by picture."""
         about = {"arch": self.manifest.arch, "task": self.manifest.task}
         return JSONResponse({**about, "predictions": predictions})
 
@@ -280,8 +286,10 @@ class Server:
         """``GET /v2/models/NAME`` and ``.../ready``: metadata and readiness of a model; 404 for an unknown name."""
         name = self._name(request)
         if request.url.path.endswith("/ready"):
-            return JSONResponse({"name": name, "ready": self.ready}, 200 if self.ready else 503)
-        return JSONResponse(open_inference.metadata(name, self.manifest))
+            status = 200 if self.ready else 503
+            return JSONResponse({"name": name, "ready": self.ready}, status)
+        metadata = open_inference.metadata(name, self.manifest)
+        return JSONResponse(metadata)
 
     async def readyz(self, request: Request) -> Response:
         """``GET /readyz``: 200 while requests are taken, else 503 (before the start and while stopping)."""

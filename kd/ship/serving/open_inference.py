@@ -105,12 +105,13 @@ def read(
     request_id = _typed(content, "id", str, "") or None
     known = list(outputs_of(manifest))
     outputs = _wanted(_typed(content, "outputs", list, []), known, binary_by_default)
-    pictures = _pictures(tensors[0], raw, max_pictures)
-    are_views = _typed(_typed(tensors[0], "parameters", dict, {}), VIEWS, bool, False)
+    (tensor,) = tensors
+    pictures = _pictures(tensor, raw, max_pictures)
+    of_tensor = _typed(tensor, "parameters", dict, {})
+    are_views = _typed(of_tensor, VIEWS, bool, False)
     if are_views and any(isinstance(p, bytes) or p.shape != manifest.shape for p in pictures):
-        raise Refused(
-            400, f"{INPUT}: {VIEWS} needs UINT8 of [N, {', '.join(map(str, manifest.shape))}]"
-        )
+        shape = ", ".join(map(str, manifest.shape))
+        raise Refused(400, f"{INPUT}: {VIEWS} needs UINT8 of [N, {shape}]")
     return InferenceRequest(request_id, pictures, outputs, are_views)
 
 
