@@ -104,7 +104,7 @@ class RunNumbers:
         gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
         gains[largest] = verdict["predicted_speedup"]
         fired = {finding["rule"] for finding in newest["findings"]}
-        speedups = {(bound,): float(gain) for bound, gain in gains.items() if gain}
+        speedups: Values = {(bound,): float(gain) for bound, gain in gains.items() if gain}
         return {
             "verdict": {(name,): float(name == largest) for name in NAMES},
             "limit_speedup": speedups,

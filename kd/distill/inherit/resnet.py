@@ -124,9 +124,9 @@ def check_resnets(student: CNN, teacher: CNN) -> None:
 
 def _sizes(student: CNN, teacher: CNN) -> dict[str, tuple[int, int]]:
     """What the student must not have more of, by name: the student's number, the teacher's."""
-    own_sizes = _sizes_of(student)
+    student_sizes = _sizes_of(student)
     teacher_sizes = _sizes_of(teacher)
-    return {name: (own, teacher_sizes[name]) for name, own in own_sizes.items()}
+    return {name: (size, teacher_sizes[name]) for name, size in student_sizes.items()}
 
 
 def _sizes_of(model: CNN) -> dict[str, int]:
