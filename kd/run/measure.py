@@ -21,7 +21,7 @@ from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
 from kd.module.outcomes import PictureOutcomes
-from kd.progress import bar, part_begins
+from kd.progress import bar
 from kd.report.terminal import without_common_folders
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of, check_cascade
@@ -317,7 +317,6 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
             key = "disputed" if options.disputed else "cascade" if options.cascade else "margin"
             raise UserError(f"{key}: needs a classifier, and a student has none")
         return _evaluate_features(request, replace(options, split=options.split or "val"))
-    part_begins("loading models and pictures")
     measured = subjects(request, options)
     first = measured[0]
     if options.proves and not options.split:

@@ -267,7 +267,6 @@ def export(
         max_batch=wanted.max_batch,
     )
     # before the work: missing pictures are reported at once
-    part_begins("loading the validation pictures")
     batches = run.data.eval_dataloader("val")
     half = None
     if wanted.fp16:
