@@ -38,7 +38,7 @@ def test_a_short_run_accepts_a_fine_teacher(
     assert "preflight: teacher vit_tiny_patch16_224 is right on" in out
     assert "no better than guessing" not in out
     assert ("8 of 20 classes, too few to judge it" in out) == (item == "trainer.fast_dev_run=true")
-    assert ("an epoch uses some of these pictures: " in out) == (
+    assert ("an epoch is limited: " in out) == (
         item != "config=debug"
     )  # its 80 pictures are all used
 

@@ -1,5 +1,6 @@
 """``kd-launch``: sends a run to other machines."""
 
+import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -82,8 +83,7 @@ def run(request: Request) -> int | None:
         raise UserError("--delete: is for kd-launch endpoint RUN")
     if place not in TARGETS or request.rest:
         word = (request.rest or [place])[0]
-        meant = f"; did you mean '{PLACES_BY_OTHER_NAMES[word]}'?" * (word in PLACES_BY_OTHER_NAMES)
-        raise UserError(f"what is '{word}'? Places are {', '.join(TARGETS)}{meant}")
+        raise UserError(f"what is '{word}'? Places are {', '.join(TARGETS)}{_meant_place(word)}")
     target = _target(place)
     options = _take_options(request, target.keys)
     if "job" in options and not request.recipe:
@@ -116,6 +116,16 @@ def run(request: Request) -> int | None:
     if options.get("wait") == "false":
         return 0
     return follow(folder, _target)
+
+
+def _meant_place(word: str) -> str:
+    """A question for the place that a word may mean, or ""."""
+    names = [*TARGETS, *PLACES_BY_OTHER_NAMES]
+    alike = difflib.get_close_matches(word, names, n=1)
+    if not alike:
+        return ""
+    (name,) = alike
+    return f"; did you mean '{PLACES_BY_OTHER_NAMES.get(name, name)}'?"
 
 
 def _show(job: Job, files: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 from kd.callbacks.preemption import RunStopped
@@ -79,7 +79,7 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
         if limit != 1.0 or isinstance(limit, int)
     ]
     if short:
-        say(f"      an epoch uses some of these pictures: {', '.join(short)}")
+        say(f"      an epoch is limited: {', '.join(short)}")
 
 
 def _all_done(run: Run) -> str:
@@ -95,28 +95,43 @@ def _all_done(run: Run) -> str:
         or not any(folder.glob("**/student.safetensors"))
     ):
         return ""
-    for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):
+    done = {"epochs": summary["epochs"], "steps": summary["steps"]}
+    for kind, count in done.items():
         limit = getattr(run.trainer, f"max_{kind}")
         if limit is not None and 0 < limit <= count:
-            _check_no_other_limit(run, f"trainer.max_{kind}", limit)
+            _check_no_other_limit(run, kind, done)
             run.folder.path = folder
             run.summary.content = summary
             return f"kd-train: all {count} {kind} of {folder} are done; trainer.max_{kind}={2 * count} trains on"
     return ""
 
 
-def _check_no_other_limit(run: Run, ended_by: str, limit: int) -> None:
+def _check_no_other_limit(run: Run, ended_by: str, done: Mapping[str, int]) -> None:
     """Refuses to end at once where the command line asks for more by another limit than the one that is reached.
 
+    Args:
+        run: resumed.
+        ended_by: ``epochs`` or ``steps``: whose limit is reached.
+        done: how many of each it has trained.
+
     Raises:
-        UserError: names both.
+        UserError: the other limit has no effect; names both, or says that it is reached, too.
     """
-    for word in run.overrides:
-        key, _, value = word.partition("=")
-        if key in ("trainer.max_epochs", "trainer.max_steps") and key != ended_by:
+    typed = {word.partition("=")[0] for word in run.overrides}
+    for kind, count in done.items():
+        key = f"trainer.max_{kind}"
+        asked = getattr(run.trainer, f"max_{kind}")
+        if kind == ended_by or key not in typed or asked in (None, -1):
+            continue
+        if asked <= count:
             raise UserError(
-                f"{key}: {value} has no effect, as {ended_by}={limit} is reached: {ended_by}=-1 lifts it"
+                f"{key}: {asked} has no effect: {count} {kind} are done; a larger one trains on"
             )
+        limit = f"trainer.max_{ended_by}"
+        reached = getattr(run.trainer, f"max_{ended_by}")
+        raise UserError(
+            f"{key}: {asked} has no effect, as {limit}={reached} is reached: {limit}=-1 lifts it"
+        )
 
 
 def _fit(run: Run, resume_from: Path | None) -> int:

@@ -93,6 +93,9 @@ def teacher_settings(
             )
         return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
     items = arguments(config, splits_itself=not source.has("val"))
+    task = config["model"]["task"]
+    if resolved(items)["model"]["task"]["class_path"] != task["class_path"]:
+        items.append(f"model.task={json.dumps(task)}")
     asked, count = _batch(config), len(source.load("train").targets)
     size = (
         asked

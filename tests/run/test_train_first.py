@@ -213,6 +213,24 @@ def test_photos_of_few_pictures_has_steps_enough(
     assert capfd.readouterr().out == f"{first}{smaller}{first}"
 
 
+def test_a_teacher_that_is_trained_first_learns_the_runs_task(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe's own task stays where the run has the same."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
+    )
+    monkeypatch.setattr("kd.run.train_first.check_weights", lambda *_: None)  # there is no internet
+    for task in ("MultiLabel", "Classification"):
+        words = ["recipe=photos", f"data.source.root={pictures}", f"runs_dir={tmp_path}"]
+        assert train_main([*words, f"model.task={task}"]) == 2
+    tasks = [[item for item in items if item.startswith("model.task=")] for items in asked]
+    (passed,) = tasks[0]
+    assert json.loads(passed.partition("=")[2])["class_path"] == "kd.tasks.MultiLabel"
+    assert tasks[1] == []
+
+
 def test_photos_fine_tunes_a_backbone_and_distils_it(
     tmp_path: Path,
     pictures: Path,
