@@ -325,11 +325,15 @@ def test_class_counts_that_differ(
     assert f"{other} names 5 classes, the data has 4" in one_line_of(capsys)
 
 
-def test_a_wrong_recipe_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main(["recipe=foodtag_vot"]) == 2
+@pytest.mark.parametrize(("name", "meant"), [("foodtag_vot", "foodtag_vit"), ("distil", "distill")])
+def test_a_wrong_recipe_is_told_with_the_nearest(
+    name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Second names of recipes count as the first."""
+    assert train_main([f"recipe={name}"]) == 2
     assert (
         one_line_of(capsys)
-        == "kd-train: no recipe 'foodtag_vot'; did you mean 'foodtag_vit'? (kd-train --list)"
+        == f"kd-train: no recipe '{name}'; did you mean '{meant}'? (kd-train --list)"
     )
 
 

@@ -73,7 +73,9 @@ def run(request: Request) -> int | None:
         raise UserError("--yes goes with clean (kd-runs clean --yes)")
     folder = Path(request.rest[0] if request.rest else "runs")
     if request.rest and not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
+        raise UserError(
+            f"there is no folder {folder} (kd-runs [RUNS_DIR] lists, kd-runs clean deletes)"
+        )
     rows = _runs_below(folder)
     if "json" in request.flags:
         print(json.dumps(rows, indent=2))

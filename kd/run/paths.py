@@ -109,7 +109,10 @@ def find(kind: str, name: str) -> Path:
     if found.is_file():
         return found
     what = {"recipes": "recipe", "configs": "overlay"}[kind]
-    raise UserError(f"no {what} '{name}'{did_you_mean(name, names(kind), 0.5)} (kd-train --list)")
+    known = [*names(kind)]
+    if kind == "recipes":
+        known += OTHER_NAMES
+    raise UserError(f"no {what} '{name}'{did_you_mean(name, known, 0.5)} (kd-train --list)")
 
 
 def listed(kind: str) -> str:
