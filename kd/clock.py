@@ -289,7 +289,7 @@ def run_clock(clock: Clock | None) -> None:
 
 
 @contextmanager
-def aside(name: str) -> Iterator[None]:
+def outside_of_the_step(name: str) -> Iterator[None]:
     """What runs inside is recorded as ``name`` and is no part of the step."""
     clock = _running
     if clock is not None:

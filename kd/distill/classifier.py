@@ -131,7 +131,9 @@ def fit_to_answers(
 def _features(
     student: Student, classifier: nn.Linear, sample: Sample, count: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The classifier's input for ``count`` pictures, ``(N, D)``, and their labels, ``(N,)``; empty without pictures.
+    """The classifier's input for up to ``count`` labelled pictures, ``(N, D)``, and their labels, ``(N,)``.
+
+    Both are empty without any.
 
     The student is on ``device``; both results are on the CPU.
     """

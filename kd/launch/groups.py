@@ -204,5 +204,5 @@ def gpus_of(instance_type: str) -> int | None:
     if family in ("g4dn", "g5", "g6", "g6e"):
         return {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8, "metal": 8}.get(size, 1)
     if family in ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"):
-        return {"8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8}.get(size, 1)
+        return {"24xlarge": 8, "48xlarge": 8}.get(size, 1)
     return None

@@ -10,7 +10,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch.profiler import ProfilerActivity
 
 from kd.callbacks.hooks import Closing
-from kd.clock import aside
+from kd.clock import outside_of_the_step
 from kd.monitor.watched import Watched, device_of
 from kd.report.records import Writer
 from kd.storage.writing import file_for
@@ -77,7 +77,7 @@ class Kernels(Closing):
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=self.steps, repeat=1),
             profile_memory=self.memory,
         )
-        with aside("profiling"):
+        with outside_of_the_step("profiling"):
             self._profile.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
@@ -87,7 +87,7 @@ class Kernels(Closing):
         if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
             self._profile.step()
             return
-        with aside("profiling"):
+        with outside_of_the_step("profiling"):
             self._profile.stop()
             self._save(trainer, self.at)
         self._profile = None

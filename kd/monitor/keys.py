@@ -42,7 +42,13 @@ class MonitorSpec(MonitorSettings):
         return {}
 
     def costs(self) -> dict[str, Any]:
-        """What the run's records keep of prices, by the records' names; what is not known is left out."""
+        """What the run's records keep of prices, by the records' names; what is not known is left out.
+
+        Returns:
+            ``price_per_hour``: what the user says that the job costs an hour. ``input_machines``: machines of the price
+            table whose number of cores is known, which could make its batches. ``prices``: the job's hour by kind of
+            purchase (on demand, spot, half of each).
+        """
         table = self.price_table()
         prices = by_kind(self.instances or [], table)
         costs = {

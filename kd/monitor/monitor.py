@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, cast
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from kd.clock import annotate, aside
+from kd.clock import annotate, outside_of_the_step
 from kd.errors import UserError, did_you_mean, first_line
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.control import Control
@@ -172,7 +172,7 @@ class Monitor(Callback):
             with annotate(name):
                 yield
             return
-        with aside(name):
+        with outside_of_the_step(name):
             yield
         if self._between_epochs:
             self.phases.clock.within(BETWEEN)

@@ -44,9 +44,9 @@ def write_explained(folder: Path, summary: dict[str, Any]) -> None:
         write_json(folder / "summary.json", summary)
         write_report(explained, folder / "report.html")
         for failure in explained.failures:
-            print(f"kd-train: report: {failure}", file=sys.stderr)
+            print(f"report: {failure}", file=sys.stderr)
     except Exception as problem:
-        print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
+        print(f"no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
 
 def write_comparison(explained: Sequence[Explained], file: Path) -> Path:

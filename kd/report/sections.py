@@ -317,6 +317,7 @@ def _startup(facts: Facts) -> Section | None:
 
 
 def _percentiles(facts: Facts) -> Section | None:
+    """Percentiles of each phase over the steps that start no loader, and of the machine's readings over all samples."""
     steps = facts.usual_steps
     series = {}
     if steps:

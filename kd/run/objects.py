@@ -229,13 +229,19 @@ def make_trainer(run: Run) -> Trainer:
 
 
 def _best(run: Run) -> Best:
-    """The callback that keeps the best epoch, by a metric that the run has."""
+    """The callback that keeps the best epoch, by a metric that the run has.
+
+    Raises:
+        UserError: a metric that the run has not, or a mode that would keep the worst epoch.
+    """
     settings = run.config["checkpoint"]
     task = run.module.task
     taught = bool(run.module.teacher and run.module.teacher.has_head)
     known = [f"val/{name}" for name in task.metric_names(taught)]
     monitor = settings["monitor"] or f"val/{task.monitored}"
-    if settings["monitor"] and not run.module.students.measured and not run.config["resume"]:
+    is_validated = bool(run.module.students.measured)
+    # A resumed run keeps the metric that it was begun with.
+    if settings["monitor"] and not is_validated and not run.config["resume"]:
         raise UserError(
             "checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
             "metric; the last epoch is exported"

@@ -230,7 +230,19 @@ def parameters_of(cls: type) -> Mapping[str, Parameter]:
 
 
 def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
-    """The class that a file names, where the user stands for it: ``trust=``, or the settings, which were checked."""
+    """The class that a student's file names, where the user stands for it.
+
+    Args:
+        name: a class path, or a name of timm's or kd's.
+        trusted: modules that the user trusts (``trust=``), and what the run's settings may name, which were checked as
+            they were read; :data:`ALL` stands for every module.
+
+    Returns:
+        The class, which builds a model; None where the name is none of these modules'.
+
+    Raises:
+        UserError: it can't be imported, or builds no model.
+    """
     module, _, last = name.rpartition(".")
     if (
         not name

@@ -208,6 +208,8 @@ def _safetensors_rows(file: str) -> Rows:
         )
     if len(set(pictures)) < len(pictures):
         raise UserError(f"{KEY}: {file}: a picture has two answers")
+    if len(set(classes)) < len(classes):
+        raise UserError(f"{KEY}: {file}: a class has two columns")
     rows: Rows = {}
     for picture, numbers in zip(pictures, answers.tolist(), strict=True):
         row = {}

@@ -126,7 +126,7 @@ class ImageFolder(Source):
     def _val_folder(
         self, root: str, train: str, splits: Sequence[str], holders: Sequence[str]
     ) -> str | None:
-        """The validation split's folder; None where no folder means it.
+        """The validation split's folder, or that of a test split where there is no other; None where no folder means either.
 
         Args:
             root: the source's folder.

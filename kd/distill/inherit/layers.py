@@ -175,7 +175,7 @@ class BlockTargets:
         self.guide = parts[:guide_parts]
         """The parts that decide which heads and units are kept."""
         self.moments: dict[object, Tensor] = {}
-        """Second moments of what they write, kept for students of all widths."""
+        """Covariances of the guide's heads, variances of its hidden units; kept for students of all widths."""
         self.teacher = parts[0].block
         """The teacher's block."""
         self.passed: Callable[[], object] = lambda: None

@@ -27,7 +27,7 @@ from kd.ship.latency import ROUNDS, in_turns, medians
 CALIBRATE = 8
 """Pictures: int8's kernels, and so their time, do not depend on the scales."""
 SECONDS = 1.0
-"""For which each model is timed."""
+"""For which each model is timed, in all rounds together."""
 Call = Callable[[Any], object]
 
 
@@ -100,7 +100,8 @@ def latencies(
         conditions: of the latency.
 
     Returns:
-        By candidate ``latency_ms``, medians of the fastest and the slowest round, and ``mb`` of the exported file.
+        By candidate ``latency_ms`` (the median of all its runs), medians of its fastest and its slowest round, and ``mb``
+        of the exported file.
     """
     with TemporaryDirectory(prefix="kd-size-") as folder:
         label = f"making candidates for {conditions.runtime}"

@@ -54,7 +54,8 @@ class Prepared(nn.Module):
             pictures = pictures.permute(0, 3, 1, 2)
         x = pictures.to(torch.float32)
         if self.scaled:
-            # whole numbers after each pass, as training's pictures
+            # Two products: runtimes resize with antialiasing each in their own way, and all of them multiply.
+            # Whole numbers after each, as the pictures of training are.
             x = x @ self.columns
             x = x.round().clamp(0, 255)
             x = self.rows @ x
