@@ -97,25 +97,31 @@ def run(request: Request) -> int | None:
     missing = job.what_is_missing()
     if missing and "dry-run" not in request.flags:
         raise UserError(missing)
-    if place in OTHER_DISKS:
-        for item in job.local_paths:
-            print(
-                f"kd-launch: {item} is on this machine alone: give a URL (s3://BUCKET/FOLDER), or its place on the "
-                f"job's machines{CHANNEL * (place == 'sagemaker')}",
-                file=sys.stderr,
-            )
-    step = f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)"
+    notes = _local_paths(job, place)
+    notes.append(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)")
     if "dry-run" in request.flags:
-        print(step, file=sys.stderr)
+        print(*notes, sep="\n", file=sys.stderr)
         _show(job, files)
         return 0
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
-    print(step, file=sys.stderr)  # a mistake is one line: nothing is printed before it was sent
+    print(
+        *notes, sep="\n", file=sys.stderr
+    )  # a mistake is one line: nothing is printed before it was sent
     if options.get("wait") == "false":
         return 0
     return follow(folder, _target)
+
+
+def _local_paths(job: Job, place: str) -> list[str]:
+    """A line for each folder or file of the job that the place's machines can't see."""
+    if place not in OTHER_DISKS:
+        return []
+    remedy = "give a URL (s3://BUCKET/FOLDER), or its place on the job's machines"
+    if place == "sagemaker":
+        remedy += CHANNEL
+    return [f"kd-launch: {item} is on this machine alone: {remedy}" for item in job.local_paths]
 
 
 def _meant_place(word: str) -> str:
