@@ -214,11 +214,12 @@ def _groups_of_equal_targets(fits: Sequence[_StudentFit]) -> list[list[_StudentF
         all_alike = each.shares is None
         key = id(each.projection), all_alike, *prefix
         group = groups.setdefault(key, [])
+        if group:
+            first_streams = group[0].streams
+            pairs = zip(each.streams, first_streams, strict=True)
+            if all(torch.equal(stream, first) for stream, first in pairs):
+                each.streams = first_streams
         group.append(each)
-        first_streams = group[0].streams
-        pairs = zip(each.streams, first_streams, strict=True)
-        if all(torch.equal(stream, first) for stream, first in pairs):
-            each.streams = first_streams
     return list(groups.values())
 
 
