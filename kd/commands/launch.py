@@ -1,11 +1,10 @@
 """``kd-launch``: sends a run to other machines."""
 
-import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.fleet.jobs.job import KEYS, Job, read_job
 from kd.fleet.jobs.sent import follow, send, sent_before
 from kd.fleet.jobs.target import Target
@@ -106,9 +105,8 @@ def run(request: Request) -> int | None:
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
-    print(
-        *notes, sep="\n", file=sys.stderr
-    )  # a mistake is one line: nothing is printed before it was sent
+    # A mistake is one line: nothing is printed before it was sent.
+    print(*notes, sep="\n", file=sys.stderr)
     if options.get("wait") == "false":
         return 0
     return follow(folder, _target)
@@ -126,12 +124,7 @@ def _local_paths(job: Job, place: str) -> list[str]:
 
 def _meant_place(word: str) -> str:
     """A question for the place that a word may mean, or ""."""
-    names = [*TARGETS, *PLACES_BY_OTHER_NAMES]
-    alike = difflib.get_close_matches(word, names, n=1)
-    if not alike:
-        return ""
-    (name,) = alike
-    return f"; did you mean '{PLACES_BY_OTHER_NAMES.get(name, name)}'?"
+    return did_you_mean(PLACES_BY_OTHER_NAMES.get(word, word), TARGETS)
 
 
 def _show(job: Job, files: Mapping[str, str]) -> None:
