@@ -93,8 +93,9 @@ def teacher_settings(
             )
         return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
     items = arguments(config, splits_itself=not source.has("val"))
+    as_its_recipe_says = resolved(items)
     task = config["model"]["task"]
-    if resolved(items)["model"]["task"]["class_path"] != task["class_path"]:
+    if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
         items.append(f"model.task={json.dumps(task)}")
     asked, count = _batch(config), len(source.load("train").targets)
     size = (
@@ -108,9 +109,9 @@ def teacher_settings(
             flush=True,
         )
     # few pictures or little memory: that holds for the teacher too
-    if size < _batch(resolved(items)):
+    if size < _batch(as_its_recipe_says):
         items.append(f"data.batch_size={size}")
-    limits = trial_limits(config["trainer"], resolved(items)["trainer"])
+    limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
     items += [f"trainer.{name}={json.dumps(value)}" for name, value in limits.items()]
     own = resolved(items)
     backbone = own["model"]["student"]
