@@ -203,6 +203,11 @@ class Manifest(Source):
             return joined(file, "..")
         return str(Path(file).parent)
 
+    def _paths_of(self, rows: Sequence[Row], split: str, key: str) -> tuple[list[str], str]:
+        """The rows' paths from where they start, with their endings; and :func:`complete_endings`' note."""
+        root = self.folder_of(split)
+        return complete_endings([joined(root, expanded(row.path)) for row in rows], key)
+
     def _content(self, split: str) -> ListContent:
         """The whole list of a split, which may hold other splits too."""
         key = f"data.source.{split}"
@@ -271,9 +276,7 @@ class Manifest(Source):
         if not rows:
             raise UserError(f"{where} lists no pictures{said(left_out)}")
 
-        root = self.folder_of(split)
-        paths = [joined(root, expanded(row.path)) for row in rows]
-        paths, note = complete_endings(paths, f"data.source.{split}")
+        paths, note = self._paths_of(rows, split, f"data.source.{split}")
         if note:
             self.note(f"{split}: {note}")
         values = [row.label for row in rows]
@@ -346,9 +349,6 @@ def pictures_in_list(
     """
     source = Manifest(file, image_dir=image_dir, path_column=path_column, delimiter=delimiter)
     source.columns = source.columns._replace(label=[])
-    start = source.folder_of("train")
-    rows = source._content("train").rows
-    paths = [joined(start, expanded(row.path)) for row in rows]
-    paths, _ = complete_endings(paths, file)
-    check_some_exist(paths, start, file)
+    paths, _ = source._paths_of(source._content("train").rows, "train", file)
+    check_some_exist(paths, source.folder_of("train"), file)
     return paths
