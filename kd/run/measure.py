@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,8 @@ from kd.teachers import FrozenTeacher, RunTeacher, build_teacher, match_answers
 
 Models = dict[str, Callable[[Tensor], Tensor]]
 """By name, what gives features ``(N, D)`` of pictures."""
+OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
+"""What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,7 @@ def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec
         config, trusted = Run.settings(None, of_file)
         return teacher_specs(config, trusted)[""]
     except UserError as error:
-        raise UserError(str(error).replace("model.teacher.", "")) from error
+        raise UserError(OUTER_KEY.sub("", str(error))) from error
 
 
 def _foreign(
