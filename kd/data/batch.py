@@ -128,6 +128,7 @@ class RangeCheck:
 
 
 def _kind(given: object) -> str:
+    """The type of a value, and its length where it has one, for a message."""
     name = type(given).__name__
     if isinstance(given, Sized):
         return f"{name} of {len(given)}"

@@ -108,6 +108,15 @@ class DistillationDataModule(LightningDataModule):
     """
 
     def __init__(self, source: Source | None = None, **settings: Any) -> None:
+        """Builds source, splits and views from settings; no picture is read yet.
+
+        Args:
+            source: of the pictures; None: FoodTag-mini.
+            settings: the other fields of :class:`~kd.settings.DataSettings`, by name.
+
+        Raises:
+            UserError: settings that contradict each other.
+        """
         super().__init__()
         data = DataSettings(source=source, **settings)
         # The loader. A run measures what is "auto"; until then these numbers hold.
@@ -270,6 +279,7 @@ class DistillationDataModule(LightningDataModule):
         return batches
 
     def _batches(self, rank: int, world_size: int) -> TrainBatches:
+        """The training order of process ``rank`` of ``world_size``: the keys of each of its batches."""
         targets = self.split("train").targets
         unlabelled = self.splits.unlabelled()
         labelled = len(targets) - unlabelled
@@ -377,7 +387,10 @@ class DistillationDataModule(LightningDataModule):
         return self.eval_dataloader("val")
 
     def eval_batches(self, split: str) -> EvalBatches:
-        """The samples of each batch that :meth:`eval_dataloader` loads."""
+        """The keys of each batch that :meth:`eval_dataloader` loads, on this process.
+
+        ``trainer.limit_val_batches`` holds for the split ``val`` alone.
+        """
         limit = 1.0
         if self.trainer and split == "val":
             limit = self.trainer.limit_val_batches
@@ -393,6 +406,13 @@ class DistillationDataModule(LightningDataModule):
     def _loader(
         self, data: Dataset[Any], collate: Callable[..., Any], batches: Iterable[list[Key]]
     ) -> DataLoader:
+        """A loader of any split: of the tier, or of worker processes here, its memory pinned where a GPU trains.
+
+        Args:
+            data: samples by key.
+            collate: samples -> a batch.
+            batches: the keys of each batch.
+        """
         if self.tier is not None:
             return self.tier.loader(data, batches, collate)
         strategy = getattr(self.trainer, "strategy", None)

@@ -83,6 +83,7 @@ class Shared:
     collate: Callable[[Sequence[Any]], Any]
 
     def __call__(self, samples: Sequence[Any]) -> object:
+        """A batch of samples; in a worker its tensors lie in shared memory, which may be full (a RunError)."""
         batch = self.collate(samples)
         if get_worker_info() is None:
             return batch

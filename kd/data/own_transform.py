@@ -32,6 +32,12 @@ class OwnTransform(nn.Module):
     """
 
     def __init__(self, transform: Any, size: tuple[int, int]) -> None:
+        """Tries the transform on one picture, so that a mistake shows before training.
+
+        Args:
+            transform: takes and returns a picture, in its library's way.
+            size: height and width of the views, in pixels.
+        """
         super().__init__()
         self.transform = transform
         self.name = type(transform).__name__
@@ -41,7 +47,9 @@ class OwnTransform(nn.Module):
         self._try(size)
 
     def forward(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """One view, and its masks where there are any."""
+        """One view, uint8 ``(3, H, W)``, and its masks ``(H, W)`` where there are any, in the way of the transform's
+        library.
+        """
         if self.library == "albumentations":
             return self._with_arrays(picture, *masks)
         if self.library == "torchvision":

@@ -90,6 +90,9 @@ def _encoded(pixels: Tensor, kind: str, **options: int) -> bytes:
 
 @cache
 def _jpeg_decoder() -> Callable[[Tensor], Tensor]:
+    """What decodes a JPEG: its bytes as uint8 ``(n,)`` -> uint8 ``(3, H, W)``, upright; TorchCodec's, else
+    torchvision's.
+    """
     try:
         from torchcodec.decoders import decode_jpeg
     except (ImportError, RuntimeError, OSError):  # not installed, too old, or without its libraries

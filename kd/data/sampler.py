@@ -71,6 +71,9 @@ class TrainBatches(Sampler[list[Key]]):
     resume_at: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        """Finds the samples of each class, where ``classes`` are given, for epochs in which all classes come equally
+        often.
+        """
         self.groups: list[np.ndarray] = []
         """The labelled samples of each class."""
         if self.classes is None:
@@ -109,7 +112,10 @@ class TrainBatches(Sampler[list[Key]]):
         return samples_before + batches_since * global_batch
 
     def order(self, epoch: int) -> np.ndarray:
-        """Indices of an epoch's samples, of all processes: ``(epoch_length(),)``."""
+        """Indices of an epoch's samples, of all processes: ``(epoch_length(),)``, from (seed, epoch) alone.
+
+        Indices from ``length`` on are unlabelled. A change of the order changes every run.
+        """
         rng = np.random.default_rng([self.seed, epoch])
         view = self.view(epoch)
 
@@ -217,6 +223,10 @@ class TrainBatches(Sampler[list[Key]]):
         return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
+        """The keys (index, view) of each batch of this process; an epoch that was broken off begins at ``resume_at``.
+
+        Samples that don't fill a batch of all processes are left out.
+        """
         shown_epoch = 0
         if not self.repeats:
             shown_epoch = self.epoch
@@ -258,6 +268,7 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
     count = len(targets)
 
     def draw(epoch: int, rng: np.random.Generator) -> np.ndarray:
+        """The sampler's indices of an epoch, checked: whole numbers of samples, any number of times each."""
         numbers = np.asarray(sampler.draw(targets, epoch, rng))
         if not _are_numbers_of_samples(numbers, count):
             wanted = f"a list of whole numbers from 0 to {count - 1}"
@@ -309,6 +320,10 @@ class EvalBatches(Sampler[list[Key]]):
         limit: float = 1.0,
         seed: int = 0,
     ) -> None:
+        """Chooses which samples are read where ``limit`` allows only some: they are spread evenly over the split.
+
+        The arguments are the class's.
+        """
         self.length = length
         self.batch_size = batch_size
         self.rank = rank
@@ -328,6 +343,7 @@ class EvalBatches(Sampler[list[Key]]):
         return math.ceil(self.share / self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
+        """The keys of each batch of this process: every ``world_size``-th sample; padding (view -1) comes last."""
         padding = (0, -1)
         keys = []
         for i in range(self.share):

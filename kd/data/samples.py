@@ -33,6 +33,14 @@ class Samples(Dataset[Any]):
     """
 
     def __init__(self, split: Split, seed: int, source: Source | None, max_pixels: int) -> None:
+        """Stores what all sets of samples share.
+
+        Args:
+            split: pictures and labels.
+            seed: of the run.
+            source: decides the kind of target and the label to ignore; None: class ids.
+            max_pixels: a larger picture is refused.
+        """
         self.split = split
         self.seed = seed
         self.max_pixels = max_pixels
@@ -72,6 +80,7 @@ class PictureSet(Samples):
         max_pixels: int = MAX_PIXELS,
         size: tuple[int, int] = (0, 0),
     ) -> None:
+        """Stores the arguments, which are the class's."""
         super().__init__(split, seed, source, max_pixels)
         self.transform = transform
         self.size = size
@@ -79,6 +88,7 @@ class PictureSet(Samples):
         self._room = DECODED_BYTES
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
+        """The samples of one batch, in the order of ``keys``; remote pictures are fetched together first."""
         indices = [index for index, _ in keys]
         fetch(self.split, indices)
         if get_worker_info() is None:
@@ -99,6 +109,11 @@ class PictureSet(Samples):
                 self._room = max(0, self._room - picture.numel())
 
     def __getitem__(self, key: Key) -> Sample:
+        """One sample of a key (index, epoch): the view, uint8 ``(3, H, W)``, its target, and the key.
+
+        Raises:
+            RuntimeError: the picture can't be read; the message names it.
+        """
         index, epoch = key
         try:
             picture = self._decoded.get(index)
@@ -131,6 +146,12 @@ class Collate:
         self.classes = classes
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
+        """A batch of N samples; the training step, teachers and caches read its keys.
+
+        Returns:
+            "image" uint8 ``(N, 3, H, W)``, "target", "index" ``(N,)`` (-1 for padding) and, for validation, "real", the
+            number of pictures before the padding; for training, "view".
+        """
         pictures = [picture for picture, _, _ in samples]
         labels = [target for _, target, _ in samples]
         keys = [key for _, _, key in samples]

@@ -42,6 +42,13 @@ class Splits:
     """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`."""
 
     def __init__(self, source: Source, given: DataSettings, probe: Probe | None = None) -> None:
+        """Stores the settings that decide which pictures belong to which split; none is listed yet.
+
+        Args:
+            source: of labelled pictures.
+            given: ``data.*``.
+            probe: ``data.probe``, pictures with labels for a run without labels.
+        """
         self.source = source
         self.unlabeled = given.unlabeled
         self.probe = probe
@@ -102,6 +109,7 @@ class Splits:
         real_folder = lru_cache(10_000)(os.path.realpath)
 
         def real_path(path: str) -> str:
+            """A path with its folder's links resolved, so that one picture has one name; a URL as it is."""
             folder, name = os.path.split(path)
             if is_url(path):
                 return path
@@ -127,6 +135,10 @@ class Splits:
         return FileSplit(unseen_paths, targets, pictures.left_out, pictures.place)
 
     def _part(self, name: str) -> Split:
+        """``train`` or ``val`` of a source without ``val``: the pictures not held out, or those held out.
+
+        Each class gives a share ``val_fraction`` of its pictures, by the seed.
+        """
         if "whole" not in self._listed:
             self._listed["whole"] = [self.source.load("train")]
         (all_pictures,) = self._listed["whole"]
@@ -178,6 +190,13 @@ class Splits:
         return split
 
     def _checked(self, split: Split, name: str) -> Split:
+        """A split without its damaged pictures, which are reported in ``skipped``, or refused
+        (``data.on_bad_image=stop``).
+
+        Args:
+            split: as the source lists it.
+            name: of the split, for messages.
+        """
         if isinstance(self.source, Manifest) and name in ("train", "val"):
             _check_files(split, f"data.source.{name}", self.source.folder_of(name))
         damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
@@ -269,7 +288,7 @@ class Splits:
             )
 
     def use_folder(self, folder: str, classes: Sequence[str]) -> None:
-        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
+        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``; ``kd-eval`` reads it."""
         self.source.classes = list(classes)
         folder = expanded(folder)
         place = place_of(folder, "folder", self.cache_bytes)

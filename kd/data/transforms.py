@@ -96,6 +96,13 @@ class EvalView(v2.Transform):
     def __init__(
         self, size: tuple[int, int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
     ) -> None:
+        """How a picture becomes a validation view.
+
+        Args:
+            size: height and width of the view in pixels.
+            crop_ratio: share of the scaled picture that the view has; None: the whole picture, stretched.
+            max_pixels: most pixels that scaling may take.
+        """
         super().__init__()
         self.size = size
         self.crop_ratio = crop_ratio
@@ -157,6 +164,7 @@ class MixPairs:
     """
 
     def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:
+        """Builds the torchvision transforms whose parameters are drawn; the arguments are the class's."""
         self.kinds: list[v2.MixUp | v2.CutMix] = []
         if augment.mixup:
             self.kinds.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
@@ -232,6 +240,15 @@ class _PairedBatch:
         mixed_images: Tensor,
         mixed_labels: Tensor,
     ) -> None:
+        """Views of the batch's tensors, two samples a pair: :meth:`apply` writes into the last two.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``; a last single picture stays out.
+            one_hot: float ``(N, C)``.
+            is_known: bool ``(N,)``, whether there is a label.
+            mixed_images: a copy of ``images``, changed in place.
+            mixed_labels: ``(N, C)``, likewise.
+        """
         self.at_once = all_at_once(images)
         self.device = images.device
         self.images = _in_pairs(images)

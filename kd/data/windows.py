@@ -27,6 +27,7 @@ class WindowedLoader:
     """
 
     def __init__(self, loader: DataLoader, size: int, batches_left: Callable[[], float]) -> None:
+        """Arguments as of the class; Lightning reads ``batch_sampler``, to set its epoch."""
         self.loader = loader
         self.size = size
         self.batches_left = batches_left

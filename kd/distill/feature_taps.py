@@ -39,6 +39,7 @@ class FeatureTaps:
     """
 
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
+        """Stores the taps; the arguments are the class's. Layers are found later, when each loss is built."""
         self._taps = dict(taps)
         self._teacher_of = dict(teacher_of)
         self._layers: dict[str, _Layers] = {}
@@ -138,7 +139,12 @@ class FeatureTaps:
         return shapes
 
     def layers_of_student(self, names: Iterable[str]) -> dict[str, tuple[list[str], str]]:
-        """The student's layers, and their form, by loss."""
+        """By loss: the paths of the student's layers that it reads, and which tokens are read (``patch``, ``class``,
+        ``all``).
+
+        Args:
+            names: losses; those that read no layer are left out.
+        """
         layers: dict[str, tuple[list[str], str]] = {}
         for name in names:
             if name in self:

@@ -22,6 +22,11 @@ class HeadlessStudent(Student):
     """A model that gives features ``(N, D)``, taught by teachers' features and validated by the same losses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Builds a :class:`~kd.distill.student.Student` and measures its losses on the width of its features.
+
+        Takes the arguments of :class:`~kd.distill.student.Student`. The width is that of a trial forward without
+        gradient.
+        """
         super().__init__(*args, **kwargs)
         self._taps_of_final = self.taps
         """On the weights that are validated (:attr:`final`)."""

@@ -59,6 +59,14 @@ class Objective(nn.Module):
         teacher_of: Mapping[str, str] | None = None,
         teacher_drop: float = 0.0,
     ) -> None:
+        """Checks weights and names; the arguments are the class's.
+
+        Parameters of losses are built later, in :meth:`bind`.
+
+        Raises:
+            ValueError: a number is out of its range.
+            UserError: all weights are 0, or a loss's name is reserved.
+        """
         super().__init__()
         if not 0 <= teacher_drop <= 1:
             raise ValueError(f"teacher_drop must be >= 0 and <= 1, got {teacher_drop}")
@@ -156,7 +164,7 @@ class Objective(nn.Module):
 
     @property
     def wanted(self) -> Wanted:
-        """What the active losses read of the teacher."""
+        """What the active losses read of the teacher: losses over logits by teacher, and shapes of layers."""
         losses_by_teacher: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
             if not isinstance(loss, LogitLoss):
@@ -173,7 +181,10 @@ class Objective(nn.Module):
         return any(isinstance(loss, LogitLoss) for loss in self.active.values())
 
     def softened(self, teacher: Tensor) -> Tensor:
-        """The teacher's logits as the first loss over logits compares them."""
+        """The teacher's logits ``(N, C)`` or ``(N, C, H, W)`` as the first active loss over logits compares them.
+
+        Without such a loss they are returned unchanged.
+        """
         for loss in self.active.values():
             if isinstance(loss, LogitLoss):
                 return loss.softened(teacher)

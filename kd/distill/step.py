@@ -84,6 +84,10 @@ class Distillation(nn.Module):
         prepare: Callable[[Tensor], Tensor] | None = None,
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """Builds the objective and the student; the arguments are the class's.
+
+        The teacher's weights are not registered.
+        """
         super().__init__()
         self.teacher: RunTeacher | None
         run_teacher = as_teacher(teacher, teacher_prepare)
@@ -204,7 +208,14 @@ def make_student(
     ema_decay: float | None = None,
     optim: OptimSpec | None = None,
 ) -> Student:
-    """A student of any model; see :class:`Distillation` for the arguments."""
+    """A student around any model: its input, its losses and, with ``ema_decay``, its moving average.
+
+    The other arguments are those of :class:`Distillation`; ``objective`` holds its task and losses.
+
+    Args:
+        ema_decay: in [0, 1); None: no average.
+        optim: how it is optimized; None: the default.
+    """
     check_type("student", model, nn.Module, "a torch.nn.Module")
     check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
     kind = student_of(objective)

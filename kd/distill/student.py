@@ -66,6 +66,11 @@ class Student(nn.Module):
         note: str = "",
         parent: str = ALL,
     ) -> None:
+        """Stores the arguments, which are the class's, freezes what ``spec.freeze`` names and builds the losses'
+        parameters.
+
+        Runs the model once on a trial batch, so that losses over features know the shapes they read.
+        """
         super().__init__()
         self.model = model
         self.average = average
@@ -169,7 +174,7 @@ class Student(nn.Module):
 
     @property
     def arch(self) -> str:
-        """The model's name: timm's, where it is one of timm's."""
+        """The model's name, for reports and files: timm's where it is one of timm's, else its class."""
         if self.spec is not None:
             return self.spec.arch
         config: dict[str, Any] = getattr(self.model, "pretrained_cfg", None) or {}

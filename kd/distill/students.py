@@ -36,6 +36,7 @@ class Students(nn.ModuleDict):
     """
 
     def __init__(self, students: Student | Mapping[str, Student]) -> None:
+        """Registers the students. ``several`` is true for a mapping, even of one student."""
         super().__init__()
         self.several = not isinstance(students, Student)
         by_name = {ONLY: students} if isinstance(students, Student) else students
@@ -43,7 +44,7 @@ class Students(nn.ModuleDict):
         self._modules.update(by_name)
 
     def named(self) -> dict[str, Student]:
-        """The students by name; a single one has the empty name."""
+        """The students by name, in order; a single one has the empty name, which prefixes of metrics rely on."""
         students: dict[str, Any] = dict(self._modules)
         if self.several:
             return students
@@ -66,14 +67,14 @@ class Students(nn.ModuleDict):
 
     @property
     def wanted(self) -> Wanted:
-        """What the losses of all students read of the teacher."""
+        """What the losses of all students read of the teacher, joined: the teacher answers once for all."""
         wanted = Wanted(logits={})
         for student in self.named().values():
             wanted |= student.objective.wanted
         return wanted
 
     def without_gradient(self) -> list[str]:
-        """Parameters that no term reaches, by their name in here."""
+        """Parameters that no term reaches, by their name in this module (``student.module.weight``)."""
         names = []
         for key, student in zip(self, self.named().values(), strict=True):
             names += [f"{key}.{name}" for name in student.without_gradient()]
@@ -132,7 +133,11 @@ class Students(nn.ModuleDict):
                 student.spec.compile_in_place(student.model)
 
     def build_optimizers(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
-        """The students' optimizers and schedules; of several as one, :class:`kd.optim.Together`."""
+        """The optimizer and the schedule of the learning rate; of several students as one, :class:`kd.optim.Together`.
+
+        Args:
+            pace: how many steps and epochs the run has.
+        """
         pairs = [student.build_optimizer(pace) for student in self.named().values()]
         if not self.several:
             return pairs[0]

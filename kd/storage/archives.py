@@ -29,6 +29,9 @@ def _bounded() -> type[tarfile.TarInfo]:
     class Bounded(tarfile.TarInfo):
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Bounded":
+            """One header, as ``tarfile`` reads it; too many or too large extensions, or a negative size, raise
+            ReadError.
+            """
             nonlocal in_a_row
             header = super().frombuf(buf, encoding, errors)
             if header.type in EXTENSIONS:
@@ -81,6 +84,7 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[It
 
 
 def _files(tar: tarfile.TarFile) -> Iterator[File]:
+    """The regular files of an archive with their open contents; links, devices and sparse files are left out."""
     end = 0
     for member in tar:
         if tar.offset <= end or member.size < 0:  # an extension may give a size, too

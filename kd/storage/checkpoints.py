@@ -59,7 +59,7 @@ def check_writable(folder: Path) -> None:
 
 
 def claim(parent: Path) -> Path:
-    """Makes the folder of the next free number (``000``)."""
+    """Makes the folder of the next free number (``000``, ``001``, ...) below ``parent``; a user's error if it can't."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         numbers = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]

@@ -127,6 +127,13 @@ class RemoteControl:
     """
 
     def __init__(self, files: "AbstractFileSystem", path: str, folder: Path) -> None:
+        """Remembers the tag of the file as it is: only later versions are fetched.
+
+        Args:
+            files: the store.
+            path: of the run in the store.
+            folder: of the run on this disk, where the file is copied to.
+        """
         self._files = files
         self._path = f"{path}/{CONTROL}"
         self._file = folder / CONTROL

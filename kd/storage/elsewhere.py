@@ -117,7 +117,16 @@ def open_regular(file: str | Path, largest: int = LARGEST) -> io.BufferedReader:
 
 
 def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
-    """The same as :func:`open_regular`, as a file descriptor."""
+    """A file descriptor of a regular file, opened for reading; the caller closes it.
+
+    Args:
+        file: never a pipe, a socket or a device.
+        largest: bytes; a larger file is refused.
+
+    Raises:
+        UserError: another kind of file, or a larger one.
+        OSError: it can't be opened.
+    """
     try:
         # a pipe without a writer would be waited for; a terminal must not become this process's
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

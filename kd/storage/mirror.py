@@ -34,6 +34,10 @@ class Mirror:
     """
 
     def __init__(self, url: str, of_kd: bool = True) -> None:
+        """Writes and deletes an empty file at ``url``, so that a place that can't be written is refused at the start.
+
+        Arguments as of the class.
+        """
         self.of_kd = of_kd
         self.url = url.rstrip("/")
         self.files, self.root = file_system(self.url, "runs_dir")
@@ -53,7 +57,7 @@ class Mirror:
             ) from error
 
     def numbers(self, recipe: str) -> list[int]:
-        """Numbers of a recipe's runs in the store."""
+        """Numbers of a recipe's runs in the store, unsorted; the next run takes a larger one."""
         self.files.invalidate_cache()
         folder = f"{self.root}/{recipe}"
         try:
@@ -178,6 +182,15 @@ class Mirror:
         return changed
 
     def _send(self, files: Mapping[str, Path]) -> None:
+        """Uploads the files that have changed since they were last sent; once, it also writes ``latest`` and the files
+        beside.
+
+        Args:
+            files: by the name that they have below the run in the store.
+
+        Raises:
+            OSError: nothing more is sent; another process writes to the same run.
+        """
         if self._lost:
             raise OSError(self._lost)
         if not self._pointed:  # once: of two runs at the same time, the newer one is the latest
@@ -199,6 +212,7 @@ class Mirror:
         linked.unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
+        """Writes ``data`` to the file ``name`` below the store's root, with retries."""
         tried(
             lambda: self.files.pipe_file(f"{self.root}/{name}", data),
             f"{self.url}: {name} can't be written",
@@ -293,6 +307,7 @@ class Mirror:
 
 
 def _link(file: Path, name: Path) -> bool:
+    """Gives a file a second name on the same disk; False on a file system without hard links."""
     # a second name of a file; False on a file system without links
     name.unlink(missing_ok=True)
     try:

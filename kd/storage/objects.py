@@ -112,6 +112,7 @@ def fetched(url: str, key: str) -> Path:
 
 @contextmanager
 def _named(url: str, key: str) -> Iterator[None]:
+    """Inside, an OSError becomes a user's error that begins with the setting's key."""
     try:
         yield
     except FileNotFoundError as error:
@@ -146,6 +147,7 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
     part = file.with_name(f"{file.name}.part")
 
     def attempt() -> None:
+        """One try: fetches the whole file to ``part``; raises OSError where its size differs."""
         part.unlink(missing_ok=True)  # a link in its place would be followed
         get(path, str(part))
         if part.stat().st_size != size:
@@ -192,6 +194,7 @@ class LocalCache:
             return data
 
     def _keep(self, file: Path, data: bytes) -> None:
+        """Writes an entry with its checksum, whole or not at all; a full disk is no error: the entry is not kept."""
         part = file.with_suffix(f".{os.getpid()}.part")
         try:
             file.parent.mkdir(exist_ok=True)
@@ -242,6 +245,7 @@ class Ranged:
     """
 
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
+        """Chooses the size of blocks; the arguments are the class's. Nothing is fetched."""
         self.url = url
         if limit is None or whole <= limit:
             self.block = LARGE
@@ -276,6 +280,7 @@ class Ranged:
         start = number * self.block
 
         def fetch() -> bytes:
+            """One try: the bytes of the block; raises OSError where the connection has ended before the file."""
             files, folder = file_system(self.url)
             file = f"{folder}/{name}"
             data: bytes = files.cat_file(file, start=start, end=start + self.block)
@@ -324,6 +329,7 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
     files, path = file_system(url, key)
 
     def find() -> dict[str, dict[str, object]]:
+        """One try: the files below ``path`` with what the store says of each, never from the library's own cache."""
         files.invalidate_cache()  # else a second listing repeats the first
         try:
             return dict(files.find(path, maxdepth=None if below else 1, detail=True))
@@ -376,6 +382,7 @@ def whole_file(url: str, size: int) -> bytes:
     folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
 
     def fetch() -> bytes:
+        """One try: the whole file; raises OSError where it has not the listed ``size`` in bytes."""
         files, path = file_system(folder)
         file = path + url[len(folder) :]
         data: bytes = files.cat_file(file, start=0, end=size + 1)  # one more: has it grown?

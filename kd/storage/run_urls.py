@@ -235,6 +235,12 @@ class Copies:
     """
 
     def __init__(self, folder: Path, url: str = "") -> None:
+        """Reads which files of a run were fetched, from its folder; damaged notes count as none.
+
+        Args:
+            folder: of the run on this disk.
+            url: of the run in the store; "": as the notes name it.
+        """
         self.folder = folder
         self.url = url
         self.known: dict[str, dict[str, Any]] = {}

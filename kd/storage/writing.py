@@ -95,7 +95,17 @@ def _opened(folder: Path, make: bool) -> Iterator[int]:
 
 
 def _step(folder: int, name: str, path: Path, make: bool) -> int:
-    """The descriptor of a folder in an open one."""
+    """The descriptor of the folder ``name`` in an open folder; never through a link.
+
+    Args:
+        folder: descriptor of the open folder.
+        name: of the folder in it.
+        path: the same as a path, for messages.
+        make: whether it is made where it is missing.
+
+    Raises:
+        UserError: a link or a file has its place.
+    """
     if make:
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=folder)
@@ -153,6 +163,7 @@ def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
 
 
 def _is_folder(folder: int, name: str) -> bool:
+    """Whether ``name`` in the open folder (a descriptor) is a folder itself, not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode)
     except OSError:
@@ -160,6 +171,7 @@ def _is_folder(folder: int, name: str) -> bool:
 
 
 def _rename(folder: int, name: str, path: Path) -> None:
+    """Moves the file ``name`` in the open folder onto ``path``'s name there, at once; a folder there is refused."""
     try:
         os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError as error:

@@ -53,6 +53,13 @@ class Ahead:
     """
 
     def __init__(self, loader: DataLoader, module: LightningModule, answer: Asking | None) -> None:
+        """Wraps a loader; Lightning reads ``batch_sampler``, to set its epoch.
+
+        Args:
+            loader: gives batches on the host.
+            module: whose hooks, precision and strategy move a batch to the device.
+            answer: computes the teacher's answer to a batch; None: only the copy runs ahead.
+        """
         self.loader = loader
         self.module = module
         self.answer = answer
@@ -83,6 +90,7 @@ class Ahead:
             done = side.record_event()
 
         def take() -> Batch:
+            """Makes the step's stream wait for the batch, and keeps its memory until that stream has read it."""
             here = torch.cuda.current_stream(side.device)
             here.wait_event(done)
             if "answer" in made:
@@ -98,6 +106,7 @@ class Ahead:
         return take
 
     def _make(self, batch: object) -> Batch:
+        """A batch on the device, in the run's precision; with a teacher, under "answer" what returns its answer."""
         trainer = self.module.trainer
         batch = self.module.on_before_batch_transfer(
             trainer.precision_plugin.convert_input(batch), 0

@@ -109,6 +109,10 @@ class Int8Feature:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
+        """Lays out the columns of a feature of ``shape``: ``(L, D)`` tokens or ``(C, H, W)`` maps.
+
+        ``bytes`` is the size of a record's part on disk: changing it makes written caches unreadable.
+        """
         self.shape = shape
         if len(shape) == 2:
             self.channel_axis = 1
@@ -169,7 +173,7 @@ class Int8Feature:
         return packed(columns, self.bytes)
 
     def decode(self, columns: Tensor) -> Tensor:
-        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
+        """The inverse of :meth:`encode`: uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``, times the channels' units."""
         one_a_token = (self.tokens, 1)
         layout = [
             (torch.float16, one_a_token),
@@ -227,6 +231,7 @@ class MapCodec:
     """
 
     def __init__(self, shape: tuple[int, int, int], topk: int | None, precision: str) -> None:
+        """Lays out a record; the arguments are the class's. ``record_bytes`` is its size on disk, checksum included."""
         self.shape = shape
         self.topk = topk
         self.precision = precision
@@ -264,7 +269,7 @@ class MapCodec:
         return packed([body], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
-        """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
+        """Records uint8 ``(N, record_bytes)`` -> logits float32 ``(N, C, h, w)``; the checksum is not read."""
         body = records[:, CRC_BYTES:]
         if self.topk is not None:
             return self._decode_largest(body, self.topk)
@@ -349,6 +354,13 @@ class TopKCodec:
     """
 
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
+        """Lays out a record: checksum, a tail for each temperature, then the ``k`` largest classes and their values.
+
+        Args:
+            num_classes: C; a class needs 2 bytes up to 65,536, then 4.
+            k: classes whose logits are stored.
+            temperatures: those at which the losses soften the teacher's logits.
+        """
         self.num_classes = num_classes
         self.k = k
         self.temperatures = temperatures
@@ -369,7 +381,7 @@ class TopKCodec:
         }
 
     def encode(self, logits: Tensor) -> Tensor:
-        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
+        """Logits ``(N, C)`` -> records uint8 ``(N, record_bytes)``; the checksum's bytes are left 0 for the store."""
         values_Nk, classes_Nk = logits.float().topk(self.k, dim=1)
         largest_N1 = values_Nk[:, :1]
         # log of the others' mass at each temperature t, relative to the largest: log sum exp((z_c - z_max) / t)
@@ -425,6 +437,13 @@ class AnswerCodec:
         features: Mapping[Feature, tuple[int, ...]] | None = None,
         precision: str = "half",
     ) -> None:
+        """Lays out a record: the logits' part first, then each feature in the order of ``features``.
+
+        Args:
+            logits: the codec of logits; None: features alone.
+            features: the shape of each, for one picture.
+            precision: of features, a key of :data:`PRECISIONS`.
+        """
         self.logits = logits
         self.precision = precision
         feature_codec = PRECISIONS[precision]

@@ -103,6 +103,12 @@ class AnswerStore:
         measure: Callable[[], dict[str, Any]] | None = None,
         key: str = "model.teacher",
     ) -> None:
+        """Opens the folder's files, or makes them; the arguments are the class's.
+
+        Raises:
+            UserError: the folder holds other files or another fingerprint, the disk has no room, or it can't be
+                written.
+        """
         self.folder = folder
         self.samples = samples
         self.views = views
@@ -238,7 +244,7 @@ class AnswerStore:
                 _write_all(file, head + body, offset)
 
     def filled(self) -> float:
-        """The share of all records that have a checksum."""
+        """The share of all records, in [0, 1], that are written; counted on disk, so other processes' records count."""
         written = 0
         for file in self._files.values():
             written += count_written(file, self.samples, self.record_bytes)

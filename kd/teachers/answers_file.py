@@ -52,6 +52,7 @@ class AnswersFile:
     elsewhere = "file"
 
     def __init__(self, file: str) -> None:
+        """Checks the file's ending alone; the file is read when the teacher is built."""
         if not file.endswith(ENDINGS):
             raise ValueError(f"file must be one of {', '.join(ENDINGS)}, got '{file}'")
         self.file = file
@@ -161,6 +162,7 @@ def read_rows(file: str) -> Rows:
 
 
 def _number(value: object, where: str) -> float:
+    """A cell as a float; :class:`~kd.errors.UserError` names the place ``where`` of what is not a finite number."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -176,6 +178,7 @@ def _csv(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """The columns of a parquet file, and its rows by column; needs pyarrow."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -190,6 +193,14 @@ def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
 
 
 def _safetensors_rows(file: str) -> Rows:
+    """The rows of a safetensors file: by picture, the answer by class.
+
+    The file holds the tensor ``answers``, ``(pictures, classes)``, and in its metadata ``pictures`` and ``classes``,
+    each a JSON list in the order of rows and columns.
+
+    Raises:
+        UserError: it can't be read, or sizes or names contradict each other.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -47,6 +47,7 @@ class AnswerJournal:
     """
 
     def __init__(self, file: Path, classes: int) -> None:
+        """Opens the journal, which is made where it is missing, and reads it under its lock; ``classes``: C."""
         self.file = file
         self.classes = classes
         self._size = DIGEST + 4 * classes + CHECK
@@ -70,7 +71,12 @@ class AnswerJournal:
             self._read_new()
 
     def add(self, digests: list[bytes], logits: np.ndarray) -> None:
-        """Appends answers ``(N, C)``, float32, and forces them to the disk."""
+        """Appends answers and forces them to the disk, before they are used.
+
+        Args:
+            digests: N, of the views; they are how answers are found again.
+            logits: float32 ``(N, C)``.
+        """
         parts = []
         for digest, row in zip(digests, logits, strict=True):
             content = digest + row.astype("<f4").tobytes()
@@ -86,7 +92,9 @@ class AnswerJournal:
             self._read_new()
 
     def _read_new(self) -> None:
-        """Reads whole records from where the last reading ended."""
+        """Reads whole records from where the last reading ended; the first damaged one ends it, :meth:`add` overwrites
+        it.
+        """
         self.file.touch()
         with self.file.open("rb") as file:
             file.seek(self._read_bytes)
@@ -137,6 +145,11 @@ class Address:
         output: str = "logits",
         folder: str | None = None,
     ) -> None:
+        """Checks the settings and the url, without connecting; the arguments are the class's.
+
+        Raises:
+            ValueError: one is out of its range; the message names it.
+        """
         for name, value in (("rate", rate), ("budget", budget), ("timeout_s", timeout_s)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
@@ -221,7 +234,10 @@ class Address:
         return Answer({ALL: logits.to(images.device)})
 
     def logits_of(self, views: np.ndarray) -> np.ndarray:
-        """Logits ``(N, C)``, float32, of views uint8 ``(N, H, W, 3)``."""
+        """Logits float32 ``(N, C)`` of views uint8 ``(N, H, W, 3)``: from the journal, else from the address.
+
+        Equal views are sent once; each answered part is in the journal before the next is sent.
+        """
         journal = self._journal
         assert journal is not None, "build() comes first"
         digests = [_digest_of(view) for view in views]
@@ -244,6 +260,7 @@ class Address:
         return np.stack([row for row in rows if row is not None])
 
     def _check_budget(self, count: int) -> None:
+        """Raises a :class:`~kd.errors.UserError` where ``count`` more pictures would exceed the budget."""
         if self.budget is not None and self.asked + count > self.budget:
             raise UserError(
                 f"model.teacher.answers: the budget of {self.budget:,} pictures is used up ({self.asked:,} asked); "
@@ -318,6 +335,7 @@ class Address:
         return logits
 
     def _json(self, method: str, path: str) -> dict[str, Any]:
+        """The JSON object that the address returns for a path of KServe v2; anything else is a user's error."""
         body, _ = self._send(method, path, b"", 0)
         try:
             found = json_of(body)
@@ -328,7 +346,7 @@ class Address:
         return found
 
     def _keep_rate(self, pictures: int) -> None:
-        """Waits until so many pictures may be asked for."""
+        """Sleeps until ``pictures`` more may be sent at ``rate`` pictures a second; None: at once."""
         if self.rate is None:
             return
         now = time.monotonic()
@@ -371,6 +389,11 @@ class Address:
     def _once(
         self, method: str, path: str, body: bytes, json_bytes: int
     ) -> tuple[int, bytes, dict[str, str]]:
+        """Sends one request, without a second try.
+
+        Returns:
+            The HTTP status, the body (at most :data:`LARGEST_ANSWER` bytes) and the headers, their names in lower case.
+        """
         secure = self._parts.scheme == "https"
         kind: Callable[..., http.client.HTTPConnection]
         if secure:

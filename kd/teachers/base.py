@@ -101,7 +101,7 @@ class RunTeacher:
                 member.to(device, member.dtype)
 
     def expect(self, task: Task) -> None:
-        """Receives the task that its answers serve: :meth:`as_logits` depends on it."""
+        """Receives the task that its answers serve: :meth:`as_logits` depends on its link."""
         if self.has_head:
             self.link = task.link
         else:
@@ -208,6 +208,7 @@ class Ensemble(RunTeacher):
     """
 
     def __init__(self, members: Mapping[str, RunTeacher]) -> None:
+        """Joins teachers by name; their weights become shares that add to 1."""
         self._members = dict(members)
         archs = []
         models = []
@@ -283,6 +284,7 @@ class OwnTeacher(RunTeacher):
     def __init__(
         self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
     ) -> None:
+        """Wraps a user's teacher; its parameters, if it has any, are frozen and in eval mode."""
         self.given = given
         self.key = key
         self.arch = type(given).__name__

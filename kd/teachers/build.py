@@ -178,6 +178,9 @@ def _named_input(
     )
 
     def with_named_input(teacher: FrozenTeacher) -> FrozenTeacher:
+        """The teacher again with the input that its weights name: the same classes and link, rebuilt at another
+        size.
+        """
         eager = replace(teacher.spec, compile=False)
         model = teacher.model
         if size != prepare.size:
@@ -229,7 +232,14 @@ def shared_teachers() -> Iterator[None]:
 
 
 def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> RunTeacher:
-    """A teacher of the pool inside :func:`shared_teachers`, a new one outside."""
+    """A teacher of the pool inside :func:`shared_teachers`, a new one outside.
+
+    Args:
+        spec: the teacher's settings.
+        classes: the data's, in order.
+        key: of the settings, for messages.
+        dense: whether its logits are maps.
+    """
     pool = {} if _pool is None else _pool
     name = repr((spec, list(classes), dense))
     if name not in pool:
@@ -282,7 +292,10 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
 
 
 def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
-    """From the settings, the checkpoint, or timm's list of ImageNet's classes."""
+    """The teacher's class names in the order of its logits; empty: unknown.
+
+    From the settings, the checkpoint, the builder, or timm's list of ImageNet's classes, the first that has them.
+    """
     if isinstance(spec.classes, str):
         return read_names(Path(spec.classes), f"{key}.classes")
     if spec.classes:

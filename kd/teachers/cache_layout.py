@@ -65,6 +65,9 @@ class Layout:
     """
 
     def __init__(self, data: DistillationDataModule) -> None:
+        """Describes the data's pictures and views, as they go into fingerprints: a change here makes caches
+        unreadable.
+        """
         self.data = data
         self.samples = data.info.train
         self.classes = data.info.classes
@@ -182,6 +185,10 @@ class Layout:
         return codecs
 
     def _logits_codec(self, teacher: RunTeacher, wanted: Wanted) -> Codec:
+        """How logits are written: as maps, as the ``cache_topk`` largest, or whole, by the teacher's settings.
+
+        The shape of maps is found by one forward on a black picture.
+        """
         spec = teacher.spec
         if wanted.maps:
             black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)

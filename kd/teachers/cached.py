@@ -47,6 +47,7 @@ class CachedTeacher(RunTeacher):
     """
 
     def __init__(self, live: RunTeacher, entries: Sequence[CacheEntry], only: bool = False) -> None:
+        """Takes over what messages and reports read of the live teacher; the arguments are the class's."""
         self.live = live
         self.entries = list(entries)
         self.only = only
@@ -77,7 +78,7 @@ class CachedTeacher(RunTeacher):
     # -- what is stored ----------------------------------------------------------------------------------------------
     @property
     def place(self) -> str:
-        """The folder of all kinds of answers, for messages."""
+        """The folder or url that holds all kinds of answers, for messages; with one kind, that kind's own."""
         folder = str(self.entries[0].store.folder)
         if len(self.entries) == 1:
             return folder
@@ -85,7 +86,9 @@ class CachedTeacher(RunTeacher):
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk once all views are filled, stored pixels included."""
+        """Bytes on disk once all views are filled, stored pixels included; ``kd-cache`` compares it with the free
+        space.
+        """
         answers = self.record_bytes * self.views * self.samples
         if self.pixels:
             return answers + self.pixels.disk_bytes
@@ -232,7 +235,7 @@ class CachedTeacher(RunTeacher):
 
 
 def caches_of(teacher: RunTeacher | None) -> dict[str, CachedTeacher]:
-    """The caches among the answering teachers, by the teacher's name."""
+    """The caches among the answering teachers, by the teacher's name; a single teacher has the name :data:`ALL`."""
     if teacher is None:
         return {}
     if isinstance(teacher, CachedTeacher):
@@ -306,6 +309,7 @@ class AnsweringCollate:
     """
 
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
+        """Takes, of each cache, what a loader's process needs to compute answers: its live teacher and its codecs."""
         self.collate = collate
         self.teachers: dict[str, RunTeacher] = {}
         self.codecs: dict[str, list[AnswerCodec]] = {}

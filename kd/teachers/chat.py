@@ -66,6 +66,11 @@ class ChatAddress(Address):
         timeout_s: float = 60.0,
         folder: str | None = None,
     ) -> None:
+        """Checks the settings without connecting; the arguments are the class's, or :class:`Address`'s.
+
+        Raises:
+            ValueError: one is out of its range; the message names it.
+        """
         super().__init__(url, rate, budget, price, retries, timeout_s, batch, folder=folder)
         if not self._parts.path.endswith(CHAT):
             raise ValueError(f"url must end with {CHAT}, got '{url}'")
@@ -115,6 +120,7 @@ class ChatAddress(Address):
 
     # -- the protocol ------------------------------------------------------------------------------------------------
     def _headers(self, json_bytes: int) -> dict[str, str]:
+        """The headers of a request, with the key as a bearer token where there is one; :class:`Address` calls it."""
         headers = {"Content-Type": "application/json"}
         if self._secret:
             headers["Authorization"] = f"Bearer {self._secret}"
@@ -130,7 +136,13 @@ class ChatAddress(Address):
         return np.stack(rows)
 
     def _asked_for(self, view: np.ndarray) -> np.ndarray:
-        """The answer to one view uint8 ``(H, W, 3)``, ``(C,)``."""
+        """Asks for one view, uint8 ``(H, W, 3)``, sent as PNG: log-probabilities ``(C,)``, float32.
+
+        One token is generated at temperature 0; its alternatives' log-probabilities are the answer.
+
+        Raises:
+            UserError: the address returns none.
+        """
         file = io.BytesIO()
         Image.fromarray(view).save(file, "PNG")
         picture = base64.b64encode(file.getvalue()).decode()

@@ -48,6 +48,7 @@ class FrozenTeacher(RunTeacher):
         key: str = "model.teacher",
         classes: int | None = None,
     ) -> None:
+        """Freezes the model (no gradient, eval mode); the arguments are the class's. It is moved at its first use."""
         self.model: nn.Module = model if isinstance(model, nn.Module) else _Called(model)
         self.prepare = prepare
         self.columns = columns
@@ -111,6 +112,7 @@ class FrozenTeacher(RunTeacher):
         return self
 
     def _move(self) -> None:
+        """Moves the model to its device and precision; a device that can't be used is a user's error, except "same"."""
         try:
             self.model.to(device=self.device, dtype=self.dtype)
         except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
@@ -122,6 +124,7 @@ class FrozenTeacher(RunTeacher):
             ) from error
 
     def _share_out(self) -> None:
+        """Shards the model's weights over all processes with FSDP2, once; needs ``torch.distributed``."""
         if self.is_shared_out:  # several students have it in common
             return
         if not dist.is_initialized():

@@ -46,7 +46,7 @@ class Held:
         return int(self.parts["data"].get("pictures", 0))
 
     def teacher(self) -> str:
-        """Whose answers, to which pictures and views."""
+        """One line for ``kd-cache --describe``: whose answers, to which pictures, and how views are made."""
         teacher = self.parts["teacher"]
         views = self.parts["transform"]
         name = "any teacher"  # of the pixels of views
@@ -64,7 +64,7 @@ class Held:
         return f"{name}; {self.pictures} pictures of {_size(views)}, {origin}; {listed}"
 
     def answers(self) -> str:
-        """Which answers, how many, how large and how far off."""
+        """One line: which answers, how much is filled, their size in MB, and how far compressed values are off."""
         size = f"{self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
         answers = self.parts["answers"]
         form = answers["format"]
@@ -158,7 +158,7 @@ def _held(folder: str, text: str) -> Held | None:
 
 
 def describe(caches: Iterable[Held]) -> str:
-    """Lines about all of them, each teacher and its views once."""
+    """The text of ``kd-cache --describe``: a line for each teacher and its views, its answers indented below."""
     answers_by_teacher: dict[str, list[str]] = {}
     for cache in caches:
         answers = f"  {cache.answers()}; {cache.folder}"

@@ -195,7 +195,14 @@ def _open_pixels(teacher: RunTeacher, layout: Layout) -> AnswerStore:
 
 
 def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
-    """One teacher behind the stores of all its kinds of answers."""
+    """One teacher behind the stores of all its kinds of answers, each opened or made.
+
+    Args:
+        teacher: the live one.
+        kinds: of answers: logits, or one layer's features.
+        layout: what the fingerprints hold of the data.
+        filling: whether ``kd-cache`` fills it: then ``cache=only`` does not forbid computing.
+    """
     entries = []
     for kind in kinds:
         store = _store(teacher, kind, layout, filling)

@@ -55,7 +55,10 @@ def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) ->
 
 
 def _put(place: str, data: bytes) -> int:
+    """Writes ``data`` to a path or url and compares the size there, with retries; returns the bytes written."""
+
     def put() -> int:
+        """One try of :func:`_put`; raises OSError where the size differs."""
         files, path = file_system(place, "out")
         files.pipe_file(path, data)
         files.invalidate_cache()
@@ -116,6 +119,13 @@ class PublishedStore:
         key: str,
         limit: int | None = None,
     ) -> None:
+        """Reads the fingerprint and compares it; the arguments are the class's. Records are read on demand.
+
+        Of a url, records are kept below ``cache_dir()/shards``, named by the fingerprint's digest.
+
+        Raises:
+            UserError: the place is missing, has another fingerprint, or holds fewer views.
+        """
         self.folder = url
         self.samples = samples
         self.views = views
@@ -155,7 +165,7 @@ class PublishedStore:
         return records, is_whole
 
     def _record(self, view: int, i: int) -> bytes:
-        """The record of picture ``i``, from its place in its shard."""
+        """The record of picture ``i``, uint8 bytes from its place in its shard; one that is cut off ends in zeros."""
         shard = int(np.searchsorted(self._starts, i, "right")) - 1
         shard_name, _ = self._shards[shard]
         first_picture = int(self._starts[shard])
@@ -178,6 +188,10 @@ class PublishedStore:
 
 
 def _text(url: str, key: str) -> str:
+    """The text of a place's fingerprint file; a user's error where there is none.
+
+    ``key`` names the teacher's settings.
+    """
     files, path = file_system(url, f"{key}.cache_dir")
     try:
         return small_file(files, f"{path}/{FINGERPRINT}", f"{url} can't be read").decode()

@@ -89,6 +89,11 @@ class CachedViews(Dataset[Sample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
+        """The samples of one batch, in the order of ``keys``: from stored pixels, else made and then stored.
+
+        Args:
+            keys: (picture's number, view); all of one view, as the sampler gives them.
+        """
         _, view = keys[0]
         index = np.array([number for number, _ in keys])
         records, is_stored = self.store.read(view, index)

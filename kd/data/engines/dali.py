@@ -82,12 +82,18 @@ class DaliViews(DeviceViews):
     def __init__(
         self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None
     ) -> None:
+        """Stores the settings, which are those of :class:`DeviceViews`; the pipeline is built at the first batch."""
         super().__init__(size, augment, mix, kind)
         self._pipeline: Any = None
         self._most = 0  # pictures of a batch that the pipeline takes
         self._scheduled: deque[tuple[Plan, Any]] = deque()  # with the pipeline that makes it
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch from the loader, with its pictures decoded and changed: "plan" is replaced by "image" ``(N, 3, H,
+        W)``.
+
+        A batch that was not scheduled ahead is scheduled here, after what was scheduled is forgotten.
+        """
         plan = batch["plan"]
         device = batch["target"].device
         if not self._scheduled or self._scheduled[0][0] is not plan:
@@ -148,6 +154,9 @@ class DaliViews(DeviceViews):
             return fn.external_source(name=name, dtype=dtype, ndim=ndim)
 
         def changed(picture: object, number_of_change: int) -> object:
+            """The picture after one transform of the chain, its amount (degrees, or 0 and 1 of a flip) an input of the
+            pipeline.
+            """
             amount = number(f"change {number_of_change}", types.FLOAT, 0)
             transform = self.chain[number_of_change]
             if isinstance(transform, v2.RandomRotation):
@@ -170,6 +179,9 @@ class DaliViews(DeviceViews):
             prefetch_queue_depth=1,  # the first schedule_run starts so many runs, each with an input
         )
         def views() -> Any:
+            """The pipeline's graph: encoded bytes -> RGB pictures of ``size``, cut at ``start`` with ``shape``
+            (pixels).
+            """
             encoded = number("encoded", types.UINT8, 1)
             start, shape = number("start", types.INT32, 1), number("shape", types.INT32, 1)
             if self.crop_number > 0:

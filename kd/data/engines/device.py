@@ -95,7 +95,7 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
-    """The number of the transform that cuts and resizes."""
+    """The place in a chain of the transform that cuts and resizes; those before it change whole pictures."""
     for number, transform in enumerate(chain):
         if isinstance(transform, v2.RandomResizedCrop | Whole):
             return number
@@ -128,12 +128,30 @@ class CutSet(Samples):
         max_pixels: int = MAX_PIXELS,
         source: Source | None = None,
     ) -> None:
+        """Arguments as of :class:`Samples`.
+
+        Args:
+            split: pictures and labels.
+            size: height and width of a view, in pixels.
+            augment: which transforms make a view.
+            seed: of the run.
+            max_pixels: a larger picture is refused.
+            source: decides the kind of target; None: class ids.
+        """
         super().__init__(split, seed, source, max_pixels)
         self.chain: list[v2.Transform] = list(train_transform(size, augment).transforms)
         self.size = size
         self.sends_whole_pictures = augment.before_resize  # the device changes them before it cuts
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
+        """One sample: the picture cut to what its view shows, the recipe for the rest, the target cut likewise, its
+        key.
+
+        The recipe is drawn under (seed, index, view) alone, as the engine ``torch`` draws it.
+
+        Raises:
+            RuntimeError: the picture can't be read; the message names it.
+        """
         index, view = key
         try:
             picture, height, width = self.opened(self.split.read(index))
@@ -203,6 +221,7 @@ class DeviceViews:
     def __init__(
         self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None
     ) -> None:
+        """Stores the arguments, which are the class's, and finds the crop in the chain of transforms."""
         self.size = size
         self.mix = mix
         self.kind = kind or Targets()

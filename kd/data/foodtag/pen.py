@@ -91,6 +91,9 @@ class Pen:
     """
 
     def __init__(self, image: Image.Image, rng: random.Random, matrix: Sequence[float]) -> None:
+        """Arguments as of the class; ``image`` is drawn on in place, and ``scale`` is the pixels of a unit of the
+        frame.
+        """
         self.image = image
         self.rng = rng
         self.matrix = matrix
@@ -242,7 +245,7 @@ class Pen:
             self.blob(x, y, radius, lit, ry=radius * slim, turn=turn, wobble=0.1)
 
     def bowl(self, fill: Colour) -> None:
-        """A bowl filled to its rim."""
+        """A bowl of radius 1.08 filled to its rim with ``fill``; the rim's colour is drawn from ``rng``."""
         rim = self.pick("cream", "cream", "chocolate", "metal")
         outside = shade(rim, 0.6)
         inside = shade(rim, 0.7)

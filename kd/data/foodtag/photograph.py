@@ -137,7 +137,7 @@ def _neighbours_plate(frame: Pen) -> None:
 
 
 def _shadow(frame: Pen) -> None:
-    """The soft shadow of the dish on the table."""
+    """Draws the soft shadow of the dish on the table; ``frame`` has the dish as its unit disc."""
     rng = frame.rng
     dx = rng.uniform(-0.2, 0.2)
     dy = rng.uniform(0.0, 0.25)

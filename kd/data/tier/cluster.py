@@ -31,6 +31,7 @@ KNOCK_S = 10.0  # for an answer of the cluster's head
 
 
 def _ray() -> ModuleType:
+    """The module ``ray``; a user's error where it is not installed."""
     try:
         import ray
         import ray.exceptions
@@ -98,6 +99,16 @@ class BatchMaker:
     def _batch(
         self, collate: Callable[..., Batch], samples: Callable[[], list[Any]], start: float
     ) -> tuple[Any, float]:
+        """Makes a batch; what fails becomes a text, which travels to the training process.
+
+        Args:
+            collate: samples -> a batch.
+            samples: gives the samples.
+            start: ``time.perf_counter()`` when the work began.
+
+        Returns:
+            The batch, its tensors as arrays, or the reason; seconds since ``start``.
+        """
         try:
             batch = collate(samples())
         except Exception as error:
@@ -115,6 +126,7 @@ class GpuMaker(BatchMaker):
     """
 
     def __init__(self, decoders: int, options: dict[str, object]) -> None:
+        """Starts the decoders as actors; arguments as of the class."""
         self.works = {}
         self.ray = _ray()
         kind = self.ray.remote(BatchMaker).options(**options)
@@ -171,6 +183,7 @@ class GpuMaker(BatchMaker):
             return self._batch(collate, lambda: samples, start)
 
     def _all(self, calls: list[object]) -> list[Any]:
+        """The results of Ray calls, in order; where a decoder has died, this process ends too."""
         try:
             return self.ray.get(calls)
         except self.ray.exceptions.RayTaskError:
@@ -190,6 +203,7 @@ class RayCluster:
     """
 
     def __init__(self, spec: TierSpec) -> None:
+        """Imports Ray; nothing is joined or started before :meth:`join`."""
         self.ray = _ray()
         self.spec = spec
         self.joined = False
@@ -371,6 +385,7 @@ def unpacked(answer: tuple[Any, float]) -> Made:
     sizes = []
 
     def to_tensor(array: np.ndarray) -> Tensor:
+        """A copy of an array as a tensor, in pinned memory where there is a GPU; adds its bytes to ``sizes``."""
         sizes.append(array.nbytes)
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         tensor = torch.empty(array.shape, dtype=dtype, pin_memory=torch.cuda.is_available())

@@ -41,6 +41,7 @@ class TierLoader(DataLoader):
     """
 
     def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
+        """Arguments as of the class; Lightning and torch see a ``DataLoader`` without workers."""
         data, collate = tier.works[work]
         super().__init__(data, batch_sampler=batches, num_workers=0, collate_fn=collate)
         self.tier = tier
@@ -58,6 +59,7 @@ class TierLoader(DataLoader):
         return self._pass(self.stream)
 
     def _pass(self, stream: Stream) -> Iterator[Batch]:
+        """The batches of one pass in order; the pass is given up when its reader stops."""
         try:
             while (batch := self.tier.next(stream)) is not None:
                 yield batch
@@ -80,6 +82,7 @@ class Tier:
     def __init__(
         self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]
     ) -> None:
+        """Stores the arguments, which are the class's; :meth:`connect` joins the cluster."""
         self.spec = spec
         self.count = makers
         self.rank = rank
@@ -90,6 +93,7 @@ class Tier:
         self._reset()
 
     def _reset(self) -> None:
+        """The state before the first batch: no scheduler, no threads, no calls to makers."""
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
         self._calls: dict[object, Call] = {}
@@ -203,6 +207,11 @@ class Tier:
             return {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
+        """Raises in the training process what has failed in a thread, or that no batch comes any more.
+
+        Args:
+            waiting_since: seconds of ``time.monotonic()``, when the wait for a batch began.
+        """
         if self._failed is not None:
             raise self._failed
         now = time.monotonic()
@@ -219,6 +228,9 @@ class Tier:
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
     def _start_threads(self) -> None:
+        """Starts the two daemon threads: one gives batches to makers and takes them, one polls which machines are
+        there.
+        """
         self._look()
         self._answered = self._at_work = time.monotonic()
         for loop in (self._dispatch, self._look_out):
@@ -228,6 +240,7 @@ class Tier:
             thread.start()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
+        """A thread's whole life: what ``loop`` raises fails the run, unless the tier is being closed."""
         try:
             loop()
         except Exception as error:
@@ -241,6 +254,7 @@ class Tier:
         self._lock.notify_all()
 
     def _dispatch(self) -> None:
+        """Thread: hands batches out and takes finished ones, until the tier is closed."""
         while not self._stop.is_set():
             with self._lock:
                 self._hand_out()
@@ -257,6 +271,7 @@ class Tier:
             self._answered = time.monotonic()
 
     def _look(self) -> None:
+        """Compares the cluster's machines with those known: reports who came or went, starts missing makers."""
         present = self.cluster.machines(self.on_gpus)
         with self._lock:
             scheduler = self._scheduler
@@ -276,6 +291,7 @@ class Tier:
                 self._start(machine, scheduler)
 
     def _say(self, what: str) -> None:
+        """A line on stderr, from the first process alone, with the number of machines that make batches."""
         if self._scheduler is not None and self._scheduler.rank == 0:
             count = len(self._scheduler.working)
             print(
@@ -292,7 +308,10 @@ class Tier:
         self._calls[greeting] = maker, None
 
     def _hand_out(self) -> None:
-        """Gives makers what they can take; with the lock."""
+        """Gives makers batches until none can take more; call it with the lock.
+
+        A new kind of batch is sent first, once.
+        """
         scheduler = self._scheduler
         if scheduler is None or self._stop.is_set():
             return
@@ -312,6 +331,11 @@ class Tier:
             self._calls[made] = maker, job
 
     def _take(self, reference: object) -> None:
+        """Takes the result of a call: a batch, a maker's first words, or an error; then hands out what became free.
+
+        Args:
+            reference: Ray's, of a call in ``_calls``.
+        """
         with self._lock:
             maker, job = self._calls.pop(reference, (None, None))
         if maker is None:  # it has been given up meanwhile
@@ -342,7 +366,7 @@ class Tier:
             self._lock.notify_all()
 
     def _welcome(self, maker: Worker, greeting: dict[str, str]) -> None:
-        """A maker's first words: it must have our libraries."""
+        """Reads a maker's first words, :meth:`BatchMaker.greet`: other library versions than here end the run."""
         name = maker.machine.name
         wrong = differing(greeting)
         if wrong:
@@ -353,7 +377,14 @@ class Tier:
             self._say(f"Ray counts a GPU of {name} that torch does not find, its cores compute")
 
     def _lost(self, maker: Worker, memory: bool = False) -> None:
-        """Gives a maker's batches to others; with the lock."""
+        """Gives the batches of a maker that has ended to others; call it with the lock.
+
+        A batch over which several makers have ended fails the run.
+
+        Args:
+            maker: has ended.
+            memory: whether for lack of memory.
+        """
         assert self._scheduler is not None
         for reference, (maker_of_call, _) in list(self._calls.items()):
             if maker_of_call is maker:

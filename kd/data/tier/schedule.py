@@ -113,6 +113,13 @@ class Stream:
     """Batches of one pass over a loader, in its order."""
 
     def __init__(self, work: int, batches: Iterator[list[Key]], most: int) -> None:
+        """Begins a pass.
+
+        Args:
+            work: number of the kind of batches.
+            batches: the keys of each batch, in order.
+            most: bytes of batches that may be requested and not yet used.
+        """
         self.work = work
         self.batches = batches
         self.most = most
@@ -156,6 +163,14 @@ class Scheduler:
     def __init__(
         self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False
     ) -> None:
+        """Begins without machines or passes.
+
+        Args:
+            rank: number of this training process.
+            world_size: training processes that share the tier.
+            makers: of this process; None: its share of all cores.
+            one_each: whether a core (or GPU) of the tier runs at most one maker.
+        """
         self.rank = rank
         self.world_size = world_size
         self.count = makers
@@ -258,6 +273,7 @@ class Scheduler:
         return maker, job
 
     def _next_job(self) -> BatchJob | None:
+        """The next batch to be made: first those that were lost, then of the pass with the fewest batches ahead."""
         while self.again:
             job = self.again.popleft()
             if job.number in job.stream.jobs:

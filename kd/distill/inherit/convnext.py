@@ -176,10 +176,15 @@ def _followed_blocks(
         big: the teacher's.
         changes: how much each block of the teacher changes its stream.
     """
-    of_stage = [changes[block] for block in big.blocks]
-    groups = groups_by_change(of_stage, len(small.blocks))
+    changes_of_blocks = []
+    for big_block in big.blocks:
+        changes_of_blocks.append(changes[big_block])
+    groups = groups_by_change(changes_of_blocks, len(small.blocks))
     for block, numbers in zip(small.blocks, groups, strict=True):
-        yield block, [big.blocks[number] for number in numbers]
+        followed = []
+        for number in numbers:
+            followed.append(big.blocks[number])
+        yield block, followed
 
 
 def _reset_scales(student: CNN) -> None:

@@ -66,7 +66,7 @@ FAMILIES = (
 
 
 def family_of(model: nn.Module) -> Family | None:
-    """The family of a model; None: it can't inherit."""
+    """The family of a model, by its exact class (a subclass may compute something else); None: it can't inherit."""
     for family in FAMILIES:
         if type(model) in family.classes:
             return family

@@ -168,6 +168,9 @@ class BlockTargets:
         shares: Tensor | None,
         several: bool,
     ) -> None:
+        """Stores the arguments, which are the class's, and takes the first ``guide_parts`` of ``parts`` as the
+        guide.
+        """
         self.parts = parts
         self.projection = projection
         self.shares = shares
@@ -365,6 +368,7 @@ def _fit_qkv(
         rows = torch.cat([rows_of_part[part] for part in parts])
 
         def outputs_of(activations: BlockActivations, rows: Tensor = rows) -> Tensor:
+            """What the given rows of the layer are fitted to, ``(N, L, len(rows))``; of all rows, without a copy."""
             outputs = select(activations)
             if len(rows) == len(start):
                 return outputs
@@ -407,7 +411,12 @@ def _fit_gate(
 def _fit_mapped_heads(
     attention: Part, targets: BlockTargets, normed: Sequence[Tensor], write: Tensor
 ) -> Tensor:
-    """As :func:`_fit_chosen_heads`, of heads of another size, :func:`kd.distill.inherit.heads.map_heads`."""
+    """Fits an attention whose heads have another size than the teacher's: see
+    :func:`kd.distill.inherit.heads.map_heads`.
+
+    Arguments and result are those of :func:`_fit_chosen_heads`: the result, ``(D_student, H * S)``, is where the
+    attention's last layer starts.
+    """
     teacher = targets.teacher.attn
     student_heads = Heads(attention.num_heads, attention.head_dim)
     teacher_heads = Heads(teacher.num_heads, teacher.head_dim)
@@ -647,7 +656,7 @@ def _spread(parts: Sequence[Tensor], shares: Tensor | None, of_each_column: bool
 
 @contextmanager
 def _without_last_layer(module: nn.Module, name: str) -> Iterator[None]:
-    """Inside, a module gives what its last layer, called ``name``, reads."""
+    """Inside, a module returns the input of its last layer, the attribute ``name``; afterwards the layer is back."""
     layer = getattr(module, name)
     setattr(module, name, nn.Identity())
     try:

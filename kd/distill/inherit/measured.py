@@ -145,7 +145,11 @@ class Record:
 
 @contextmanager
 def recorded(layers: list[nn.Module]) -> Iterator[dict[nn.Module, Record]]:
-    """Records the last forward of each layer inside."""
+    """Inside, records the input and output of the last forward of each layer; the hooks are removed at the end.
+
+    Yields:
+        A dictionary that fills while the model runs: ``record.input`` is the layer's first argument.
+    """
     records: dict[nn.Module, Record] = {}
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -177,6 +181,7 @@ class MeasuredTeacher:
     """The rotary positions of each of its blocks, likewise."""
 
     def __init__(self, model: ViT, pictures: Images, prepare: Preprocess, taps: SampleTaps) -> None:
+        """Stores the arguments, which are the class's. Nothing is computed before the first student reads it."""
         self.model = model
         self.pictures = pictures
         self.prepare = prepare
@@ -253,7 +258,10 @@ class MeasuredTeacher:
         self._measured = []
 
     def projection(self, student: ViT) -> Tensor:
-        """:func:`projection_of`, ``(D_student, D)``: one tensor for all students of a width."""
+        """M of a student, ``(D_student, D_teacher)``, as :func:`projection_of` computes it.
+
+        It is computed once for all students of a width whose norms and heads are of one kind, and then kept.
+        """
         reader = None  # whose classifier reads the tokens
         if inherits_head(student, self.model) and not pools_by_attention(self.model):
             reader = self.model
@@ -302,7 +310,15 @@ class MeasuredTeacher:
         return self._measured
 
     def _run(self, number: int, kept: Tensor | None) -> tuple[list[BlockActivations], list[Tensor]]:
-        """A block's activations, and the stream after it, in each part."""
+        """Runs block ``number`` on the streams before it.
+
+        Args:
+            number: the block's place in the teacher.
+            kept: as of :meth:`BlockActivations.measure`.
+
+        Returns:
+            Of each part of the sample: the block's activations; the stream after it, ``(N, L, D)``.
+        """
         block = self.model.blocks[number]
         all_activations = []
         all_after = []

@@ -120,7 +120,7 @@ def _is_gated(attention: Part) -> bool:
 
 
 def _kind_of_pool(pool: Part) -> str:
-    """What two attention poolings must have alike, in words."""
+    """What two attention poolings must have alike, in words for a message; "none" without a pooling."""
     if pool is None:
         return "none"
     norm = _qk_norm(pool)
@@ -205,6 +205,7 @@ def _not_understood(model: ViT, reads_end: bool) -> str:
 
 
 def _embedding_not_understood(model: ViT) -> str:
+    """What of a model's patch embedding can't be inherited, in words for a message; "" where it is plain."""
     patches = model.patch_embed
     is_plain = type(patches) is PatchEmbed and isinstance(patches.norm, nn.Identity)
     if not is_plain or patches.proj.in_channels != 3:
@@ -225,6 +226,7 @@ def _norms_not_understood(model: ViT) -> str:
 
 
 def _block_not_understood(block: Part) -> str:
+    """What of a block can't be inherited, in words for a message; "" where it is understood."""
     if type(block.mlp) not in FIRST_LAYERS:
         return f"an MLP of the kind {type(block.mlp).__name__}"
     if getattr(block.attn, "num_kv_groups", 1) > 1:
@@ -233,6 +235,7 @@ def _block_not_understood(block: Part) -> str:
 
 
 def _end_not_understood(model: ViT) -> str:
+    """What of a model's pooling, last norm or classifier can't be inherited, in words for a message; "" for nothing."""
     pool = getattr(model, "attn_pool", None)
     if pool is not None:
         return _pool_not_understood(pool)
@@ -246,6 +249,7 @@ def _end_not_understood(model: ViT) -> str:
 
 
 def _pool_not_understood(pool: Part) -> str:
+    """What of an attention pooling can't be inherited, in words for a message; "" where it is understood."""
     if type(pool) is not AttentionPoolLatent:
         return f"attention pooling of the kind {type(pool).__name__}"
     if pool.mlp is None or pool.latent_len != 1 or pool.pos_embed is not None:
@@ -336,7 +340,7 @@ def copy_is_possible(student: ViT, teacher: ViT) -> bool:
 
 
 def _weight_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Shapes by name of all weights but those of layer scales."""
+    """Shapes by name of all weights and buffers except layer scales, which are folded into other layers."""
     shapes = {}
     for name, value in model.state_dict().items():
         if name.rpartition(".")[2] not in ("gamma", "gamma_1", "gamma_2"):
@@ -345,7 +349,7 @@ def _weight_shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _weightless_kinds(model: nn.Module) -> list[type[nn.Module]]:
-    """Kinds of the modules without weights, in order: activations above all."""
+    """Classes of the modules without weights, in order: activations above all. Identities are left out."""
     kinds = []
     for module in model.modules():
         has_weights = bool(list(module.parameters()))

@@ -170,7 +170,12 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
 def _heads_map(
     pool: Part, teacher_pool: Part, targets: BlockTargets, write: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`kd.distill.inherit.heads.map_heads`; heads of the teacher's size are chosen whole."""
+    """Maps the teacher's queries, keys and values to the student's heads; heads of the teacher's size are chosen whole.
+
+    Returns:
+        As :func:`kd.distill.inherit.heads.map_heads`: the map, ``(3 * H * S`` of the student, that of the teacher
+        ``)``, and the student's start of the layer that reads the heads.
+    """
     student_heads = Heads(pool.num_heads, pool.head_dim)
     teacher_heads = Heads(teacher_pool.num_heads, teacher_pool.head_dim)
     if student_heads.size != teacher_heads.size:

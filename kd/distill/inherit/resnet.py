@@ -79,7 +79,7 @@ def block_layers(block: Part) -> list[Layer]:
 
 
 def shortcut_layer(block: Part) -> Layer | None:
-    """The convolution of a block's shortcut; None: an identity."""
+    """The convolution of a block's shortcut and the norm after it; None: the shortcut is an identity."""
     if block.downsample is None:
         return None
     convolution = next(layer for layer in block.downsample if isinstance(layer, nn.Conv2d))
@@ -146,7 +146,7 @@ def _widths(layers: Sequence[Layer]) -> list[int]:
 
 
 def _strides(model: CNN) -> list[tuple[int, ...]]:
-    """Of all layers that make maps smaller, in order."""
+    """The strides ``(y, x)`` of all convolutions above 1 x 1 that make maps smaller, in order."""
     strides: list[tuple[int, ...]] = []
     for module in model.modules():
         if not isinstance(module, nn.Conv2d) or module.kernel_size == (1, 1):
@@ -407,7 +407,17 @@ class _Fit:
         before: Tensor,
         after: Tensor,
     ) -> None:
-        """Fits the shortcut's convolution; arguments as of :meth:`block`."""
+        """Fits the convolution of a block's shortcut, and its norm.
+
+        Args:
+            block: the student's; its ``downsample`` is the shortcut.
+            shortcut: its convolution and norm.
+            followed: the teacher's block.
+            ours: the student's maps before the block, ``(N, C_student, H, W)`` of each part of the sample.
+            theirs: the teacher's, likewise.
+            before: the teacher's channels that the student has before the block.
+            after: those after it.
+        """
         layer, norm = shortcut
         teacher_layer = shortcut_layer(followed)
         if teacher_layer is None:  # the student's first block is narrower than its stem

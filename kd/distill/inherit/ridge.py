@@ -106,7 +106,14 @@ def fit_linear(
 def _moments(
     inputs: Tensor, outputs: Tensor | CentredRows, shares: Tensor | None, centre: bool
 ) -> Moments:
-    """The moments of one part of the sample, float32."""
+    """Second moments of one part of the sample, float32, each divided by the number of rows.
+
+    Args:
+        inputs: x, ``(rows, D_in)``.
+        outputs: y, ``(rows, D_out)``, or the same already centred.
+        shares: how much each row counts; None: all alike.
+        centre: whether means are subtracted first.
+    """
     x, mean_x, row_shares = centred_rows(inputs, shares, centre)
     if not isinstance(outputs, CentredRows):
         outputs = centred_rows(outputs, shares, centre)

@@ -81,6 +81,13 @@ class _StudentFit:
     """
 
     def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
+        """Fits all of a student before its blocks: patch embedding, positions, and a norm before the blocks.
+
+        Args:
+            student: changed in place.
+            prepare: its input.
+            measured: the teacher, whose positions are read at the student's size from here on.
+        """
         self.student, self.prepare, self.measured = student, prepare, measured
         numbers = chosen_blocks(student, measured.model)
         self.blocks = dict(zip(numbers, student.blocks, strict=True))
@@ -229,7 +236,14 @@ def _inherit_dense_heads(
     pictures: Images,
     teacher_input: Preprocess,
 ) -> None:
-    """Fits dense models' heads to their teacher's; arguments as of :func:`inherit_together`."""
+    """Fits the heads of dense models to the teacher's: one least-squares fit a level, the rest copied.
+
+    Args:
+        students: each with its input; changed in place. Their ``fuse`` and ``classifier`` have the teacher's shapes.
+        teacher: in eval mode.
+        pictures: the sample, uint8.
+        teacher_input: the teacher's input.
+    """
     batches = pictures.split(64)
     teacher_levels = []
     for batch in shown(batches, "the teacher's levels of features"):

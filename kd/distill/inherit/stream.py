@@ -318,6 +318,7 @@ def shown(parts: Iterable[Part], label: str, total: int | None = None) -> Iterab
 
 
 def _bar(parts: Iterable[Any] | None, label: str, total: int) -> tqdm:
+    """A progress bar on the first process alone, in parts of the sample; ``parts`` None: advanced by ``update``."""
     return bar(
         parts,
         total=total,
