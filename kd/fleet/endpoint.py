@@ -82,6 +82,7 @@ class Endpoint(Needs):
         return bodies
 
     def _endpoint(self) -> dict[str, dict[str, Any]]:
+        """The two requests that make an endpoint, by boto3's method: on machines, or serverless."""
         variant: dict[str, Any] = {"VariantName": "student", "ModelName": self.name}
         if self.machines is None:
             variant["ServerlessConfig"] = SERVERLESS
@@ -98,6 +99,7 @@ class Endpoint(Needs):
         }
 
     def _transform(self) -> dict[str, dict[str, Any]]:
+        """The request of a batch transform, by boto3's method: pictures from S3, answers to S3; needs machines."""
         if self.machines is None:
             raise UserError(
                 "serverless: a batch transform needs machines (instances=1xml.c5.xlarge)"
@@ -191,6 +193,7 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
+    """The run's ``model.tar.gz`` for SageMaker, which is exported where it is missing."""
     from kd.ship.export.base import ExportLimits, find_format
     from kd.ship.export.gate import ExportRequest, export
 

@@ -33,6 +33,12 @@ class CloudWatch(Outlet):
     """
 
     def __init__(self, numbers: RunNumbers, spec: MonitorSettings) -> None:
+        """Stores the settings; the thread and the client begin with the training.
+
+        Args:
+            numbers: read each time something is sent.
+            spec: its ``cloudwatch`` is the namespace, ``send_every_s`` the seconds between two sendings.
+        """
         super().__init__(numbers)
         self._spec = spec
         self._end = threading.Event()
@@ -71,6 +77,9 @@ class CloudWatch(Outlet):
         )
 
     def _run(self) -> None:
+        """Thread: makes the alarms (first process alone), then sends every ``send_every_s`` seconds, and once more at
+        the end.
+        """
         if (
             self._spec.cloudwatch_alarms
             and self.numbers.trainer is not None
@@ -82,6 +91,7 @@ class CloudWatch(Outlet):
         self._send()
 
     def _send(self) -> None:
+        """Sends all numbers, at most :data:`AT_ONCE` a request."""
         data = list(self._data())
         namespace = self._spec.cloudwatch
         for start in range(0, len(data), AT_ONCE):
@@ -90,12 +100,14 @@ class CloudWatch(Outlet):
             self._try(put)
 
     def _try(self, call: Callable[[], object]) -> None:
+        """Calls ``call``; what it raises is reported once, and the training goes on."""
         try:
             call()
         except Exception as error:  # a monitor that can't be reached must not stop a run
             self.report_once(error, "cloudwatch")
 
     def _data(self) -> Iterator[dict[str, Any]]:
+        """Each finite number as an entry of CloudWatch's ``put_metric_data``; the cores' use is sent as their mean."""
         now = datetime.now(UTC)
         for name, values in self.numbers.read().items():
             labels = GAUGES[name].dimensions

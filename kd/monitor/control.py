@@ -23,6 +23,7 @@ class Control(Callback):
     """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches."""
 
     def __init__(self, watched: Watched, health: Health, kernels: Kernels, phases: Phases) -> None:
+        """Stores the parts that commands change; the file is read while the run trains."""
         self.watched = watched
         self.health, self.kernels, self.phases = health, kernels, phases
         self._content = self._before_start = ("", 0)  # text, and when it was written

@@ -31,6 +31,7 @@ class Replay:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        """The batches; the first time they come from the loader and are remembered."""
         if self.batches:
             yield from self.batches
             return
@@ -56,6 +57,7 @@ class Remembered:
         number: Callable[[], int],
         remembering: bool,
     ) -> None:
+        """Stores the arguments, which are the class's."""
         self.teacher = teacher
         self.answers = answers
         self.number = number

@@ -41,6 +41,13 @@ class Health(Recording):
     def __init__(
         self, watched: Watched, every: int = 50, activations: Sequence[str] | None = None
     ) -> None:
+        """Stores the settings.
+
+        Args:
+            watched: the training.
+            every: steps from one reading to the next; 0: none.
+            activations: patterns of the layers that are read; None: some, spread evenly over the model.
+        """
         self.watched = watched
         self.every = every
         self.activations = activations
@@ -55,6 +62,7 @@ class Health(Recording):
                 self._chosen(model)
 
     def _chosen(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The layers whose activations are read, with their paths in the model."""
         if self.activations is None:
             return list(_spread_evenly(model))
         from kd.models.taps import layer_paths  # imports timm, which nothing else here needs
@@ -106,7 +114,9 @@ class Health(Recording):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Writes the reading of a batch that was hooked."""
+        """Writes the reading of a batch that was hooked: a record of kind ``health`` for each student, which reports
+        read.
+        """
         if not self._readings:
             return
         self._stop_listening()
@@ -131,6 +141,7 @@ class Health(Recording):
         self._readings = []
 
     def _stop_listening(self) -> None:
+        """Removes the hooks, and lets a compiled model run compiled again."""
         if self._eager:
             torch.compiler.set_stance("default")
             self._eager = False
@@ -162,6 +173,14 @@ class _Reading:
         trained: Sequence[Tensor],
         layers: list[tuple[str, nn.Module]],
     ) -> None:
+        """Hooks a model for one batch; :meth:`stop_listening` removes the hooks.
+
+        Args:
+            name: of the student; "" for a single one.
+            model: the student's.
+            trained: its trained parameters.
+            layers: path and module of the layers whose activations are read.
+        """
         self.name = name
         self.answer: Tensor | None = None
         """The model's logits ``(N, C, ...)``; None where it gave none."""

@@ -41,6 +41,14 @@ class Kernels(Closing):
     """
 
     def __init__(self, watched: Watched, at: int | None, steps: int, memory: bool) -> None:
+        """Stores the settings.
+
+        Args:
+            watched: the training.
+            at: the first step that is profiled; None: none, until the file ``monitor`` names one.
+            steps: how many.
+            memory: whether CUDA's memory is recorded too.
+        """
         self.watched = watched
         self.at = at
         self.steps = steps
@@ -93,6 +101,13 @@ class Kernels(Closing):
         self._profile = None
 
     def _save(self, trainer: Trainer, first: int) -> None:
+        """Writes the window to the run's ``records``: a Chrome trace, a summary that ``kd-report`` reads, a memory
+        snapshot.
+
+        Args:
+            trainer: of this process; its rank is in the files' names.
+            first: the window's first step.
+        """
         rank = trainer.global_rank
         place = self.watched.folder(trainer) / "records"
         cuda = device_of(trainer).type == "cuda"
@@ -193,6 +208,10 @@ def group_of(operation: str) -> str:
 
 
 def _busy(events: list[Any]) -> float | None:
+    """The share of the window's time, in [0, 1], in which a CUDA kernel runs; None without CUDA events.
+
+    Overlapping kernels count once: their spans are joined in order of their start.
+    """
     spans = sorted(
         (e.time_range.start, e.time_range.end)
         for e in events

@@ -17,6 +17,10 @@ class MonitorSpec(MonitorSettings):
     """What is recorded; :class:`kd.settings.MonitorSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
+        """Checks what one key needs of another, and reads the price from the table.
+
+        Raises :class:`~kd.errors.UserError`.
+        """
         super().__post_init__()
         if (self.prices is None) != (self.instances is None):
             raise UserError(
@@ -59,6 +63,9 @@ class MonitorSpec(MonitorSettings):
         return {name: value for name, value in costs.items() if value not in (None, {})}
 
     def _check_rules(self) -> None:
+        """Refuses rules and thresholds that do not exist in ``actions`` and ``thresholds``, and webhooks without an
+        address.
+        """
         for rule, action in (self.actions or {}).items():
             _known(f"monitor.actions.{rule}", rule, list(RULES))
             if action == "webhook" and not re.match(r"https?://.", self.webhook or ""):
@@ -75,6 +82,7 @@ class MonitorSpec(MonitorSettings):
 
 
 def _known(key: str, name: str, names: list[str]) -> None:
+    """Raises a user's error for a ``name`` outside ``names``: it begins with ``key`` and suggests the nearest."""
     if name not in names:
         near = difflib.get_close_matches(name, names, 1) or names
         raise UserError(

@@ -22,6 +22,7 @@ class LoopStrategy:
     """Where a loop trains, and what its processes say to each other; of ``torch.distributed``, if it is used."""
 
     def __init__(self, model: nn.Module | None) -> None:
+        """The model, and the device that the program trains on: the current GPU where it uses one, else the CPU."""
         self.model = model
         self.root_device = torch.device("cpu")
         if torch.cuda.is_initialized():  # a program that has placed nothing on a GPU trains on none
@@ -59,6 +60,9 @@ class PlainLoop:
     sanity_checking = False
 
     def __init__(self, model: nn.Module | None = None) -> None:
+        """Reads ranks from ``torch.distributed`` and torchrun's variables; all other attributes are named as in a
+        Trainer.
+        """
         self.strategy = LoopStrategy(model)
         together = dist.is_available() and dist.is_initialized()
         self.global_rank = dist.get_rank() if together else 0

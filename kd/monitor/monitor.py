@@ -63,13 +63,24 @@ class Monitor(Callback):
     """What records and acts, in the order in which the trainer calls it; [] where monitoring is off."""
 
     def __init__(self, folder: str | Path, **settings: object) -> None:
+        """Checks the settings; nothing is written before the training begins.
+
+        Args:
+            folder: of the run, or its URL in an object store.
+            settings: keys below ``monitor``.
+
+        Raises:
+            UserError: an unknown key or a wrong value.
+        """
         self._place = str(folder)
         self._loop: PlainLoop | None = None
         self._between_epochs = False  # of a plain loop
         self._begin(Watched(on_disk(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
-        """The parts of a training that is not kd's."""
+        """Makes the monitor's parts for a training that is not kd's; Lightning and the plain loop call them in this
+        order.
+        """
         stopping = Stopping()
         results = WatchedResults(self._place, _changed(spec), stopping)
         self._stopping = stopping
@@ -192,6 +203,7 @@ class Monitor(Callback):
         return self._stopping.stopped
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Ends a plain loop: its parts write what is left, and the error where one ended it; the error passes on."""
         if self._loop is None:
             return
         if error is None:
@@ -208,7 +220,7 @@ class Monitor(Callback):
 
 
 def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
-    """The settings, checked."""
+    """The settings of ``kd.Monitor``, checked; errors name the key without ``monitor.``, as the user has written it."""
     known = [field.name for field in fields(MonitorSettings)]
     for name in settings:
         if name not in known:

@@ -62,12 +62,14 @@ class RunNumbers:
         return {name: values for name, values in numbers.items() if values}
 
     def _metrics(self) -> Values:
+        """The metrics that were logged last, by name."""
         if self.trainer is None:
             return {}
         logged = self.trainer.callback_metrics.copy()
         return {(name,): float(value) for name, value in logged.items()}
 
     def _health(self) -> Values:
+        """Each student's newest health reading, by (name, student)."""
         values: Values = {}
         for student, reading in list(self.health.newest.items()):
             for name in HEALTH:
@@ -76,7 +78,7 @@ class RunNumbers:
         return values
 
     def _of_steps(self) -> dict[str, Values]:
-        """Means of the newest steps."""
+        """Means of the newest steps: seconds a step and a phase, pictures a second; empty before the first step."""
         steps = list(self.phases.recent)
         if not steps:
             return {}
@@ -112,7 +114,7 @@ class RunNumbers:
         }
 
     def _of_machine(self) -> dict[str, Values]:
-        """The newest sample of the machine."""
+        """The newest sample of the machine, in the units of :data:`GAUGES`; what was not sampled is left out."""
         sample = self.system.newest
         numbers: dict[str, Values] = {}
         cores: Values = {}

@@ -18,6 +18,13 @@ class Otlp(Outlet):
     """Gauges ``kd.<name>``, with the headers of ``OTEL_EXPORTER_OTLP_HEADERS``, where a token may be."""
 
     def __init__(self, numbers: RunNumbers, endpoint: str, every_s: float) -> None:
+        """Stores the settings; nothing is connected yet.
+
+        Args:
+            numbers: read each time something is sent.
+            endpoint: the collector's address; without a path, ``/v1/metrics`` is added.
+            every_s: seconds from one sending to the next.
+        """
         path = ""
         if not urlsplit(endpoint).path.strip("/"):
             path = "/v1/metrics"
@@ -59,7 +66,10 @@ class Otlp(Outlet):
             meter.create_observable_gauge(f"kd.{name}", asked, gauge.unit, gauge.text)
 
     def _reporting(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """An exporter's ``send``, whose failures are reported once instead of logged at each sending."""
+
         def export(*args: object, **kwargs: object) -> object:
+            """Sends, and returns the exporter's result unchanged."""
             result = send(*args, **kwargs)
             if result.name != "SUCCESS":
                 self.report_once(f"{self.endpoint} does not take the numbers", "otlp")

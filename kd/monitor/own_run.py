@@ -130,7 +130,7 @@ class OwnRun(Watched):
 
 
 def _sizes(students: Mapping[str, Student]) -> dict[str, dict[str, Any]]:
-    """Architecture and parameters of each student, by name."""
+    """Architecture and number of parameters of each student, by name, as they go into a record."""
     sizes = {}
     for name, student in students.items():
         sizes[name] = {"arch": student.arch, "params": count_parameters(student.model)}
@@ -145,6 +145,7 @@ def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
 
 
 def _class_counts(targets: Sequence[Target]) -> list[int]:
+    """Pictures of each class, by class id; empty where targets are no class ids >= 0."""
     with suppress(TypeError, ValueError):
         ids = np.asarray(targets)
         is_list = ids.ndim == 1 and len(ids) > 0

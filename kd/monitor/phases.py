@@ -76,6 +76,15 @@ class PhaseProfiler(Profiler):
         step: str = "loss",
         rest: str = REST,
     ) -> None:
+        """A profiler that Lightning calls, and that passes each action on to the user's own.
+
+        Args:
+            clock: takes the times.
+            users: the profiler that the user has set.
+            on_fetch: called before a batch is fetched: a new step begins.
+            step: phase of the training step's own time.
+            rest: phase of all other time.
+        """
         super().__init__()
         self.clock = clock
         self.users = users
@@ -90,7 +99,7 @@ class PhaseProfiler(Profiler):
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[None]:
-        """Times one action, for the user's profiler too."""
+        """Inside, times one of Lightning's actions, for the user's profiler too."""
         with (
             nullcontext() if self._silent else self.users.profile(action_name),
             super().profile(action_name),
@@ -158,6 +167,14 @@ class Phases(Recording):
         nvtx: bool = False,
         communication: bool = True,
     ) -> None:
+        """Stores the settings; the profiler is set when the training begins.
+
+        Args:
+            watched: the training.
+            costs: what was measured before the run, for the records' header.
+            nvtx: whether phases are ranges for Nsight Systems.
+            communication: whether all-reduces between processes are timed.
+        """
         self.watched = watched
         self.costs, self.nvtx = costs or {}, nvtx
         self._times_communication = communication
@@ -261,6 +278,7 @@ class Phases(Recording):
         self._epoch = trainer.current_epoch
 
     def _end_step(self) -> None:
+        """Ends the step that is open, and writes the steps whose times have come from the device."""
         if self._step is None:
             return
         self.clock.cut(self._step)
@@ -273,6 +291,10 @@ class Phases(Recording):
         )
 
     def _write(self, times: StepTimes) -> None:
+        """Writes a step's record, times in ms; ``kd-report`` reads it.
+
+        Every :data:`TOTAL_EVERY_S` seconds also the totals.
+        """
         assert self._writer is not None and self.profiler is not None
         phases = {name: round(ms, 3) for name, ms in times.phases.items() if ms >= 0.0005}
         ms = sum(v for k, v in times.phases.items() if k in PHASES)
@@ -318,6 +340,7 @@ class Phases(Recording):
         return f"data wait {wait:.0%}, {NAMES[self._shown]}"
 
     def _write_total(self) -> None:
+        """Writes the sums over all steps so far, in ms, with the callbacks that took the most time."""
         assert self._writer is not None and self.profiler is not None
         costly = sorted(self.profiler.callbacks_ms.items(), key=lambda item: -item[1])[:8]
         self._writer.write(
@@ -329,6 +352,7 @@ class Phases(Recording):
         )
 
     def _write_startup(self, first: StepTimes) -> None:
+        """Writes the event ``startup``: seconds from the process's start to the end of its first step, by part."""
         assert self._writer is not None
         before = parts_of_the_start(self._built, self._fit_started)
         within = parts_of_the_start(self._fit_started, self._train_started)
@@ -367,6 +391,7 @@ def _no_steps() -> dict[str, Any]:
 
 
 def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
+    """Adds a step's record, times in ms, to the sums of all steps, in place."""
     total["steps"] += 1
     total["max_ms"] = max(total["max_ms"], record["ms"])
     for key in ("ms", "host_ms", "ready_ms", "data_ready_ms", "data_cpu_ms", "launch_ms"):

@@ -22,6 +22,7 @@ class Prometheus(Outlet):
     """
 
     def __init__(self, numbers: RunNumbers, port: int, address: str = "127.0.0.1") -> None:
+        """Arguments as of the class; the port opens when the training begins."""
         super().__init__(numbers)
         self.port = port
         self.address = address
@@ -72,7 +73,7 @@ class Prometheus(Outlet):
             yield family
 
     def close(self, trainer: Trainer) -> None:
-        """Closes the port."""
+        """Closes the port; safe to call again."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -35,6 +35,13 @@ class WatchedResults(Callback):
     """
 
     def __init__(self, place: str, settings: dict[str, Any], stopping: Stopping) -> None:
+        """Stores the settings; nothing is written before the training begins.
+
+        Args:
+            place: folder of the run, or its URL.
+            settings: the monitor's keys that differ from their defaults, for ``config.yaml``.
+            stopping: knows why the training was stopped.
+        """
         self.place = place
         self.settings = settings
         self.stopping = stopping
@@ -122,6 +129,7 @@ class WatchedResults(Callback):
         self._write_losses(wait=False)
 
     def _write_losses(self, wait: bool) -> None:
+        """Writes the losses that have come from the device as rows of ``metrics.csv``; ``wait``: all of them."""
         for step, [loss] in self._losses.take(wait):
             if self._metrics is not None:
                 row: dict[str, Tensor | float] = {
@@ -149,6 +157,14 @@ class WatchedResults(Callback):
         self._end(trainer, "interrupted" if interrupted else "failed", error)
 
     def _end(self, trainer: Trainer, status: str, error: str = "") -> None:
+        """Writes ``summary.json`` and the report, once, on the first process; then the store gets what it lacks.
+
+        Args:
+            trainer: Lightning's, or the plain loop's.
+            status: ``done``, ``stopped: RULE``, ``interrupted`` or ``failed``, as ``kd-runs`` and ``kd-report`` read
+                it.
+            error: of one line.
+        """
         if not self._began or not trainer.is_global_zero:
             return
         self._began = False

@@ -31,6 +31,7 @@ class Ring(Callback):
 
 
 def _median_s(size: int, device: torch.device) -> float:
+    """Median seconds of :data:`REPEATS` all-reduces of ``size`` bytes in float32; every process must call it."""
     data = torch.zeros(size // 4, device=device)
     found = []
     for _ in range(REPEATS):

@@ -10,6 +10,7 @@ class Stopping(Callback):
     """Sets ``trainer.should_stop`` on all ranks at the same batch; the trainer then ends as after its last epoch."""
 
     def __init__(self) -> None:
+        """Nothing stops the training yet."""
         self.reason = ""
         """Name of the rule that stops the training; "" while none does."""
         self.stopped = ""
@@ -27,7 +28,9 @@ class Stopping(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """The ranks agree every few batches."""
+        """Every few batches the ranks agree whether one of them has a reason to stop; then all stop with the first's
+        reason.
+        """
         if not ranks_meet(trainer, batch_idx):
             return
         if any_process(trainer.strategy, bool(self.reason)):

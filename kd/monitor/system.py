@@ -43,6 +43,7 @@ class Gpus:
     """
 
     def __init__(self, ids: Iterable[str]) -> None:
+        """Finds the GPUs with these UUIDs by NVML; without it, or for a GPU it can't read, there are none."""
         self._handles: list[Any] = []
         try:
             import pynvml
@@ -81,6 +82,9 @@ class Gpus:
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:
+        """One GPU's state: use in %, memory in MB and %, power in W, clock in MHz, why it is throttled; without what
+        NVML hides.
+        """
         nvml = self._nvml
         reading: dict[str, Any] = {}
         with suppress(nvml.NVMLError):
@@ -162,6 +166,12 @@ class SystemReader:
     """Readings of this machine and of a job's processes on it. Rates are since the reading before."""
 
     def __init__(self, ranks: Sequence[int] = (), gpus: Iterable[str] = ()) -> None:
+        """Takes a first sample, from which rates are counted.
+
+        Args:
+            ranks: process ids of the training processes on this machine; empty: this process.
+            gpus: UUIDs.
+        """
         self.gpus = Gpus(gpus)
         self._ranks = [psutil.Process(pid) for pid in ranks or [os.getpid()]]
         self._children: dict[int, psutil.Process] = {}
@@ -190,6 +200,7 @@ class SystemReader:
         return sample | ({"gpu": gpus} if gpus else {})
 
     def _rates(self, seconds: float) -> dict[str, float]:
+        """MB a second read from and written to disks, received and sent, since the last call ``seconds`` ago."""
         counted: dict[str, float] = {}
         with suppress(Exception):  # containers may hide the counters
             disk = psutil.disk_io_counters()
@@ -204,6 +215,10 @@ class SystemReader:
         return rates
 
     def _processes(self) -> dict[str, Any]:
+        """CPU use in % (100: one core) of the training processes and of each worker, and their memory in MB.
+
+        Now and then also how long threads waited for a core; workers are looked for as seldom.
+        """
         main = 0.0
         rss = 0
         workers = []
@@ -223,6 +238,9 @@ class SystemReader:
         return {"main": round(main, 1), "workers": workers, "rss_mb": round(rss / MB, 1), **delays}
 
     def _find_children(self) -> dict[int, psutil.Process]:
+        """The processes below the training processes, by id; known ones keep their object, which holds their last CPU
+        times.
+        """
         found: dict[int, psutil.Process] = {}
         for rank in self._ranks:
             with suppress(psutil.Error):
@@ -237,6 +255,12 @@ class System(Callback):
     """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node."""
 
     def __init__(self, watched: Watched, interval_s: float = 0.5) -> None:
+        """Stores the settings; the thread begins with the training.
+
+        Args:
+            watched: the training.
+            interval_s: seconds from one sample to the next.
+        """
         self.watched = watched
         self.interval_s = interval_s
         self.on = True
@@ -272,6 +296,14 @@ class System(Callback):
         self.on = not self.on
 
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
+        """Thread: writes a sample every ``interval_s`` seconds, until the training ends; one a machine.
+
+        Args:
+            folder: of the run.
+            node: the machine's number.
+            ranks: process ids of its training processes.
+            gpus: UUIDs of the GPUs that they use.
+        """
         machine = SystemReader(ranks, gpus)
         name = f"{node}-{socket.gethostname()}"
         header = {
@@ -296,6 +328,9 @@ class System(Callback):
         writer.close()
 
     def _obey(self, said: tuple[str, int]) -> None:
+        """Follows a new text of the file ``monitor``: sampling on or off, and its interval; a wrong text changes
+        nothing.
+        """
         if said == self._said:
             return
         self._said = said
@@ -317,6 +352,7 @@ class System(Callback):
         self._end()
 
     def _end(self) -> None:
+        """Ends the thread, and gives its signal handler back; safe to call again."""
         if self._thread is None:
             return
         self._stop.set()

@@ -38,6 +38,7 @@ class TierRecord(Recording):
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
+        """Writes what the tier has done so far, a record of kind ``tier``; nothing where there is no tier."""
         tier = RunContext.of(trainer).data.tier
         reading = {}
         if tier is not None:

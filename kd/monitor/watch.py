@@ -36,6 +36,13 @@ class Watch(Closing):
     def __init__(
         self, watched: Watched, stop_for: Callable[[str], None], spec: MonitorSettings
     ) -> None:
+        """Stores the settings; the threads begin with the training.
+
+        Args:
+            watched: the training.
+            stop_for: is called with the rule's name where one stops the run.
+            spec: rules, actions and the budget.
+        """
         self.watched = watched
         self._stop_for = stop_for
         self._spec = spec
@@ -61,6 +68,9 @@ class Watch(Closing):
             thread.start()
 
     def _watch(self) -> None:
+        """Thread: every ``rules_every_s`` seconds, applies the rules to the run's records and acts on what they
+        find.
+        """
         while not self._end.wait(self._spec.rules_every_s):
             answer = ask_rules(self._folder)
             if answer:
@@ -130,7 +140,7 @@ class Watch(Closing):
         self._earlier_s = spent_s
 
     def close(self, trainer: Trainer) -> None:
-        """Ends the threads and closes the file."""
+        """Ends the threads, waiting for a post on its way, and closes the file; safe to call again."""
         if not self._threads:
             return
         self._end.set()
@@ -157,7 +167,11 @@ def ask_rules(folder: Path) -> dict[str, Any]:
 
 
 def post(address: str, content: dict[str, Any]) -> None:
-    """Posts JSON, up to :data:`TRIES` times."""
+    """Posts JSON, up to :data:`TRIES` times with growing pauses.
+
+    Raises:
+        OSError: the last try has failed; it names the address.
+    """
     body = json.dumps(content).encode()
     for attempt in range(TRIES):
         try:

@@ -96,7 +96,7 @@ def card(
 
 
 def _pipeline(run: RunRecords) -> str:
-    """What the hub calls the student's task."""
+    """The hub's name of what the student does, its ``pipeline_tag``."""
     model = run.config.get("model") or {}
     if not (model.get("student") or {}).get("head", True):
         return FEATURES
@@ -110,7 +110,15 @@ def _pipeline(run: RunRecords) -> str:
 def _front(
     name: str, task: str, best: dict[str, float], source: str, license_name: str | None
 ) -> str:
-    """The hub's metadata, YAML."""
+    """The card's metadata as YAML, which the hub reads: library, task, license and metrics.
+
+    Args:
+        name: of the model.
+        task: the hub's, :func:`_pipeline`.
+        best: the student's metrics, shares in [0, 1].
+        source: of the data.
+        license_name: as the hub spells it; None: not given.
+    """
     metrics = []
     for key, value in best.items():
         if key in METRICS:
@@ -161,7 +169,7 @@ def _making(run: RunRecords) -> list[tuple[str, Any]]:
 
 
 def _loss_in_words(loss: dict[str, Any]) -> str:
-    """``KDLoss (temperature 2.0)``, of a loss's settings."""
+    """A loss with its settings, from the run's config: ``KDLoss (temperature 2.0)``."""
     path = str(loss.get("class_path", ""))
     _, _, kind = path.rpartition(".")
     arguments = loss.get("init_args") or {}
@@ -176,7 +184,7 @@ def _loss_in_words(loss: dict[str, Any]) -> str:
 def _goodness(
     best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]
 ) -> list[tuple[str, ...]]:
-    """The metrics of teacher and student, and their calibration."""
+    """The rows of the card's table: each metric of teacher and student, and their calibration error."""
     rows: list[tuple[str, ...]] = []
     for key, title in METRICS.items():
         if key in best or key in teacher:
@@ -199,7 +207,7 @@ def _class_row(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _speed_row(row: dict[str, Any]) -> tuple[Any, ...]:
-    """A row of ``latency.json`` for the card."""
+    """A row of ``latency.json`` for the card; times in ms of one batch."""
     return (
         row["model"],
         row["runtime"],
@@ -230,6 +238,7 @@ class Raw(str):
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
+    """A table in Markdown, its cells escaped."""
     rule = ["---"] * len(columns)
     lines = []
     for row in (columns, rule, *rows):

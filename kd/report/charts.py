@@ -74,7 +74,14 @@ def gallery(
 def line_chart(
     title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]
 ) -> Section | None:
-    """Lines without any value are left out."""
+    """A section of kind ``lines``, drawn by the page; None without any value.
+
+    Args:
+        title: of the chart.
+        x: the common x of all lines.
+        x_name: its name and unit.
+        series: a line by name; NaN leaves a gap, lines without any value are left out.
+    """
     shown = {}
     for name, values in series.items():
         if any(math.isfinite(value) for value in values):
@@ -242,7 +249,7 @@ def _last_step(rows: Sequence[dict[str, float]]) -> float:
 
 
 def health_lines(run: RunRecords) -> list[Section | None]:
-    """Gradients, updates, activations, teacher and student over the steps."""
+    """Charts of the training's health over the steps, for each student: gradients, updates, activations, teacher."""
     charts = []
     for student in run.students:
         charts += _health_of(run.health_of(student), student)
@@ -250,6 +257,12 @@ def health_lines(run: RunRecords) -> list[Section | None]:
 
 
 def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
+    """One student's charts; None in place of a chart without values.
+
+    Args:
+        health: its health records, by step.
+        student: its name; "" for a single one.
+    """
     of = f" of {student}" if student else ""
     steps = _binned(health, _first_step)
     charts = []

@@ -57,6 +57,7 @@ def label(facts: Facts) -> str:
 def _verdict(
     explained: Sequence[Explained], names: Sequence[str], differing: Sequence[Sequence[str]]
 ) -> Section:
+    """The page's first section: how settings and results of the first and last run differ, then each run's verdict."""
     first = explained[0].facts
     last = explained[-1].facts
     verdicts = [
@@ -105,6 +106,7 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
+    """Devices and cores of each run, as a table."""
     devices = []
     cores = []
     for facts in runs:
@@ -401,6 +403,7 @@ def _losses_by_part(facts: Facts, parts_an_epoch: int) -> dict[int, float]:
 
 
 def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
+    """The phases of each run's mean step in ms, as bars; None where no phases were recorded."""
     used = [name for name in PHASES if any(name in facts.phases for facts in runs)]
     if not used:
         return None
@@ -445,6 +448,7 @@ def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
 
 
 def _heat_maps(runs: Sequence[Facts], names: Sequence[str]) -> list[Section]:
+    """The heat map of each run that has one, with its name in the title."""
     maps = []
     for facts, name in zip(runs, names, strict=True):
         section = heat(facts.run)

@@ -183,7 +183,7 @@ class Facts(StepFacts):
 
     @cached_property
     def hours(self) -> float | None:
-        """Of the run so far, from the process's start."""
+        """Hours of the run so far, from the process's start; None where nothing is known."""
         wall = (
             self.run.summary.get("wall_s") or self.wall_s or 0.0
         )  # the first: from the start of its fit

@@ -44,7 +44,7 @@ def faithful(run: RunRecords) -> list[Section]:
 
 
 def _sections_of(content: dict[str, Any], of: str) -> list[Section]:
-    """The sections of one ``fidelity.json``; ``of`` follows their titles."""
+    """The sections of one ``fidelity.json``, whose ``kind`` decides which; ``of`` follows their titles."""
     sections = []
     if content["kind"] == "numbers":
         for target in content["targets"]:
@@ -58,6 +58,7 @@ def _sections_of(content: dict[str, Any], of: str) -> list[Section]:
 
 
 def _numbers(content: dict[str, Any], of: str) -> Section:
+    """Agreement, divergence (nats), outcomes and calibration errors as a table; without a teacher, the last alone."""
     rows = []
     if "agreement" in content:
         shares = content["outcomes"]
@@ -132,6 +133,7 @@ def _curve(points: Sequence[tuple[float, float, int]]) -> list[float | None]:
 
 
 def _pictures(content: dict[str, Any], of: str) -> list[Section]:
+    """A gallery of example pictures for each kind of outcome; colours and pictures that are none are left out."""
     colours = []
     for name, colour in content.get("colours", {}).items():
         if re.fullmatch("#[0-9a-f]{6}", colour):

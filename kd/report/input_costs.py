@@ -248,6 +248,7 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
 
 
 def _without(now: Outlook, then: Outlook) -> list[str]:
+    """Lines about a run without its data tier: time of a step, and whether the tier pays where prices are known."""
     text = f"without its data tier a step would take {_ms(then)} instead of {_ms(now)}"
     if now.cost is None or then.cost is None:
         return [text]
@@ -258,6 +259,7 @@ def _without(now: Outlook, then: Outlook) -> list[str]:
 
 
 def _speed(compared: _Comparison) -> str:
+    """A sentence: what a step would take with other machines for the data, and how many would do."""
     machines = compared.machines
     machines_now = compared.machines_now
     instead = ""
@@ -291,6 +293,7 @@ def fewest(facts: Facts, change: Change) -> int:
 
 
 def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str:
+    """A sentence: what a change saves or costs, as a share of the run's price now."""
     saved = 0.0
     if cost_now:
         saved = 1 - cost_then / cost_now

@@ -54,7 +54,7 @@ def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
 
 
 def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
-    """The validation metrics of each teacher."""
+    """The validation metrics of each teacher, by its name for the page."""
     teacher = run.teacher
     members = teacher.get("members") or {}
     if not members:

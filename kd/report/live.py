@@ -38,6 +38,12 @@ class Live(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
+        """Opens the port; :meth:`serve_forever` answers.
+
+        Args:
+            folder: of one run, or of many.
+            port: 0: any that is free.
+        """
         host = HOSTS[0]
         super().__init__((host, port), Handler)
         self.folder = folder.resolve()
@@ -66,7 +72,7 @@ class Live(ThreadingHTTPServer):
         return page.content
 
     def _list(self) -> dict[str, Any]:
-        """A row for each of the newest runs."""
+        """The page of all runs: a row for each of the :data:`MOST` newest, reloaded by the browser."""
         folders = []
         for folder in (*self.folder.glob("*/*"), *self.folder.glob("*")):
             if not folder.is_symlink() and is_run(folder):

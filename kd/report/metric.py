@@ -48,7 +48,7 @@ def format_metric(metric: str, value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people; empty where they are not known."""
+    """Seconds for people, as s, min or h; "" where they are not known."""
     if seconds is None:
         return ""
     if seconds < 120:

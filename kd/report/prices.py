@@ -49,7 +49,9 @@ def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
 
 
 def counted(instances: Iterable[object]) -> list[tuple[int, str]]:
-    """Machines of each ``[COUNT*]NAME[:spot]``, and its name in :func:`by_name`."""
+    """How many machines of which name: ``2*p4d:spot`` -> ``(2, "p4d:spot")``; the names are those of
+    :func:`by_name`.
+    """
     machines = []
     for item in instances:
         match = INSTANCE.fullmatch(str(item))
@@ -62,7 +64,7 @@ def counted(instances: Iterable[object]) -> list[tuple[int, str]]:
 
 
 def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Price of an hour of ``NAME`` and of ``NAME:spot``."""
+    """Price of an hour of ``NAME`` (on demand) and of ``NAME:spot``, where the table has it."""
     named = {}
     for name, kinds in prices.items():
         if "on_demand" in kinds:

@@ -258,6 +258,7 @@ class RunRecords:
         by_key = {}
 
         def append(record: dict[str, Any], layer: str, statistic: str, value: float | None) -> None:
+            """Adds a value to the series of its layer and statistic; a series begins with its first value."""
             student = record.get("student", "")
             key = student, layer, statistic
             if key not in by_key:
@@ -310,6 +311,13 @@ class Writer:
     """
 
     def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:
+        """Opens the file, and writes a header; an existing file is continued.
+
+        Args:
+            path: of the records.
+            header: of this process's records.
+            limit: lines; from there on the file is thinned.
+        """
         self.path = path
         self.limit = limit
         self.share = 1.0
@@ -374,7 +382,7 @@ class Writer:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether a file's last line lacks its end."""
+    """Whether a file's last line lacks its end, as a killed process leaves it."""
     with open_regular(path, LARGEST_LOG) as file:
         size = file.seek(0, os.SEEK_END)
         if not size:
@@ -435,7 +443,7 @@ def is_whole(record: dict[str, Any]) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds anything that a run writes."""
+    """Whether a folder holds anything that a run writes; ``kd-runs`` and ``kd-report`` find runs by it."""
     return any(
         (folder / name).exists()
         for name in ("config.yaml", "summary.json", "metrics.csv", "records")
@@ -443,7 +451,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_results(folder: Path) -> RunRecords:
-    """A run's settings and results, without its records."""
+    """A run's settings, summary and metrics, without its records, which are large."""
     run = RunRecords(folder)
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)
@@ -576,6 +584,7 @@ def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
 
 
 def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
+    """Puts a file's header where its records go in ``run``; each kind of records has its own place."""
     if record["of"] == "steps":
         run.headers[record["rank"]] = record
     elif record["of"] == "system":
@@ -606,6 +615,7 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
+    """The rows of ``metrics.csv``, numbers alone; a damaged file gives the rows before, and a note."""
     if not file.exists():
         return []
     rows = []

@@ -220,6 +220,13 @@ def _apply_machine_rules(facts: Facts, book: Rulebook, held_up: bool) -> None:
 
 
 def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> None:
+    """Applies the rules over one machine's samples.
+
+    Args:
+        samples: in order of time.
+        book: takes the findings.
+        held_up: whether training waits for pictures: then a larger batch is not suggested.
+    """
     # Samples that lack a GPU are left out, so that all series are equally long.
     gpu_counts = [len(sample.get("gpu", [])) for sample in samples]
     most = max(gpu_counts, default=0)
@@ -268,6 +275,7 @@ def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list
 
 
 def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
+    """Applies the rules over steps, ranks and the start; a run that still trains is also checked for a stall."""
     start_s = facts.startup["s"]
     has_loaders = facts.workers_known and not facts.run.tier
     book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
@@ -290,6 +298,7 @@ def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
 
 
 def _call_dataloader(rule: Rule, facts: Facts) -> Finding | None:
+    """Calls the rule ``Dataloader`` with the run's workers, threads and cores."""
     return rule(
         phase_share(facts.phases, "data"),
         facts.workers,
@@ -301,6 +310,7 @@ def _call_dataloader(rule: Rule, facts: Facts) -> Finding | None:
 
 
 def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
+    """Applies the rules over losses, classes and teacher, then those of each student."""
     run = facts.run
     losses = [row["train/loss"] for row in run.metrics if "train/loss" in row]
     book.apply_to("LossNotDecreasing", losses)
@@ -346,6 +356,7 @@ def _loss_by_step(metrics: Sequence[Mapping[str, float]]) -> dict[float, float]:
 
 
 def _apply_confusion_rule(run: RunRecords, student: str, book: Rulebook) -> None:
+    """Applies the rule over the pairs of classes that a student confuses, from the newest validation."""
     newest = run.confusion_of(student)
     if newest is None:
         return
@@ -358,6 +369,13 @@ def _apply_confusion_rule(run: RunRecords, student: str, book: Rulebook) -> None
 
 
 def _apply_tensor_rules(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
+    """Applies the rules over a student's gradients, updates and activations.
+
+    Args:
+        health: its health records, by step.
+        student: its name.
+        book: takes the findings.
+    """
     if not health:
         return
     first = health[0]
@@ -400,12 +418,14 @@ def _known_spread(reading: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
+    """Applies the rules over a student's metrics by epoch."""
     prefix = f"{student}/" if student else ""
 
     def values(name: str) -> list[float]:
         return list(by_epoch(run, f"{prefix}{name}").values())
 
     def distill_losses() -> dict[str, list[float]]:
+        """The student's training losses by epoch, without the loss on labels; by their columns of ``metrics.csv``."""
         train = f"{prefix}train/"
         task_loss = f"{train}task_loss"
         losses = {}
@@ -542,6 +562,7 @@ class Explained:
     """
 
     def __init__(self, run: RunRecords) -> None:
+        """Works out the facts of a run; limits and findings come when they are first read."""
         self.run = run
         self.facts = Facts(run)
         self.failures: list[str] = []
@@ -549,7 +570,7 @@ class Explained:
 
     @cached_property
     def limits(self) -> list[Limit]:
-        """What limits the run, the headline first."""
+        """What limits the run's speed, the headline first, in words; the page and the terminal show them."""
         ordered = attempt(
             "the limits of the speed",
             self.failures,

@@ -123,6 +123,7 @@ Card = tuple[str, str, str]
 
 
 def _cards(facts: Facts) -> Section:
+    """The cards at the page's top: status, progress, results, speed; empty ones are left out."""
     run = facts.run
     state = "status", status(run), _error_line(run)
     cards = []
@@ -187,6 +188,7 @@ def _speed_cards(facts: Facts) -> list[Card]:
 
 
 def _longest_part(facts: Facts) -> str:
+    """Which part of the start took longest, and how long; "" where parts were not recorded."""
     parts = facts.startup["parts"]
     if not parts:
         return ""
@@ -287,6 +289,7 @@ def _rules(explained: Explained) -> Section:
 
 
 def _headspace(run: RunRecords) -> Section | None:
+    """The headspace run: ms a step as it is, with a perfect input, with a free teacher; None where it was not run."""
     result = run.event("headspace")
     if result is None:
         return None
@@ -336,7 +339,7 @@ def _percentiles(facts: Facts) -> Section | None:
 
 
 def _machine_series(run: RunRecords) -> dict[str, list[float]]:
-    """What the samples of all machines hold, by name."""
+    """What the samples of all machines hold, in % by name: cores, memory, each GPU."""
     series = {}
     for node, samples in run.samples.items():
         where = f", {node}" if len(run.samples) > 1 else ""
@@ -357,6 +360,7 @@ def _known(readings: Iterable[dict[str, Any]], key: str) -> list[float]:
 
 
 def _operations(facts: Facts) -> Section | None:
+    """The operations that take most of a profiled step, as a table; None without a profile."""
     if not facts.windows:
         return None
     window = facts.windows[-1]
@@ -381,6 +385,7 @@ def flat(tree: object, prefix: str = "") -> list[list[str]]:
 
 
 def _environment(facts: Facts) -> Section:
+    """Versions, devices and folder of the run, as a folded table."""
     run = facts.run
     rows = []
     for key in OF_HEADER:

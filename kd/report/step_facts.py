@@ -54,7 +54,7 @@ class StepFacts:
 
     @cached_property
     def rank(self) -> int:
-        """The typical rank: that with the median computing time."""
+        """The typical rank, whose phases are shown: that with the median computing time."""
         ranks = sorted(self.compute_ms, key=lambda rank: self.compute_ms[rank])
         if not ranks:
             return 0

@@ -146,6 +146,13 @@ def _print_models(
     models: Iterable[tuple[str, dict[str, float]]],
     more: Sequence[list[str]] = (),
 ) -> None:
+    """Prints the table of ``kd-eval``: a row for each model, its parameters in millions and its metrics.
+
+    Args:
+        result: whose ``pictures`` and ``data`` head the table.
+        models: name and figures.
+        more: rows that follow.
+    """
     shown = _shown(result)
     rows = []
     for name, model in models:

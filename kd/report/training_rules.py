@@ -372,7 +372,12 @@ def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Find
 
 
 def dead_relu(dead: Mapping[str, float], share: float = 0.5) -> Finding | None:
-    """More than ``share`` of a layer's units never fire."""
+    """More than ``share`` of a layer's units never fire.
+
+    Args:
+        dead: the share of dead units, in [0, 1], by layer.
+        share: above which a layer counts.
+    """
     layers = _above(dead, share)
     if not layers:
         return None
@@ -426,7 +431,12 @@ def weight_update_ratio(
 
 
 def all_zero(zeros: Mapping[str, float], share: float = 1.0) -> Finding | None:
-    """A layer's outputs are all 0."""
+    """A layer's outputs are all 0.
+
+    Args:
+        zeros: the share of zeros among its outputs, in [0, 1], by layer.
+        share: from which on a layer counts.
+    """
     layers = [name for name, zero_share in zeros.items() if zero_share >= share]
     if not layers:
         return None

@@ -48,6 +48,7 @@ class Change:
     """Name of the data machines in the run's table of prices, for their cores and price."""
 
     def __post_init__(self) -> None:
+        """Refuses changes that contradict each other; the errors name the words of the command line."""
         if self.data_cores and self.data_instance:
             raise UserError(
                 "data_cores: must be left out with data_instance, whose cores are in the table of prices"
@@ -57,7 +58,7 @@ class Change:
 
     @property
     def of_the_tier(self) -> bool:
-        """Whether it changes the data tier."""
+        """Whether it changes the data tier: its machines, their cores or their kind."""
         return (
             self.data_machines is not None
             or self.data_cores is not None

@@ -66,6 +66,9 @@ def type_of(node: ast.expr | None) -> object:
 
 
 def _subscripted(node: ast.Subscript) -> object:
+    """The type of ``NAME[...]`` in an annotation: Literal, Annotated, Optional, Union or a container; else it is
+    foreign.
+    """
     name = ast.unparse(node.value).rpartition(".")[2]
     parts = [node.slice]
     if isinstance(node.slice, ast.Tuple):

@@ -54,6 +54,7 @@ def as_function(name: str) -> Iterator[None]:
 
 @contextmanager
 def _folder() -> Iterator[None]:
+    """Afterwards, the working folder is as before."""
     before = Path.cwd()
     try:
         yield
@@ -64,6 +65,7 @@ def _folder() -> Iterator[None]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
+    """Afterwards, the process's environment variables are as before."""
     before = dict(os.environ)
     try:
         yield
@@ -77,6 +79,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
+    """Afterwards, all signals have the handlers of before; outside the main thread nothing is changed."""
     main = threading.current_thread() is threading.main_thread()
     if main:
         numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
@@ -95,6 +98,7 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _generators() -> Iterator[None]:
+    """Afterwards, the random generators of Python, numpy, torch and its GPUs are in the state of before."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 (the global one)
     gpus = None
     if torch.cuda.is_initialized():
@@ -111,6 +115,7 @@ def _generators() -> Iterator[None]:
 
 @contextmanager
 def _torch_settings() -> Iterator[None]:
+    """Afterwards, torch's process-wide settings (precision, threads, determinism, cuDNN, gradients) are as before."""
     products = torch.get_float32_matmul_precision()
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()

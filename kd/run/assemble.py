@@ -40,7 +40,25 @@ def assemble(
     optim: OptimSpec | None = None,
     teacher_drop: float = LearningSettings.teacher_drop,
 ) -> DistillationModule:
-    """A module from settings: what recipes hold below ``model``."""
+    """A module from settings: what recipes hold below ``model``.
+
+    Args:
+        data: classes and sizes.
+        student: the student's settings.
+        teacher: the only teacher's.
+        teachers: several, by name.
+        task: what the labels mean; None: by the data.
+        task_loss_weight: weight of the task's own loss, >= 0; it does not count without labels.
+        distill_losses: by name, each with its weight.
+        taps: the layers that a loss of that name reads.
+        teacher_of: the teacher that a loss of that name reads.
+        ema_decay: of the moving average of the weights; None: without.
+        optim: the optimizer's settings.
+        teacher_drop: probability that a picture does without all teachers but one.
+
+    Raises:
+        UserError: settings that contradict each other; it names the key.
+    """
     losses = distill_losses or {}
     if losses and teacher is None and not teachers:
         raise UserError(

@@ -215,7 +215,9 @@ def _check_base(cls: type, kind: str, key: str) -> None:
 
 
 def _builds(cls: type) -> bool:
-    """Whether a class has the method of a :class:`Builder`."""
+    """Whether a class has the method of a :class:`Builder`, recognised by its arguments' names: then it builds a
+    model.
+    """
     method = getattr(cls, "build", None)
     if method is None:
         return False
@@ -223,7 +225,13 @@ def _builds(cls: type) -> bool:
 
 
 def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
-    """The types of a class's arguments."""
+    """The types of a class's arguments, by name; of a user's class those that its annotations name.
+
+    Args:
+        cls: the class.
+        name: its path in the settings.
+        kind: of the list, :mod:`kd.run.listed`.
+    """
     one = listed.listed(name, kind)
     if one is not None:
         return one.fields
@@ -233,6 +241,7 @@ def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
 
 
 def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception) -> str:
+    """A message of one line for a class that could not be built; where null was the reason, it names the null keys."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if "NoneType" in reason:
         nulls = []
@@ -247,6 +256,7 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
 
 
 def _object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
+    """Builds an object; a ValueError that begins with an argument's name becomes a user's error with that key."""
     try:
         return make(**arguments)
     except ValueError as error:  # our constructors name their argument first

@@ -65,6 +65,7 @@ def wish_of(options: Mapping[str, str]) -> CascadeWish | None:
 
 
 def _score(text: str) -> Score:
+    """The score of that name; a user's error lists the scores there are."""
     for score in SCORES:
         if text == score:
             return score
@@ -72,7 +73,9 @@ def _score(text: str) -> Score:
 
 
 def _accuracy(options: Mapping[str, str]) -> Goal:
-    """``teacher``, ``0.99*teacher``, or a number."""
+    """The accuracy that a cascade is to reach: ``teacher`` less ``margin`` points, ``0.99*teacher``, or a number in (0,
+    1).
+    """
     text = options.get("accuracy", "teacher")
     allowed = "teacher, a share of it such as 0.99*teacher, or a number > 0 and < 1"
     if text == "teacher":

@@ -21,6 +21,7 @@ class _Strict(BoundedLoader):
     """Refuses a key that is given twice, as the last one would win in silence, and numbers of thousands of digits."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping of YAML; keys that are given twice and endless numbers raise ConstructorError with their line."""
         seen: set[str] = set()
         for key, value in node.value:
             is_number = value.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

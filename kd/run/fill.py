@@ -36,6 +36,13 @@ class Fill(LightningModule):
     """Asks the teachers for their answers to one view after another; a validation loop over training pictures."""
 
     def __init__(self, teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
+        """A module whose validation computes and stores answers, on all processes of a trainer.
+
+        Args:
+            teacher: behind its caches.
+            data: pictures and views.
+            wanted: what the student's losses read.
+        """
         super().__init__()
         self.teacher = teacher
         self.pictures = data
@@ -81,6 +88,7 @@ class Fill(LightningModule):
         return loader
 
     def _tier_answers(self) -> bool:
+        """Whether the data tier's machines compute the answers; placements that they can't serve are refused."""
         tier = self.pictures.tier
         if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
             return False
@@ -93,6 +101,7 @@ class Fill(LightningModule):
         return True
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
+        """Which of the samples ``index`` have all their answers (and pixels) of a view, bool ``(n,)``."""
         present = []
         for cache in self.caches.values():
             present.append(cache.present(view, index))
@@ -101,7 +110,7 @@ class Fill(LightningModule):
         return np.logical_and.reduce(present)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Computes and stores the answers to one batch."""
+        """Computes and stores the answers to one batch, and advances the bar by the pictures of all processes."""
         ranks = self.trainer.world_size
         batch = self.pictures.on_after_batch_transfer(batch, 0)
         for name, cache in self.caches.items():
@@ -168,6 +177,9 @@ def fill(
 
 
 def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
+    """Copies the filled caches beside the packed data set at ``out``; prints places and sizes; returns the exit
+    code.
+    """
     layout = Layout(data)
     for cache in module.caches.values():
         for entry in cache.entries:
@@ -185,6 +197,7 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
 
 
 def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None:
+    """Prints how many answers were computed and how fast, the size on disk in MB, and the error of rounding."""
     print(
         f"cache{f' of {name}' if name else ''}: {computed} answers computed in {seconds:.0f} s "
         f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "

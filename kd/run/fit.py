@@ -40,6 +40,7 @@ def fit(run: Run) -> int:
 
 
 def _say_data(run: Run, say: Callable[..., None]) -> None:
+    """Reports the data: pictures, classes, what is left out, held out or shared between splits, and limited epochs."""
     info = run.data.info
     say(f"data: {run.data.source.describe()}", flush=True)
     bad = run.data.splits.skipped
@@ -83,6 +84,10 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
 
 
 def _all_done(run: Run) -> str:
+    """A message for a resumed run that has no step left to make; "" where it has one.
+
+    Then the run's folder and summary are those of the finished run.
+    """
     # a message for a resumed run that has no step left to make; empty where it has
     folder = run.folder.resume
     # a run writes a missing or damaged one again
@@ -135,6 +140,11 @@ def _check_no_other_limit(run: Run, ended_by: str, done: Mapping[str, int]) -> N
 
 
 def _fit(run: Run, resume_from: Path | None) -> int:
+    """Trains, from a checkpoint where one is given; returns the exit code.
+
+    Returns:
+        0 when trained; 130 or 143 after a signal; that of :func:`_ended_by` after an error.
+    """
     say = print if is_rank_zero() else lambda *_, **__: None
     if resume_from and resume_from.name == LAST and (done := _all_done(run)):
         say(done, flush=True)
@@ -215,6 +225,7 @@ def _ended_by(
 
 
 def _named(error: Exception, trainer: Container[str]) -> Exception:
+    """A Trainer's error about one of its arguments as a user's error that names ``trainer.KEY``; others as they are."""
     message = str(error)
     argument = re.match(r"\W*`(?:Trainer\()?(\w+)", message)
     if argument is None or argument[1] not in trainer:

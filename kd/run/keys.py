@@ -147,6 +147,7 @@ def _limits_in(init: ast.FunctionDef) -> dict[str, Range]:
 
 
 def _limits_of_bases(inherited: Mapping[str, Key]) -> dict[str, Range]:
+    """The ranges of inherited fields, by name."""
     limits_found: dict[str, Range] = {}
     for name, key in inherited.items():
         for limit in settings.limits(key.kind):
@@ -194,6 +195,7 @@ def _parameters(signature: ast.arguments, texts: dict[str, str]) -> dict[str, Ke
 
 
 def _key(name: str, kind: object, default: ast.expr | None, texts: dict[str, str]) -> Key:
+    """A field as a key: its default as source text, and its line of explanation."""
     default_text = ""
     if default is not None:
         default_text = ast.unparse(default)
@@ -238,6 +240,7 @@ def schema() -> dict[str, Key]:
 
 
 def _below(place: str, group: type) -> dict[str, Key]:
+    """All keys below a group of settings, by their whole name (``model.student.arch``)."""
     keys_below: dict[str, Key] = {}
     for key in fields(group).values():
         whole_name = f"{place}.{key.name}".lstrip(".")

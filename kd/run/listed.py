@@ -231,7 +231,7 @@ class Listed:
 
 @cache
 def classes() -> tuple[Listed, ...]:
-    """The whole list."""
+    """The whole list, each class with its kind; :mod:`kd.run.trust` and :mod:`kd.run.build` read it."""
     return tuple(
         Listed(f"{module}.{name}", kind)
         for kind, modules in CLASSES.items()
@@ -263,7 +263,7 @@ def kind_of(annotation: object) -> str:
 
 
 def described() -> str:
-    """The list as ``kd-train --list classes`` prints it."""
+    """The list as ``kd-train --list classes`` prints it: by kind, a line for each class with its arguments."""
     lines: list[str] = []
     for kind in CLASSES:
         lines += [f"{kind}\n"]
@@ -286,6 +286,7 @@ def _shown(fields: Mapping[str, object]) -> str:
 
 @cache
 def _arguments(path: str) -> Mapping[str, keys.Key]:
+    """The typed arguments of a listed class: as :data:`FIELDS` writes them, else as its source declares them."""
     if path not in FIELDS:
         return keys.arguments(path.rpartition(".")[2])
     function = ast.parse(f"def arguments({FIELDS[path]}): ...").body[0]

@@ -103,6 +103,7 @@ def refuse_random_weights(config: Mapping[str, Any]) -> None:
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
+    """The packages that settings need, each with its key and the extra that installs it."""
     data = config["data"]
     trainer = config["trainer"]
     monitor = config["monitor"]
@@ -159,6 +160,7 @@ def _class_names(value: object) -> list[str]:
 
 
 def _installed(package: str) -> bool:
+    """Whether a package can be imported; it is not."""
     if package in sys.modules:
         return True
     try:

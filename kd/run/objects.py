@@ -109,6 +109,7 @@ def check_groups(run: Run) -> None:
 
 
 def _check_built(run: Run) -> None:
+    """Checks that need built objects: losses and classes, batch size and processes, precision, how processes start."""
     for name, module in run.module.students.named().items():
         key = "model"
         if name:
@@ -311,6 +312,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
 
 
 def _check_trainer(run: Run, trainer: Trainer) -> None:
+    """Checks of the Trainer: launched processes, and a precision that a CPU does not have."""
     plugins = run.trainer_arguments["plugins"] or []
     if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         check_processes(trainer)
@@ -331,6 +333,9 @@ def _rate(run: Run) -> str:
 
 
 def _plugins(configured: object) -> list[object] | None:
+    """The Trainer's plugins: the configured ones, and Lightning's own environment where this process starts the
+    others.
+    """
     plugins: list[object] = []
     if isinstance(configured, list):
         plugins += configured

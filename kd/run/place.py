@@ -146,6 +146,7 @@ def _run_of(path: Path) -> Path:
 
 
 def _kept_in(folder: Path, runs_dir: str) -> str:
+    """The URL of the runs in a store that a local folder is the copy of; a user's error where it is none."""
     url = url_of(folder)
     if not url or on_disk(url).resolve() != folder.resolve():
         raise UserError(
@@ -167,6 +168,10 @@ def _begun_before(marker: Path) -> Resumed | None:
 
 
 def _checkpoint(folder: Path) -> Path:
+    """The newest whole checkpoint of a run; the first process warns of damaged ones.
+
+    A user's error without a whole one.
+    """
     checkpoint, damaged = newest_whole(folder / "checkpoints")
     problems = "; ".join(f"{file} can't be loaded: {problem}" for file, problem in damaged.items())
     if checkpoint is None:

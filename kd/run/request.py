@@ -214,7 +214,7 @@ class Request:
         check_read({**config, "resume": self.resume}, contents, given)
 
     def _files(self) -> list[Path]:
-        """The recipe and the overlays, in rising priority."""
+        """The recipe and the overlays, with the parts that they name, in rising priority."""
         paths = []
         if self.recipe:
             paths = [find("recipes", self.recipe)]
@@ -225,7 +225,7 @@ class Request:
 
 
 def with_folders(value: Value) -> Value:
-    """Settings with SageMaker's folders in the place of ``channel:NAME``."""
+    """Settings with SageMaker's folders in the place of ``channel:NAME``; a copy."""
     if isinstance(value, Word):
         return Word(with_folders(value.text), with_folders(value.value))
     if isinstance(value, Mapping):
@@ -272,6 +272,7 @@ def _check_no_files(layer: Mapping[Any, Any]) -> None:
 
 
 def _read(text: str) -> object:
+    """A word's value as YAML reads it; what is no YAML stays text, which the types refuse later."""
     try:
         return yaml_of(text)
     except ValueError:  # the parser says what is wrong
@@ -380,6 +381,7 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
 
 
 def _sort_in(request: Request, key: str, value: str) -> None:
+    """Puts one ``key=value`` of the command line where it belongs in the request."""
     found = _read(value)
     files.check_text(
         {key: found if isinstance(found, (dict, list)) else value}

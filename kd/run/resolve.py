@@ -162,6 +162,7 @@ def keys_of_classes(tree: Tree) -> dict[str, Key]:
 
 
 def _class_nodes(tree: Mapping[str, Any], key: str) -> Iterable[tuple[str, Tree]]:
+    """All classes in a tree, with their keys; arguments of classes are not searched."""
     for name, value in tree.items():
         if isinstance(value, dict) and "class_path" in value:
             yield _join(key, name), value
@@ -184,7 +185,7 @@ class _Merge:
     # -- what the layers give, without defaults --------
 
     def all_of(self, tree: Tree, layers: Iterable[Mapping[str, Any]]) -> Tree:
-        """A tree with layers put on top."""
+        """A tree with layers put on top, the last one strongest; names the losses for :attr:`losses`."""
         for layer in layers:
             tree = self.put(tree, [], layer, Settings, "")
         model = tree.get("model")
@@ -222,6 +223,15 @@ class _Merge:
     def _put_below(
         self, before: object, path: list[str], value: object, kind: object, key: str
     ) -> object:
+        """Puts a value at a path below a place, by the type that is declared there; returns the place's new value.
+
+        Args:
+            before: the place's value so far; it is not changed.
+            path: names from the place on; ``name+`` at its end adds to a list.
+            value: the layer's.
+            kind: the place's declared type.
+            key: the place, for messages.
+        """
         name, *rest = path
         adds = name.endswith("+") and not rest
         name = name.removesuffix("+")
@@ -293,6 +303,11 @@ class _Merge:
         return self._with_argument(_node(before), [name, *rest], value, kind, key)
 
     def _class_of(self, before: object, value: object, kind: str, key: str) -> object:
+        """A class in the layer's form (a name, a mapping, a list of them) put onto the one that is there.
+
+        Returns:
+            ``{"class_path", "init_args"}``; a word such as ``auto`` as it is.
+        """
         if isinstance(value, list):
             return [self._class_of(None, item, kind, key) for item in value]
         if isinstance(value, str) and not _is_word(value, kind):
@@ -322,6 +337,9 @@ class _Merge:
     def _with_argument(
         self, node: Tree, path: list[str], value: object, kind: str, key: str
     ) -> Tree:
+        """A class's node with one argument, or a key below it, put on top; an unknown one is noted in
+        :attr:`unknown`.
+        """
         name, *rest = path
         inner_key = f"{key}.{name}"
         kind_below: object = Any
@@ -362,7 +380,13 @@ class _Merge:
     # -- with defaults, in the settings' types --------
 
     def whole(self, value: Value, kind: object, key: str) -> Value:
-        """A place with all its defaults and typed values."""
+        """A place with all its defaults and typed values; errors name ``key``.
+
+        Args:
+            value: merged from all layers.
+            kind: the place's declared type.
+            key: the place.
+        """
         class_kind = listed.kind_at(key) or listed.kind_of(kind)
         if class_kind:
             return self._whole_class(value, class_kind, kind, key)
@@ -380,6 +404,10 @@ class _Merge:
         return typed.checked(plain(key), value, kind)
 
     def _whole_group(self, given: Mapping[str, Any], known: Mapping[str, Key], key: str) -> Tree:
+        """A group of settings with the value, or the default, of each of its fields.
+
+        Fields of :data:`kd.run.keys.FILLED` stay out: another setting fills them.
+        """
         group: Tree = {}
         for name, declared in known.items():
             inner_key = _join(key, name)
@@ -397,6 +425,7 @@ class _Merge:
         return group
 
     def _whole_class(self, value: Value, class_kind: str, kind: object, key: str) -> object:
+        """A class with the defaults and types of all its arguments; of a class outside the list, as it is given."""
         if isinstance(value, list) and class_kind in listed.SEVERAL:
             return [self._whole_class(item, class_kind, kind, key) for item in value]
         if not isinstance(value, Mapping):
@@ -480,7 +509,7 @@ def _join(key: str, name: str) -> str:
 
 
 def _interpolated(tree: Tree) -> Tree:
-    """The tree with ``${KEY}`` replaced by that key's value."""
+    """The tree with ``${KEY}`` replaced by that key's value; a user's error for a key that does not exist."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -48,6 +48,13 @@ class Run:
     def __init__(
         self, config: Tree, trusted: Sequence[str] = (), overrides: Sequence[str] = ()
     ) -> None:
+        """Checks the values; nothing is built.
+
+        Args:
+            config: all settings, typed.
+            trusted: classes that the user trusts.
+            overrides: words ``KEY=VALUE`` of the command line.
+        """
         check_values(config)
         self.config = config
         self.trusted = list(trusted)

@@ -52,6 +52,7 @@ class Unbroken:
         self._write(UP.join(in_lines(part, "\n\t\r") for part in text.split(UP)))
 
     def _write(self, text: str) -> None:
+        """Writes to the stream; where its reader has gone, all later output is dropped."""
         self.has_written = True
         try:
             self._stream.write(text)
@@ -59,7 +60,7 @@ class Unbroken:
             self._silence(error)
 
     def flush(self) -> None:
-        """Flushes; nothing happens where the reader has gone."""
+        """Flushes; where the reader has gone, all later output is dropped."""
         try:
             self._stream.flush()
         except OSError as error:

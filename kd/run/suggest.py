@@ -215,7 +215,7 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
 
 
 def _synonyms(known: Container[str], losses: Sequence[str]) -> dict[str, list[str]]:
-    """The known keys that each word of :data:`SYNONYMS` means."""
+    """The known keys that each word of :data:`SYNONYMS` means; ``{loss}`` in a key is each of ``losses``."""
     synonyms: dict[str, list[str]] = {}
     for word, names in SYNONYMS.items():
         of_word = []

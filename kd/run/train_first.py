@@ -135,6 +135,7 @@ def _with_steps(size: float, pictures: int) -> float:
 
 
 def _batch(config: dict[str, Any]) -> float:
+    """The batch size in settings; infinite for ``auto``."""
     size = config["data"]["batch_size"]
     if isinstance(size, int):
         return size
@@ -391,6 +392,14 @@ def _score(folder: Path) -> str:
 
 
 def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -> list[str]:
+    """The words with which a teacher's training begins or resumes; a part that can't be resumed is deleted.
+
+    Args:
+        items: words of the command line.
+        part: folder of the unfinished training.
+        name: of the teacher's recipe.
+        limits: ``trainer`` keys that make it as short as this run.
+    """
     run = part / name / "000"
     if newest_whole(run / "checkpoints")[0] is not None:
         print(f"teacher: resuming the training that was stopped ({run})", flush=True)

@@ -270,6 +270,7 @@ def refused(name: str) -> str:
 
 
 def _refused_at(name: str, kind: str) -> str:
+    """Why a class may not be at a place that takes ``kind`` ("" for none), for a message."""
     if not kind:
         return f"takes no class, got {name}; if you trust this file: --trust"
     other = next((one for one in listed.classes() if name in one.names), None)
@@ -315,6 +316,14 @@ def _problems(value: object, key: str, kind: str, trusted: list[str]) -> Iterato
 def _problems_of_class(
     value: dict[Any, Any], key: str, kind: str, trusted: list[str]
 ) -> Iterator[str]:
+    """What a file from elsewhere may not say in the mapping of a class, a text for each.
+
+    Args:
+        value: the mapping, which may lack ``class_path``.
+        key: its place.
+        kind: of class that the place takes; "": none.
+        trusted: names and ``KEY=VALUE`` that the user trusts.
+    """
     name = value.get("class_path")
     if name is not None and (not isinstance(name, str) or not NAME.fullmatch(name)):
         yield f"{key}.class_path must be the name of a class, got '{str(name)[:80]}'"
@@ -349,6 +358,9 @@ def _problems_of_class(
 
 
 def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str:
+    """What a file from elsewhere may not say in a text, or "": look-ups, other files, paths outside the run,
+    classes.
+    """
     if value in trusted or f"{key}={value}" in trusted:
         return ""
     if LOOKS_UP.search(value):

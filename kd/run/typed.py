@@ -214,7 +214,7 @@ def lightnings(kind: str) -> list[str]:
 
 
 def _number(value: object) -> object:
-    """A number that YAML took for text (``1e-3``)."""
+    """A number that YAML took for text (``1e-3``); anything else as it is."""
     try:
         if isinstance(value, str):
             return float(value)
@@ -321,6 +321,7 @@ def duration(value: object) -> timedelta:
 
 
 def _checked_duration(value: object) -> object:
+    """A duration in one of the spellings of :func:`duration`, unchanged; ValueError for another."""
     if isinstance(value, bool):
         raise ValueError("a truth value is no duration")
     try:
@@ -340,6 +341,7 @@ def in_words(kind: object) -> str:
 
 
 def _words(kind: object) -> list[str]:
+    """The names of a type's parts, for "must be X or Y"; words of a Literal are listed."""
     if len(members(kind)) > 1:
         words: list[str] = []
         for part in members(kind):

@@ -74,6 +74,15 @@ def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
 def _check(
     name: str, value: object, source: int, whole: dict[str, Any], layers: list[dict[str, Any]]
 ) -> None:
+    """Raises a user's error for a setting that nothing reads, unless what switches it off was set later.
+
+    Args:
+        name: the key.
+        value: what it was set to.
+        source: number of the layer that sets it.
+        whole: all settings, by key.
+        layers: all layers, by key, in rising priority.
+    """
     for pattern, enough, switches, why in READERS:
         found = re.fullmatch(pattern, name)
         if not found:

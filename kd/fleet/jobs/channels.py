@@ -35,13 +35,14 @@ class Channel:
         return self.url.startswith("s3://")
 
     def request(self) -> dict[str, Any]:
-        """The channel as an item of ``InputDataConfig``."""
+        """The channel as an item of ``InputDataConfig`` of SageMaker's ``CreateTrainingJob``."""
         mode = {}
         if self.input_mode:
             mode = {"InputMode": self.input_mode}
         return {"ChannelName": self.name, "DataSource": self._source(), **mode}
 
     def _source(self) -> dict[str, Any]:
+        """Its ``DataSource``: S3, FSx for Lustre or EFS, by the URL; a user's error names the key ``channel.NAME``."""
         key = f"channel.{self.name}"
         if self.in_s3:
             if self.access != "ro":

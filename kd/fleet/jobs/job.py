@@ -35,7 +35,10 @@ class Machines:
 
     @property
     def parts(self) -> tuple[str, int] | None:
-        """``("A100", 8)``; None for an instance type."""
+        """The kind and number of parts of a machine that is named by them: ``A100:8`` -> ``("A100", 8)``.
+
+        None for an instance type.
+        """
         match = re.fullmatch(r"([A-Za-z][\w.-]*):([1-9]\d*)", self.type)
         if match:
             return (match[1], int(match[2]))
@@ -308,6 +311,13 @@ def _name(name: str, kind: str, users_files: dict[str, Path]) -> str:
 
 
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
+    """Refuses settings that the machines can't run.
+
+    Args:
+        config: all settings of the job.
+        machines: that train.
+        data: that prepare pictures; None: none.
+    """
     accelerator = str(config["trainer"]["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
         raise UserError(
@@ -331,6 +341,7 @@ def _check_age(machines: Machines) -> None:
 
 
 def _check_processes(config: dict[str, Any], machines: Machines) -> None:
+    """Refuses more processes than GPUs on a machine, and ``optim.zero`` with one process; unknown machines pass."""
     if machines.gpus is None:
         gpus = gpus_of(machines.type)
     else:
@@ -354,6 +365,7 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
 
 
 def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
+    """Refuses smddp, whose torch is too old, and NCCL without GPUs."""
     spec: dict[str, Any] = {"class_path": strategy} if isinstance(strategy, str) else strategy
     options = spec.get("init_args") or {}
     backend = options.get("backend") or options.get("process_group_backend")

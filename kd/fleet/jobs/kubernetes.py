@@ -124,6 +124,7 @@ def _command(job: Job) -> list[str]:
 
 
 def _train_job(job: Job) -> dict[str, object]:
+    """The TrainJob as a dict for YAML: a torchrun on each node, the run's folders on the claim."""
     environment: list[dict[str, object]] = [
         {"name": "PET_RDZV_ID", "value": job.name},  # by it a restarted job finds its run again
         {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
@@ -157,6 +158,7 @@ def _train_job(job: Job) -> dict[str, object]:
 
 
 def _token(job: Job) -> dict[str, object]:
+    """The environment variable with Ray's token, from the job's secret."""
     return {
         "name": "RAY_AUTH_TOKEN",
         "valueFrom": {"secretKeyRef": {"name": job.name, "key": "token"}},
@@ -164,6 +166,7 @@ def _token(job: Job) -> dict[str, object]:
 
 
 def _data_job(job: Job, machines: Machines) -> dict[str, object]:
+    """The Job of the machines that prepare data, as a dict for YAML; they join the first training node."""
     head = f"{job.name}-node-0-0.{job.name}"
     container: dict[str, object] = {
         "name": "data",
@@ -187,6 +190,9 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
 
 
 def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
+    """A container's requests and limits: ``gpu:N`` or ``cpu:N`` of each machine; ``key`` names the setting in
+    errors.
+    """
     if machines.parts is None or machines.parts[0] not in ("gpu", "cpu"):
         raise UserError(
             f"{key}: Kubernetes counts gpu:N or cpu:N of each machine (2xgpu:8), got '{machines.type}'"

@@ -269,6 +269,7 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
 
 
 def _has_disks(job: Job) -> bool:
+    """Whether a machine of the job has disks of its own: then SageMaker refuses a key for its volume."""
     # SageMaker refuses a key of the volume for instances with local disks
     return any(
         re.match(r"ml\.(p3dn|p[4-9]|g\d|trn|[a-z]+\dd)", group.type)
@@ -277,6 +278,7 @@ def _has_disks(job: Job) -> bool:
 
 
 def _machines(job: Job) -> dict[str, Any]:
+    """The machines as keys of ``ResourceConfig``: one group, or several where others prepare data."""
     for key, group in (("instances", job.machines), ("data_instances", job.data_machines)):
         if group is not None:
             check_type(key, group)
@@ -344,6 +346,7 @@ def check_request(operation: str, request: dict[str, Any]) -> None:
 
 
 def _import(name: str) -> ModuleType:
+    """A module of AWS's SDK; a user's error names the extra."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -377,6 +380,7 @@ def boto_errors() -> Iterator[None]:
 
 
 def _outcome(answer: Mapping[str, Any]) -> Outcome:
+    """How a training job has ended, from ``DescribeTrainingJob``: hours, hours billed, and its model's place in S3."""
     status = answer["TrainingJobStatus"]
     text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
     hours = _hours(answer.get("TrainingTimeInSeconds"))
@@ -405,11 +409,13 @@ class _Log:
     GROUP = "/aws/sagemaker/TrainingJobs"
 
     def __init__(self, client: "BaseClient", job: str) -> None:
+        """Begins before the first line of the job ``job``; ``client`` is CloudWatch Logs'."""
         self._client = client
         self._job = job
         self._next: dict[str, str] = {}
 
     def print_new(self) -> None:
+        """Prints the lines since the last call, each with its machine's name; nothing before the job has a log."""
         try:
             streams = self._client.describe_log_streams(
                 logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/"

@@ -84,6 +84,13 @@ class SkyPilot(Target):
 
 
 def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
+    """One SkyPilot task as a dict for YAML.
+
+    Args:
+        job: its command, files and secrets.
+        role: ``train`` or ``data``; the task's name, by which other machines find it.
+        machines: of the task.
+    """
     arguments = [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
     environment = {f"SM_CHANNEL_{name.upper()}": f"{CHANNELS}/{name}" for name in job.channels}
     if role == "data":
@@ -105,6 +112,7 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
 
 
 def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
+    """A task's ``resources`` as SkyPilot reads them; a user's error where machines are named in another way."""
     resources: dict[str, object] = {}
     if "infra" in job.options:
         resources["infra"] = job.options["infra"]

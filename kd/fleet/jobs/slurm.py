@@ -113,7 +113,7 @@ class Slurm(Target):
         return {"train.sbatch": text}
 
     def check(self, job: Job) -> None:
-        """Has SLURM validate the script (``sbatch --test-only``)."""
+        """Has SLURM validate the script (``sbatch --test-only``); its refusal is a user's error."""
         need("sbatch", "on a machine of the cluster")
         with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
             file.write(self.write(job)["train.sbatch"])
@@ -139,6 +139,14 @@ class Slurm(Target):
 
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
+    """The ``#SBATCH`` lines of a step: nodes, processes, cores, GPUs and the options that the user gives.
+
+    Args:
+        job: its options.
+        key: of the machines, for messages.
+        machines: nodes.
+        processes: on each node.
+    """
     if machines.parts is None:
         raise UserError(
             f"{key}: must name each machine's parts (4xgpu:8, 2xa100:8, 1xcpu:16), got '{machines.type}'"
@@ -185,6 +193,7 @@ def _state(job_id: str) -> tuple[str, float | None]:
 
 
 def _state_by_accounting(job_id: str) -> tuple[str, float | None]:
+    """A job's state and hours so far by ``sacct``; ``UNKNOWN`` and None where it does not list the job."""
     command = ["sacct", "--noheader", "--allocations", "--jobs", job_id]
     words = ask([*command, "--format=State,ElapsedRaw"]).split()  # CANCELLED+ by 1000 3600
     if len(words) < 2:

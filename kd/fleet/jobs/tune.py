@@ -115,6 +115,7 @@ class SageMakerSearch(sagemaker.SageMaker):
         return followed(handle, poll, POLL_S)
 
     def _outcome(self, client: "BaseClient", answer: Mapping[str, Any]) -> Outcome:
+        """How a tuning job has ended: its best trial, that trial's metric and values, and where its model is in S3."""
         best = answer.get("BestTrainingJob")
         if not best:
             status = answer["HyperParameterTuningJobStatus"]
@@ -167,6 +168,7 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
 
 
 def _range(space: Space) -> tuple[str, dict[str, Any]]:
+    """A searched key as SageMaker's tuning request has it: the name of its list, and the item in it."""
     if space.choices is not None:
         values = [item(space.key, choice).partition("=")[2] for choice in space.choices]
         return "CategoricalParameterRanges", {"Name": space.key, "Values": values}

@@ -345,6 +345,16 @@ def fit(
 def _fit_once(
     readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float
 ) -> StepModel:
+    """Fits one strategy's model to the readings: compute from ddp on the full machine, then communication.
+
+    ``error`` is the largest relative error of a predicted step; None where readings are not more than parameters.
+
+    Args:
+        readings: of all strategies; times in ms.
+        strategy: of the model.
+        ring: what an all-reduce costs.
+        gradient_mb: size of the gradients in MB.
+    """
     # compute: as ddp has it on a full machine, where cores and memory are shared by all processes
     most = max(reading.processes for reading in readings)
     rates = {}

@@ -62,7 +62,13 @@ def _measured(reading: ShortRun, single: ShortRun) -> dict[str, Any]:
 
 
 def _fitted(name: str, model: StepModel, readings: Sequence[ShortRun]) -> dict[str, Any]:
-    """A strategy's model as ``scale.json`` has it."""
+    """A strategy's model as ``scale.json`` has it: times in ms, sizes in MB.
+
+    Args:
+        name: of the strategy.
+        model: fitted.
+        readings: all, the first of one process.
+    """
     single = readings[0]
     one_global_batch = [(single.processes, single.step_ms)]
     for reading in readings[1:]:
@@ -196,6 +202,7 @@ def band(values: Sequence[float]) -> str:
 
 
 def _headline(scale: Mapping[str, Any]) -> str:
+    """The page's first sentence: the best efficiencies with the most processes, and the part that does not shrink."""
     measured = scale["measured"]
     most = max(m["processes"] for m in measured)
     full_machine = [m for m in measured if m["processes"] == most]
@@ -256,6 +263,7 @@ def _assumed(scale: Mapping[str, Any]) -> list[str]:
 
 
 def _time(m: Mapping[str, Any]) -> list[Any]:
+    """A row of the table of times, in ms: the case, teacher, student, the rest, communication."""
     parts = m["parts_ms"]
     ms = (
         parts["teacher"],

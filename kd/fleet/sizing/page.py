@@ -26,7 +26,7 @@ def write(sizes: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _overlay(sizes: Mapping[str, Any], folder: Path) -> str:
-    """The YAML of ``student.yaml``: the settings of the choice."""
+    """The YAML of ``student.yaml``: the settings of the choice; needs one."""
     row = _chosen(sizes)
     assert row is not None
     conditions = Conditions(**sizes["conditions"])
@@ -109,6 +109,7 @@ def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:
 
 
 def _remarks(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
+    """What is particular about a candidate, in words, for the table's last column."""
     remarks = {
         "chosen": row["name"] == sizes["choice"],
         "on the front": row["front"] and "score" in row,
@@ -181,7 +182,7 @@ def _label(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
 
 
 def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
-    """How the numbers were measured, a line each."""
+    """How the numbers were measured, a line each, below the table."""
     lines = [
         f"latency: {conditions}, on {sizes['machine']}; drawn weights; all candidates in turns, medians of the rounds",
         f"accuracy: {sizes['held_out']} labelled pictures that no candidate was made or trained with",

@@ -73,6 +73,15 @@ class SizeSearch:
     """
 
     def __init__(self, run: Run, plan: SizingPlan) -> None:
+        """Builds the recipe's student and teacher, the candidates, and the held-out pictures they are scored with.
+
+        Args:
+            run: the recipe's, not built yet.
+            plan: what the command line wants.
+
+        Raises:
+            UserError: a recipe whose sizes can't be compared; it names the key.
+        """
         self.run = run
         self.plan = plan
         self.began = time.monotonic()
@@ -238,7 +247,7 @@ class SizeSearch:
         return known | measured
 
     def _basis(self) -> dict[str, Any]:
-        """What a score depends on beside the candidate."""
+        """What a score depends on beside the candidate: its key among the results, so that a change measures anew."""
         config = self.run.config
         of_models = ("student", "teacher", "teachers")
         return {

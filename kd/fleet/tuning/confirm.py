@@ -33,6 +33,12 @@ def search_and_confirm(plan: SearchPlan) -> int:
 
 
 def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
+    """Runs or revives a search, prints its table and confirms the winner; returns the exit code, 1 without a result.
+
+    Args:
+        plan: of the search.
+        free: the places that trials may use.
+    """
     search = Search(plan, free, changed=_write)
     if plan.revive is not None:
         revive(search)

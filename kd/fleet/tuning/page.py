@@ -44,6 +44,7 @@ def _name(trial: FrozenTrial) -> str:
 
 
 def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
+    """The page's verdict: the best trial's values, and how far they can be trusted."""
     best = chosen(study, plan)
     if best is None:
         return {
@@ -68,6 +69,7 @@ def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
 
 
 def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
+    """How many trials have ended in which way, and the time that they took, as cards."""
     states = ("complete", "pruned", "failed", "running")
     counts = {state: len(study.trials(state)) for state in states}
     seconds = sum(trial.user_attrs.get("wall_s") or 0.0 for trial in study.trials())
@@ -97,6 +99,7 @@ def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
 
 
 def _importance(study: Study) -> dict[str, Any] | None:
+    """The share of each key in what decides the objective, as a table; None where it can't be computed."""
     shares = study.importance()
     if not shares:
         return None
@@ -192,6 +195,7 @@ def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
 
 
 def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
+    """The first objective by epoch, a line a trial, the best drawn last; None for an objective without epochs."""
     objective = plan.objectives[0]
     if not objective.name.startswith("val/"):
         return None
@@ -243,6 +247,7 @@ def _front(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
 
 
 def _table(study: Study, plan: SearchPlan) -> dict[str, Any]:
+    """All trials that have not failed, the best first, as a table."""
     rows = []
     for t in ranked(study, plan):
         if t.state.name != "FAIL":
@@ -257,6 +262,7 @@ def _table(study: Study, plan: SearchPlan) -> dict[str, Any]:
 
 
 def _failures(study: Study) -> dict[str, Any] | None:
+    """The trials that failed, and why, as a table; None without any."""
     failed = study.trials("failed")
     if not failed:
         return None

@@ -184,6 +184,7 @@ def _limit(settings: dict[str, Any], key: str) -> float | None:
 
 
 def _check_grid(spaces: Sequence[Space]) -> None:
+    """Refuses ranges of real numbers in a grid search."""
     for space in spaces:
         if space.choices is None and not space.integer:
             raise UserError(
@@ -240,6 +241,11 @@ def _as_on_a_command_line(space: object) -> object:
 def _objectives(
     text: str | None, config: dict[str, Any], trusted: Sequence[str]
 ) -> tuple[SearchObjective, ...]:
+    """The objectives that ``text`` names, ``-val/loss,latency``; None: what the recipe's checkpoints are chosen by.
+
+    Raises:
+        UserError: one that no run reports, or one twice.
+    """
     metrics = [f"val/{name}" for name in metrics_of(config, trusted)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
@@ -267,6 +273,7 @@ def _objective(text: str) -> SearchObjective:
 
 
 def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
+    """Refuses a pruner that does not exist, or whose objective is not known at each epoch."""
     _one_of("pruner", pruner, PRUNERS)
     if pruner == "none":
         return

@@ -76,6 +76,14 @@ class RayRun:
     def __init__(
         self, share: TrialShare, items: Sequence[str], log: Path, env: Mapping[str, str]
     ) -> None:
+        """Starts a trial as a Ray actor; it waits until a machine has room.
+
+        Args:
+            share: cores and GPUs of the trial.
+            items: words of its command line.
+            log: file of its output, on a disk that all machines have.
+            env: environment variables beside the machine's.
+        """
         kind = ray.remote(Runner).options(
             num_cpus=share.cores, num_gpus=share.gpus, max_concurrency=3, max_restarts=0
         )

@@ -96,7 +96,7 @@ def print_table(study: Study, plan: SearchPlan) -> None:
 
 
 def columns(plan: SearchPlan) -> list[str]:
-    """The table's column names; :func:`row` gives the cells."""
+    """The table's column names, in the order of the cells that :func:`row` gives."""
     return [
         "trial",
         *(o.name for o in plan.objectives),

@@ -61,6 +61,11 @@ class Search:
     def __init__(
         self, plan: SearchPlan, free: Sequence[TrialPlace], changed: Callable[["Search"], None]
     ) -> None:
+        """Begins a search in its folder, or opens the one that is there; arguments as of the class.
+
+        Raises:
+            UserError: the folder's search has other settings.
+        """
         self.plan = plan
         self.changed = changed
         make_folder(plan.folder)

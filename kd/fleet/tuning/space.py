@@ -54,7 +54,7 @@ class Space:
         return [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:
-        """Lets the sampler choose the trial's value."""
+        """The trial's value for this key, chosen by the sampler, in the type that the setting takes."""
         if self.choices is not None:
             labels = self.labels
             label = trial.suggest_categorical(self.key, labels)

@@ -50,6 +50,7 @@ class Study:
         epochs: int,
         seed: int,
     ) -> None:
+        """Opens the journal of a search, or begins it; arguments as of the class."""
         journal = str(file_for(folder / JOURNAL))
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
         self.exhausted = False
@@ -162,6 +163,7 @@ class _WholeLines(JournalFileSymlinkLock):
     """The journal's lock; its holder cuts off the part of a line that a killed process left."""
 
     def acquire(self) -> bool:
+        """Takes the journal's lock, and cuts a line off that a killed process has left without its end."""
         acquired = super().acquire()
         with existing(Path(self._lock_target_file)) as file:
             end = file.seek(0, os.SEEK_END)

@@ -143,6 +143,7 @@ def lock_trial(folder: Path) -> IO[str] | None:
 
 
 def _locked(path: Path) -> IO[str] | None:
+    """The file, open and locked; None where another process holds the lock. Closing it gives the lock back."""
     file = appended(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
