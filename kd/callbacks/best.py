@@ -34,6 +34,7 @@ class Best(Callback):
     def __init__(
         self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]
     ) -> None:
+        """Nothing is validated yet; arguments as of the class."""
         self.configs = configs
         self.save = save
         self.metric = monitor.removeprefix("val/")

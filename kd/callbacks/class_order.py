@@ -31,6 +31,7 @@ class Confusions(ExactMetric):
     """``(2, C, C)``: half of the pictures, column of the teacher, class."""
 
     def __init__(self, num_classes: int) -> None:
+        """Begins with no picture; ``counts`` ``(2, C, C)`` is added up over processes."""
         super().__init__()
         self.add_state(
             "counts",

@@ -42,6 +42,10 @@ class Export(Callback):
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
+        """Writes each student's ``student.safetensors``, on the first process, once.
+
+        A single student is always written; of several, those whose best epoch has not been written during training.
+        """
         self._written = True
         if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
             return

@@ -36,6 +36,12 @@ class FidelityRecord(Callback):
     """Writes how faithful the student is at each best validation, from passes that the run makes anyway."""
 
     def __init__(self, preflight: Preflight, best: Best) -> None:
+        """Stores the arguments.
+
+        Args:
+            preflight: holds the teacher's logits of the validation pictures.
+            best: decides which epoch is a student's best.
+        """
         self.preflight = preflight
         self.best = best
         self._found: dict[str, Compared | None] = {}
@@ -69,6 +75,14 @@ class FidelityRecord(Callback):
             self._compare(found, *tensors)
 
     def _compare(self, found: Compared, logits: Tensor, target: Tensor, index: Tensor) -> None:
+        """Adds a batch to a comparison, with the teacher's kept logits where there are some.
+
+        Args:
+            found: takes the batch.
+            logits: the student's, ``(N, C, ...)``.
+            target: the batch's labels.
+            index: numbers of its pictures, ``(N,)``.
+        """
         taught = None
         if self.preflight.kept:
             taught = self.preflight.kept.get(index)
@@ -99,6 +113,7 @@ class FidelityRecord(Callback):
 
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:
+    """The comparisons of all processes as one, added into the first; None where no process has one."""
     known = [found for found in each if found is not None]
     for other in known[1:]:
         known[0].add(other)  # type: ignore[arg-type]
@@ -108,7 +123,15 @@ def _merged(each: Sequence[Compared | None]) -> Compared | None:
 def write(
     folder: Path, found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> None:
-    """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
+    """Writes ``fidelity.json``, which the report reads: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples``.
+
+    Args:
+        folder: of the run or student.
+        found: of all validation pictures.
+        data: reads the examples' thumbnails.
+        split: that was validated.
+        classes: names, in the order of the logits.
+    """
     content = found.result(classes)
     content["examples"] = examples(found, data, split, classes)
     if found.kind == "segmentation":

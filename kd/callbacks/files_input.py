@@ -30,6 +30,12 @@ class FilesInput:
     """
 
     def __init__(self, teacher: FrozenTeacher, batches: int) -> None:
+        """Builds the teacher again with the input that its weights name, and decides how many pictures compare the two.
+
+        Args:
+            teacher: has a ``named_input``.
+            batches: of the validation, over which the pictures are spread.
+        """
         named = teacher.named_input
         assert named is not None
         self.key = teacher.key

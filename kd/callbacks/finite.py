@@ -26,6 +26,7 @@ class Finite(Callback):
     """
 
     def __init__(self, rate: str = "optim.lr") -> None:
+        """No loss is known yet; ``rate`` is the setting that messages name as the usual reason."""
         self._rate = rate
         self._first_loss: float | None = None  # of this process
         self._before = 0.0  # the loss of the batch before
@@ -72,6 +73,12 @@ class Finite(Callback):
             )
 
     def _look(self, trainer: Trainer, wait: bool) -> None:
+        """Reads the losses that have come from the device; raises RunError at the first that is NaN or infinite.
+
+        Args:
+            trainer: for the step and epoch in the message.
+            wait: whether all losses are waited for.
+        """
         for (batch, index), [loss] in self._losses.take(wait):
             if math.isfinite(loss):
                 self._before = float(loss)

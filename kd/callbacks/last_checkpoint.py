@@ -30,6 +30,13 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: int | None = None,
         every_n_minutes: float | None = None,
     ) -> None:
+        """Stores the arguments; time counts from here.
+
+        Args:
+            dirpath: of ``last.ckpt``; None: the run's checkpoints.
+            every_n_steps: optimizer steps from one checkpoint to the next; None: not by steps.
+            every_n_minutes: minutes, likewise.
+        """
         self.dirpath = dirpath
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
@@ -88,6 +95,7 @@ class LastCheckpoint(Checkpoint):
             self.save(trainer)
 
     def _time_is_up(self, trainer: Trainer, batch_idx: int) -> bool:
+        """Whether ``every_n_minutes`` have passed, as the first process's clock says: all processes save together."""
         if self.every_n_minutes is None or not ranks_meet(trainer, batch_idx):
             return False
         seconds = time.monotonic() - self._saved_at

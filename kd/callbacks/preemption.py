@@ -61,6 +61,7 @@ class Preemption(Closing):
     """
 
     def __init__(self, last: LastCheckpoint) -> None:
+        """No signal has come yet; ``last`` writes the checkpoint."""
         self._last = last
         self._received: int | None = None
         self._interrupted = False
@@ -86,6 +87,7 @@ class Preemption(Closing):
         self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler: notes the first signal, which the end of the step reads; a second Ctrl-C interrupts at once."""
         if number == signal.SIGINT:
             if self._interrupted:
                 signal.default_int_handler(number, frame)

@@ -22,6 +22,12 @@ class Progress(Closing):
     """
 
     def __init__(self, limit: Callable[[], str] | None = None, whose: str = "") -> None:
+        """Stores the arguments; the bar appears with the training.
+
+        Args:
+            limit: gives what limits the speed at this moment, in a few words for the bar.
+            whose: words before "epoch", of a training inside another command.
+        """
         self._limit = limit or (lambda: "")
         self._whose = whose
         self._bar: tqdm | None = None
@@ -56,7 +62,7 @@ class Progress(Closing):
         )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the epoch's number on the bar."""
+        """Puts the epoch's number, from 1, on the bar."""
         if self._bar is not None:
             of = ""
             if trainer.max_epochs and trainer.max_epochs > 0:
@@ -111,7 +117,7 @@ class Progress(Closing):
         self._bar.write(text, file=sys.stderr)
 
     def close(self, trainer: Trainer) -> None:
-        """Closes the bar."""
+        """Closes the bar; on a terminal its last state stays."""
         if self._bar is not None:
             self._bar.leave = sys.stderr.isatty()  # elsewhere the last epoch's line shows the same
             self._bar.close()

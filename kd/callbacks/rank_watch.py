@@ -89,6 +89,7 @@ class RankWatch(Closing):
     """
 
     def __init__(self, timeout_s: float) -> None:
+        """Nothing is watched before the training begins; ``timeout_s``: seconds after which a collective fails."""
         self.timeout_s = timeout_s
         self.missing = ""
         """The ranks that this one waits for, in words; empty where it waits for none."""
@@ -133,6 +134,7 @@ class RankWatch(Closing):
         self._move(trainer, 0)
 
     def _move(self, trainer: Trainer, batches: int) -> None:
+        """Notes that this rank has come ``batches`` batches further, now."""
         self._batches += batches
         self._step = trainer.global_step
         self._moved_at = time.monotonic()
@@ -157,6 +159,7 @@ class RankWatch(Closing):
         return RunError(f"{self.missing}, {self.timeout_s:g} s long (rank_timeout_s)")
 
     def _beat(self) -> None:
+        """Thread: writes this rank's state to the store every :data:`BEAT_S` seconds."""
         number = 0
         try:
             store = _connect()
@@ -169,6 +172,9 @@ class RankWatch(Closing):
             return
 
     def _watch(self) -> None:
+        """Thread: where this rank has waited for half the timeout, finds whom it waits for; the first of those waiting
+        prints it.
+        """
         checked_at = 0.0
         while not self._done.wait(BEAT_S):
             now = time.monotonic()
@@ -214,6 +220,7 @@ class RankWatch(Closing):
         return "; ".join(named), waiting[0]
 
     def _read_twice(self, beats: list[dict[int, Beat]]) -> None:
+        """Appends two readings of all ranks' states, :data:`SILENT_S` seconds apart: equal ones show who is silent."""
         # in a thread of its own: no time-out ends a read from a process that is stopped
         try:
             store = _connect()

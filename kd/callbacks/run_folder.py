@@ -121,6 +121,7 @@ class RunFolder(Callback):
             self.follow()
 
     def _write_settings(self) -> None:
+        """Writes ``config.yaml``, points ``latest`` at the run, and begins to copy it to its store."""
         assert self.path is not None
         write_text(self.path / "config.yaml", self.config)
         self._point_latest()

@@ -152,6 +152,9 @@ class Summary(Callback):
             write_explained(self.folder.path, self.content)
 
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
+        """Each student's numbers: newest and best validation; ``student`` is the first, ``students`` all where they
+        have names.
+        """
         each = {}
         for name, s in students.items():
             each[name] = _model(s.arch, s.model, rounded(self.best.newest.get(name, {}))) | {
@@ -164,6 +167,7 @@ class Summary(Callback):
         )
 
     def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
+        """The teachers' metrics and sizes, and what was asked of an address; None without a teacher."""
         if teacher is None:
             return None
         whole = self.preflight.about_teacher(teacher)
@@ -182,6 +186,7 @@ class Summary(Callback):
         return whole | several | ({"asked": asked} if asked else {})
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
+        """The whole ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys."""
         info = run.students.data_info
         data = run.data
         memory = run.module.memory
@@ -230,7 +235,7 @@ class Summary(Callback):
 
 
 def _state_bytes(trainer: Trainer) -> int:
-    """Bytes of the optimizers' state on this rank."""
+    """Bytes of the optimizers' state on this rank; of one that is sharded, this rank's part."""
     tensors: list[torch.Tensor] = []
     for optimizer in trainer.optimizers:
         for part in each_of(optimizer):
@@ -262,6 +267,7 @@ def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str
 
 
 def _peak_memory_mb(device: torch.device) -> float:
+    """Peak memory of this process in MB (2**20 bytes): the GPU's where it trains on one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

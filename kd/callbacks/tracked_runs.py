@@ -101,7 +101,7 @@ def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> 
 
 
 def _last_steps(rows: Iterable[Row]) -> dict[str, int]:
-    """The last step of each metric."""
+    """The last step of each metric, by name, over all rows."""
     steps: dict[str, int] = {}
     for step, metrics in rows:
         for name in metrics:
@@ -158,7 +158,7 @@ def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
 
 
 def _mlflow_parameters(logger: MLFlowLogger) -> Mapping[str, str]:
-    """The parameters that MLflow has of the logger's run."""
+    """The parameters that MLflow has of the logger's run; a user's error where it does not have the run."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -176,7 +176,7 @@ def _class_name(spec: Mapping[str, Any]) -> str:
 
 
 def _names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``WandbLogger``, and ``WandbLogger-2`` for the second of a class."""
+    """A name for each logger: ``WandbLogger``, and ``WandbLogger-2`` for the second of a class."""
     names: list[str] = []
     for spec in specs:
         name = _class_name(spec)

@@ -242,6 +242,7 @@ def _wait(kind: str, name: str) -> Outcome:
     word = kind.title().replace("_", "")
 
     def poll() -> tuple[str, Outcome | None]:
+        """One look at the service: the status, and the outcome once it has ended."""
         with boto_errors():
             answer = getattr(client, f"describe_{kind}")(**{f"{word}Name": name})
         status = answer[f"{word}Status"]

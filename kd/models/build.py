@@ -77,6 +77,16 @@ def build_model(
 def _built(
     spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
 ) -> nn.Module:
+    """A model of the user's builder; classes that do not fit the data are a user's error or a new classifier.
+
+    Args:
+        spec: the model's settings.
+        builder: makes it.
+        num_classes: of the data; 0: none.
+        key: of the settings, for messages.
+        head: whether its classifier is needed.
+        dense: whether its logits are maps, which no builder can make.
+    """
     if dense:
         raise UserError(
             f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch"
@@ -134,6 +144,7 @@ def hidden_pixels(model: nn.Module) -> str:
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
+    """A model of timm's, its arguments and memory checked first; ``key`` names the settings in errors."""
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
     if kwargs.get("in_chans", 3) != 3:
@@ -206,6 +217,7 @@ def check_arch(arch: str, key: str) -> None:
 
 
 def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
+    """Refuses pre-trained weights whose number of classes is another than the data's."""
     config = timm.get_pretrained_cfg(spec.arch)
     count = config.num_classes if config else None
     if count is not None and count != num_classes:

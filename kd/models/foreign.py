@@ -157,7 +157,12 @@ def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
 
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`."""
+    """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`, by name.
+
+    Args:
+        config: its content.
+        folder: it is in, beside ``preprocessor_config.json``.
+    """
     families = ("vit", "dinov2", "dinov2_with_registers")
     if config["model_type"] not in families or config.get("use_swiglu_ffn"):
         return {"builder": TRANSFORMERS}

@@ -88,6 +88,7 @@ class HuggingFaceBuilder:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Refuses both or neither of ``path`` and ``config``."""
         if bool(self.path) == bool(self.config):
             raise UserError(
                 "HuggingFaceBuilder takes a path (a folder, or a name on the hub) or a config with its model_type"
@@ -152,6 +153,11 @@ class HuggingFaceBuilder:
         return HuggingFaceModel(model, num_classes, size, mean, std, plain_values)
 
     def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
+        """The configuration of transformers: that of ``path``, or one from ``config``; no code of the hub is run.
+
+        Args:
+            img_size: height and width that replace ``image_size`` of ``config``.
+        """
         transformers = _transformers()
         try:
             if self.path:
@@ -185,6 +191,7 @@ class HuggingFaceBuilder:
     def _load(
         self, kind: type["transformers.AutoModel"], config: "transformers.PretrainedConfig"
     ) -> "transformers.PreTrainedModel":
+        """The model of ``kind`` with the weights of ``path``; only its classifier and pooler may be new."""
         model, loading = kind.from_pretrained(
             str(self.path),
             config=config,
@@ -200,6 +207,7 @@ class HuggingFaceBuilder:
         return model
 
     def _pixels(self) -> Mapping[str, Any]:
+        """What ``preprocessor_config.json`` says of the input; empty where there is none."""
         if not self.path:
             return {}
         from transformers.image_processing_base import ImageProcessingMixin
@@ -214,6 +222,12 @@ class HuggingFaceModel(OwnModel):
     """A vision model of transformers under timm's names; its layers are below ``model``."""
 
     def __init__(self, model: "transformers.PreTrainedModel", *args: Any) -> None:
+        """Wraps a model of transformers; another input size than its own makes it interpolate its positions.
+
+        Args:
+            model: of transformers.
+            args: the other arguments of :class:`OwnModel`, in order.
+        """
         super().__init__(model, *args)
         for name, parameter in model.named_parameters():
             # For masked training alone: it would never get a gradient.
@@ -273,7 +287,15 @@ class HuggingFaceModel(OwnModel):
         crop_ratio: float,
         want: Preprocess,
     ) -> None:
-        """Writes ``state`` for transformers: ``AutoModelForImageClassification.from_pretrained(folder)`` reads it."""
+        """Writes a folder that ``AutoModelForImageClassification.from_pretrained(folder)`` reads.
+
+        Args:
+            folder: made where it is missing.
+            state: weights, with "model." before their names.
+            classes: names, in the order of the logits.
+            crop_ratio: share of the scaled picture that the view has.
+            want: the model's input.
+        """
         model: Any = self.model
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {name: i for i, name in enumerate(classes)}
@@ -299,6 +321,7 @@ class HuggingFaceModel(OwnModel):
 
 
 def _transformers() -> ModuleType:
+    """The module ``transformers``; a user's error names the extra where it is not installed."""
     try:
         import transformers
     except ImportError as error:

@@ -134,7 +134,7 @@ def _expected_count(model: nn.Module) -> int:
 
 
 def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileModel]:
-    """Those whose prefix has the given names in it."""
+    """The layouts whose prefix has the path ``part`` in it; ".": those with the shortest prefix."""
     if part == ".":
         shortest = min((len(layout.prefix) for layout in layouts), default=0)
         return [layout for layout in layouts if len(layout.prefix) == shortest]
@@ -214,7 +214,7 @@ def _layouts(
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """``a.b.c`` -> ``("", "a.b.c")``, ``("a.", "b.c")``, ``("a.b.", "c")``."""
+    """A tensor's name as (prefix, rest): ``a.b.c`` -> ``("", "a.b.c")``, ``("a.", "b.c")``, ``("a.b.", "c")``."""
     yield "", name
     place = name.find(".") + 1
     for _ in range(DEEPEST):

@@ -87,6 +87,16 @@ class OwnModel(nn.Module):
         std: Sequence[float],
         made_by: Mapping[str, Any] | None = None,
     ) -> None:
+        """Wraps a model; its classifier is the last linear layer with ``num_classes`` outputs.
+
+        Args:
+            model: takes pictures ``(N, 3, H, W)``.
+            num_classes: of the data.
+            img_size: height and width of its input, in pixels.
+            mean: of its input, by channel, in [0, 1].
+            std: likewise.
+            made_by: the builder and its arguments, as a student's file records them.
+        """
         super().__init__()
         self.model = model
         self.num_classes = num_classes

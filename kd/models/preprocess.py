@@ -38,6 +38,7 @@ class Preprocess:
         std: Sequence[float],
         channels_last: bool = False,
     ) -> None:
+        """Stores the arguments, which are the class's."""
         self.size = height_width(img_size)
         if max(self.size) > LARGEST_SIDE:
             raise ValueError(f"img_size must be <= {LARGEST_SIDE} pixels, got {img_size}")
@@ -76,6 +77,9 @@ class Preprocess:
         )
 
     def _renormalised(self, images: Tensor) -> Tensor:
+        """Float pictures ``(N, 3, H, W)`` from the moments they have (:attr:`floats`) to this input's; as they are
+        without.
+        """
         if self.floats is None or self.floats == (self.mean, self.std):
             return images
 
@@ -148,12 +152,14 @@ class Given:
     def __init__(
         self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare"
     ) -> None:
+        """Stores the arguments, which are the class's; :attr:`size` follows the newest pictures."""
         self.function = function
         self.name = name
         self.argument = argument
         self.size: Size = (224, 224)
 
     def __call__(self, images: Tensor) -> Tensor:
+        """uint8 pictures ``(N, 3, H, W)`` through the user's function; float pictures pass as they are."""
         if images.dtype == torch.uint8:
             if self.function is None:
                 raise UserError(

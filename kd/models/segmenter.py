@@ -37,6 +37,13 @@ class DenseModel(nn.Module):
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int, width: int = 96) -> None:
+        """Takes the levels of a backbone that the head reads, and drops the layers after them.
+
+        Args:
+            backbone: of timm, with ``forward_intermediates``.
+            num_classes: of each pixel.
+            width: channels that each level is projected to.
+        """
         super().__init__()
         self.backbone = backbone
         if not hasattr(backbone, "forward_intermediates"):
@@ -88,6 +95,13 @@ class DenseHead(nn.Module):
     """Levels of features -> logits on one grid, see :class:`DenseModel`."""
 
     def __init__(self, widths: list[int], width: int, num_classes: int) -> None:
+        """One 1 x 1 convolution a level, whose sum goes through a 3 x 3 convolution and a classifier.
+
+        Args:
+            widths: channels of each level.
+            width: channels of the sum.
+            num_classes: of each pixel.
+        """
         super().__init__()
         self.levels = nn.ModuleList([nn.Conv2d(w, width, 1) for w in widths])
         self.fuse = nn.Sequential(

@@ -34,12 +34,19 @@ class WholeBatches:
     """
 
     def __init__(self, model: nn.Module, compiled: Callable[..., Any]) -> None:
+        """Stores the arguments.
+
+        Args:
+            model: as it is written.
+            compiled: its forward, compiled.
+        """
         self.model = model
         self.compiled = compiled
         self._known: set[object] = set()
         self._last: object = None
 
     def __call__(self, images: Tensor, *args: object, **kwargs: object) -> object:
+        """Runs the compiled model for shapes that come again; a shape that comes once in between runs uncompiled."""
         mode = self.model.training, torch.is_grad_enabled()
         batch = mode, images.shape
         if batch == self._last or mode not in self._known:

@@ -78,6 +78,13 @@ class Taps:
     def __init__(
         self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare
     ) -> None:
+        """Finds the layers that are caught.
+
+        Args:
+            model: whose layers they are; it is not changed outside a block.
+            patterns: layers, or lists of them, as of :class:`kd.settings.TapSpec`.
+            size: height and width of the model's input in pixels, or what prepares it.
+        """
         self._model = model
         self._input_size = size
         self._layers = dict(model.named_modules())

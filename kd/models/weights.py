@@ -242,7 +242,7 @@ def _from_metadata(meta: Mapping[str, str]) -> About:
 
 
 def _from_timm(content: Mapping[str, Any]) -> About:
-    """Of the ``config.json`` in a folder of timm's."""
+    """What the ``config.json`` in a folder of timm's says of the model."""
     config = content.get("pretrained_cfg", content)
     size = config.get("input_size")
     return About(

@@ -116,7 +116,7 @@ class ShareWatch:
         return self.alert and not before
 
     def described(self) -> dict[str, Any]:
-        """The shares, in 0..1, for a message."""
+        """The shares of pictures that the teacher answers, in [0, 1]: now and when the rule was measured."""
         return {
             "now": sum(self.newest) / max(1, len(self.newest)),
             "measured": self.rule.asked / self.rule.pictures,

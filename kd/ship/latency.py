@@ -166,6 +166,7 @@ def in_turns(
 def _start(
     load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]
 ) -> Stopwatch:
+    """A process that has loaded a model; its failure names model and runtime, ``key``."""
     try:
         return Stopwatch(load, threads)
     except UserError as error:
@@ -211,6 +212,15 @@ def medians(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
 def _row(
     key: tuple[str, str], threads: int, batch: int, rounds: list[list[float]], peak_mb: float
 ) -> Row:
+    """A row of ``latency.json``, which card and report read: times in ms of a batch, memory in MB.
+
+    Args:
+        key: model and runtime.
+        threads: of the model.
+        batch: pictures at a time.
+        rounds: ms of each run, by round.
+        peak_mb: memory of its process.
+    """
     model, runtime = key
     all_runs = [ms for round_ms in rounds for ms in round_ms]
     ms = medians(rounds)

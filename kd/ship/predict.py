@@ -246,6 +246,7 @@ def _columns(row: dict[str, Any]) -> dict[str, object]:
 
 
 def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
+    """Writes answers to an open binary file, which stays open; ``suffix`` decides their form."""
     file = io.TextIOWrapper(opened, encoding="utf-8", newline="")
     _write_lines(file, suffix, rows)
     file.flush()
@@ -253,6 +254,7 @@ def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
 
 
 def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
+    """Writes answers as a table (``.csv``), one JSON array (``.json``) or a JSON object a line (``.jsonl``)."""
     if suffix == ".csv":
         table = Table(file)
         for number, columns in enumerate(map(_columns, rows)):
@@ -268,6 +270,7 @@ def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
 
 
 def _print_rows(rows: Rows) -> None:
+    """Prints each picture's answer as a line on the terminal, above a bar."""
     for row in rows:
         parts = []
         for label in row.get("labels", []):
@@ -312,6 +315,7 @@ def _write_mask(
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:
+    """Writes an ``.npz``: ``features`` ``(N, D)`` and ``files``, the pictures' names in the same order."""
     names = []
     rows = []
     for name, features, _ in answers:

@@ -137,7 +137,12 @@ class Cascade(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Both models under the rule, on the CPU."""
+        """Both models under the rule, run by ONNX Runtime on the CPU.
+
+        Args:
+            file: ``cascade.json`` beside the folders of both models.
+            threads: of each model; 0: as many as there are cores.
+        """
         student, teacher = (
             as_runtime(open_session(file.parent / name / "1" / "model.onnx", threads))
             for name in (NAME, TEACHER)
@@ -145,7 +150,7 @@ class Cascade(Format):
         return _runtime(student, teacher, self._read_rule)
 
     def reference(self, job: ExportJob) -> "nn.Module":
-        """Both models under the rule, in torch."""
+        """Both models under the rule, in torch: what the exported files are compared with."""
         import torch
         from torch import nn
 
@@ -167,6 +172,7 @@ class Cascade(Format):
 
 
 def _rule(job: ExportJob) -> CascadeRule:
+    """The rule that was measured for the run; a user's error where there is none, or it needs kd to be computed."""
     try:
         rule = read_rule(job.weights.parent, "true")
     except UserError as error:
@@ -203,7 +209,10 @@ def _teachers_job(job: ExportJob) -> ExportJob:
 
 
 def _runtime(student: Runtime, teacher: Runtime, rule: CascadeRule) -> Runtime:
+    """The cascade as one runtime: the student's logits ``(N, C)``, replaced by the teacher's where the rule asks it."""
+
     def run(pictures: np.ndarray) -> np.ndarray:
+        """Pictures in the manifest's layout -> logits ``(N, C)``."""
         logits = np.array(student(pictures))
         largest = logits.max(1, keepdims=True)
         shifted = np.exp(logits - largest)

@@ -96,7 +96,7 @@ class CoreML(Format):
         return one_by_one
 
     def note(self) -> str:
-        """What the comparison did not see."""
+        """What the comparison could not see on this machine; "" on macOS."""
         if sys.platform == MACOS:
             return ""
         return (

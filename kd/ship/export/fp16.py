@@ -122,7 +122,10 @@ class HalfPrecision:
         self.ranges: list[TensorRange] = []
 
     def convert(self, model: "onnx.ModelProto") -> "onnx.ModelProto":
-        """The FP16 copy of a float32 graph; fills :attr:`ranges`."""
+        """The FP16 copy of a float32 graph; fills :attr:`ranges` with what its tensors reach on the pictures.
+
+        Layers whose numbers FP16 can't hold stay in float32, unless ``everything`` is converted.
+        """
         _name_nodes(model.graph)
         self.ranges = measure(model, self.pictures())
         unsafe = [tensor for tensor in self.ranges if tensor.overflows or tensor.underflows]
@@ -411,7 +414,7 @@ def simulate(file: Path) -> Runtime:
 
 
 def _session(model: "onnx.ModelProto") -> "onnxruntime.InferenceSession":
-    """Runs each operation as it is: nothing fused."""
+    """A session that runs each operation of a graph as it is, on the CPU: nothing fused."""
     runtime = need("onnxruntime", EXTRA, KEY)
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -421,7 +424,7 @@ def _session(model: "onnx.ModelProto") -> "onnxruntime.InferenceSession":
 
 
 def _add_functions(model: "onnx.ModelProto", *texts: str) -> None:
-    """Adds functions of kd's domain to a graph."""
+    """Adds functions of kd's domain, in ONNX's text form, to a graph in place."""
     from onnx.helper import make_opsetid
     from onnx.parser import parse_function
 
@@ -432,7 +435,7 @@ def _add_functions(model: "onnx.ModelProto", *texts: str) -> None:
 
 
 def _types(model: "onnx.ModelProto") -> dict[str, int]:
-    """Element type of each tensor by name."""
+    """Element type of each tensor by name, as ONNX numbers them; shapes are inferred."""
     from onnx.shape_inference import infer_shapes
 
     graph = infer_shapes(model).graph

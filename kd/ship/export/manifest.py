@@ -55,6 +55,7 @@ class ExportManifest:
     """By name, a number for each class."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError, which names the fields, where a file holds what no export says of itself."""
         wrong = []
         if self.task not in TASKS:
             wrong.append("task")

@@ -139,6 +139,7 @@ def onnx_program(job: ExportJob) -> "torch.onnx.ONNXProgram":
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
+    """Inside, the loggers of these names report critical errors alone."""
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     try:
         for logger in levels:

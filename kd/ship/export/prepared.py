@@ -33,6 +33,14 @@ class Prepared(nn.Module):
     def __init__(
         self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout
     ) -> None:
+        """Puts scaling and normalisation before the model; all is frozen and in eval mode.
+
+        Args:
+            model: the student.
+            preprocess: its input.
+            size: height and width of the pictures that the export takes; scaled where the student's differ.
+            layout: of these pictures, ``nhwc`` or ``nchw``.
+        """
         super().__init__()
         self.model = model
         self.layout = layout

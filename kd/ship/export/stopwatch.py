@@ -34,6 +34,12 @@ class Stopwatch:
     """
 
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
+        """Starts the process and loads the model there.
+
+        Args:
+            load: makes the model; it is pickled.
+            threads: that the model may use.
+        """
         # a program of its own: multiprocessing's spawn would run the caller's script again
         self._pipe, child_end = multiprocessing.Pipe()
         number = child_end.fileno()
@@ -48,6 +54,7 @@ class Stopwatch:
         self._request(load)
 
     def _request(self, message: object) -> tuple[list[float], float]:
+        """Sends a message to the process and returns its answer: times in ms, and peak memory in MB."""
         try:
             self._pipe.send(message)
             return self._pipe.recv()
@@ -90,7 +97,7 @@ def serve(number: int) -> None:
 
 
 def _peak_mb() -> float:
-    """This process's peak memory in MB."""
+    """This process's peak memory in MB (2**20 bytes)."""
     status = Path("/proc/self/status")
     if status.is_file():  # Linux, where getrusage would count the parent's memory at the fork
         peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)

@@ -224,7 +224,7 @@ def builder_in(path: Path) -> str:
 
 
 def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
-    """What makes a model of timm's, also below :class:`DenseModel`."""
+    """What makes a model of timm's, also below :class:`DenseModel`, by the metadata of a student's file at ``path``."""
     if "img_size" not in meta or not timm.is_model(meta["arch"]):
         raise UserError(
             f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "

@@ -83,7 +83,7 @@ def _resnet_body(arch: str) -> nn.Module:
 
 
 def _mobilenet_body(arch: str) -> nn.Module:
-    """What FasterRCNN runs of a MobileNetV3, below its pyramid."""
+    """What FasterRCNN runs of a MobileNetV3, below its pyramid, with random weights."""
     fpn: Any = backbone_utils.mobilenet_backbone(
         backbone_name=arch, weights=None, fpn=True, norm_layer=nn.BatchNorm2d, trainable_layers=6
     )

@@ -75,6 +75,9 @@ def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
 
 
 def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:
+    """A map of logits ``(C, H, W)`` as a client reads it: a PNG of class ids in base64, and each class's share of
+    pixels.
+    """
     count = len(classes)
     ids_HW = numbers.argmax(0).astype(mask_type(count))
     buffer = io.BytesIO()

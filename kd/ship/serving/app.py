@@ -64,6 +64,15 @@ class Server:
         hosts: Collection[str] = (),
         rule: CascadeRule | None = None,
     ) -> None:
+        """Makes the batchers and what bounds their memory; nothing runs before the application starts.
+
+        Args:
+            manifest: of the model.
+            models: what runs each, by name.
+            limits: on sizes, counts and times.
+            hosts: names by which it answers, beside addresses.
+            rule: when the teacher is asked; None: no cascade.
+        """
         self.rule = rule
         if rule is None:
             self.watch = None
@@ -95,6 +104,7 @@ class Server:
             await batcher.stop()
 
     async def _counted(self, work: Work, request: Request) -> Response:
+        """Does a request's work, and counts its status and seconds for ``/metrics``."""
         start = time.perf_counter()
         response = await self._answered(work, request)
         self.metrics.requests.labels(response.status_code).inc()
@@ -102,6 +112,9 @@ class Server:
         return response
 
     async def _answered(self, work: Work, request: Request) -> Response:
+        """Does a request's work within the limits; what fails becomes a response with its status: 4xx, 503 where
+        busy.
+        """
         if self.open_requests >= self.limits.queue:
             return _busy()
         self.open_requests += 1
@@ -184,6 +197,13 @@ class Server:
         uploads: list[tuple[str, bytes]],
         top: int,
     ) -> Response:
+        """The response of a cascade: each picture's answer with the name of the model that gave it.
+
+        Args:
+            answers: model and its numbers ``(C, ...)``, by picture.
+            uploads: name and bytes of each picture.
+            top: classes in an answer.
+        """
         predictions = []
         for (model, numbers), (file, _) in zip(answers, uploads, strict=True):
             answer = self._answer(numbers, top)
@@ -231,12 +251,14 @@ class Server:
         return name
 
     def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
+        """One picture's numbers as a client reads them; numbers that the manifest does not allow are status 500."""
         try:
             return answer(numbers, self.manifest, top)
         except ValueError as error:
             raise Refused(500, str(error)) from error
 
     async def _view(self, name: str, data: bytes | np.ndarray) -> np.ndarray:
+        """An uploaded picture as the model's view, made in a decoder thread; errors begin with the picture's name."""
         try:
             return await self._in_decoder(view, data, self.manifest, self.limits.max_pixels)
         except Refused as error:

@@ -61,6 +61,7 @@ class Batcher:
     """
 
     def __init__(self, runtime: Runtime, limits: Limits, metrics: Metrics) -> None:
+        """Stores the arguments, which are the class's; :meth:`start` begins."""
         self.runtime = runtime
         self.limits = limits
         self.metrics = metrics
@@ -100,6 +101,7 @@ class Batcher:
         return future
 
     async def _run(self) -> None:
+        """The task that runs forever: gathers a batch, and answers it for the clients that still wait."""
         while True:
             batch = await self._gather()
             still_wanted = [item for item in batch if not item[1].done()]  # a client may have gone

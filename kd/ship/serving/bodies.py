@@ -162,6 +162,11 @@ async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncItera
 
 
 async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upload]:
+    """The files of a form, each with its name; read in memory within the limits.
+
+    Raises:
+        Refused: the form can't be read, or is too large.
+    """
     parser = MultiPartParser(
         request.headers,
         _bounded(request, limits, share),  # type: ignore[arg-type]
@@ -195,6 +200,7 @@ def count_marks(text: bytearray) -> int:
 
 
 def _from_json(body: bytearray, most: int) -> list[Upload]:
+    """The pictures of a JSON body, decoded from base64 and named by number; at most ``most``."""
     try:
         if count_marks(body) > MARKS:
             raise ValueError

@@ -20,6 +20,7 @@ class KnownHosts:
         self.names = {"localhost", *names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, or answers 403 where its names are not the server's."""
         reason = ""
         if scope["type"] == "http":
             reason = self._refusal(Headers(scope=scope))
@@ -38,6 +39,7 @@ class KnownHosts:
         return ""
 
     def _known(self, host: str) -> bool:
+        """Whether a ``Host`` header is one of the server's names, or an IP address."""
         try:
             parts = urlsplit(f"//{host}")
             if parts.netloc != host or parts.username is not None:

@@ -15,6 +15,7 @@ class Metrics:
     """Prometheus metrics of one server, in a registry of their own."""
 
     def __init__(self) -> None:
+        """Registers the metrics that ``/metrics`` shows; their names are read by dashboards."""
         prometheus = need("prometheus_client", EXTRA, "kd-serve")
         self.registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self.registry)

@@ -60,7 +60,7 @@ def metadata(name: str, manifest: ExportManifest) -> dict[str, Any]:
 
 
 def outputs_of(manifest: ExportManifest) -> dict[str, tuple[str, list[int]]]:
-    """Datatypes and shapes by name; -1 is any size."""
+    """Datatypes and shapes of the outputs, by name, as the protocol's metadata has them; -1 is any size."""
     count = len(manifest.classes)
     if manifest.task == "features":
         return {"features": ("FP32", [-1, -1])}
@@ -123,6 +123,7 @@ def _shown_name(tensor: object) -> str:
 
 
 def _length(text: str, most: int) -> int:
+    """The number of bytes in the header of a binary body; 400 for anything but a number up to ``most``."""
     if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) <= most):
         raise Refused(
             400, f"{HEADER}: must be a number of the body's {most} bytes, got {text[:20]!r}"
@@ -131,6 +132,7 @@ def _length(text: str, most: int) -> int:
 
 
 def _json(text: bytearray) -> dict[str, Any]:
+    """The JSON object of a request; refused with 413 where it has too many values, else with 400."""
     if count_marks(text) > MARKS:
         raise Refused(
             413,
@@ -295,7 +297,10 @@ def respond(
 
 
 def _tensor(output: str, numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
-    """One of :func:`outputs_of`'s tensors, little-endian; labels ``(N,)`` as objects."""
+    """One of :func:`outputs_of`'s tensors from the model's numbers ``(N, C, ...)``; labels ``(N,)`` as objects.
+
+    Numbers are little-endian, as the binary extension wants them.
+    """
     if output == "label":
         return np.array(manifest.classes, object)[numbers.argmax(1)]
     if output == "mask":

@@ -37,6 +37,7 @@ def view(data: bytes | np.ndarray, manifest: ExportManifest, max_pixels: int) ->
 
 
 def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
+    """A picture, encoded or as pixels uint8 ``(H, W, 3)``; TooLarge where it has more than ``max_pixels``."""
     if isinstance(data, bytes):
         return open_picture(io.BytesIO(data), max_pixels)
     if data[..., 0].size > max_pixels:

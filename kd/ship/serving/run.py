@@ -58,6 +58,7 @@ class _Connection(H11Protocol):
     _pipelined = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A new connection: watches how long it takes, and closes an idle one where there are too many."""
         self._socket = transport
         super().connection_made(cast(asyncio.Transport, _Lingering(transport, self._end)))
         self._watch()
@@ -99,6 +100,7 @@ class _Connection(H11Protocol):
             super().data_received(data)
 
     def on_response_complete(self) -> None:
+        """A request is answered: the time for the next begins; a client that sends many ahead is closed."""
         if not self._ended:
             self._due.cancel()
             self._watch()
@@ -158,6 +160,7 @@ class _Uvicorn(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Inside, SIGTERM and Ctrl-C end the server by the event loop; Uvicorn calls it."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._failed)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -181,6 +184,9 @@ class _Uvicorn(uvicorn.Server):
             listening.listen(WAITING)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes no more connections, and waits up to :data:`DRAIN_S` seconds until those that are open have their
+        answers.
+        """
         self._server.ready = False
         for server in self.servers:
             server.close()
