@@ -29,6 +29,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def __getattr__(name: str) -> Callable[..., int]:
+    """``NAME_main``, the entry point of each command; ``pyproject.toml`` names them so."""
     command = name.removesuffix("_main")
     if command == name or find_spec(f"kd.commands.{command}") is None:
         raise AttributeError(f"module 'kd.cli' has no attribute '{name}'")

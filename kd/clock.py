@@ -54,6 +54,11 @@ class Clock:
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
+        """Begins with a step whose only phase is the rest. It belongs to the thread that makes it.
+
+        Args:
+            event: makes an event of the device's stream, such as ``torch.cuda.Event``; None: times of the host alone.
+        """
         self._make_event = event
         self.ranges: Any = (
             None  # such as ``torch.cuda.nvtx``: every phase and named part is pushed and popped
@@ -74,6 +79,7 @@ class Clock:
         self._begin()
 
     def _begin(self) -> None:
+        """Begins a step: all times count from here."""
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
         self._ready = self._ready_aside = self._data_ready = self._ready_ms()
@@ -99,6 +105,7 @@ class Clock:
         self._begin()
 
     def _event(self) -> Any:
+        """An event, recorded on the device's stream now; used ones are recorded again. None without a device."""
         if self._make_event is None:
             return None
         if self._spare:
@@ -109,6 +116,9 @@ class Clock:
         return event
 
     def _mark(self) -> None:
+        """Adds the time since the last mark to the phase that is open, in ms; called where the phase is about to
+        change.
+        """
         now = time.perf_counter()
         phase = self._open[-1]
         if self.scope and phase != "checkpoint":
@@ -137,7 +147,7 @@ class Clock:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
-        """Closes the innermost phase; the rest always stays open."""
+        """Closes the innermost phase; the phase around it goes on. The rest always stays open."""
         if len(self._open) > 1:
             changes = self._open[-1] != self._open[-2]
             if changes:
@@ -171,7 +181,11 @@ class Clock:
         self.scope = scope
 
     def cut(self, tag: object = None) -> None:
-        """Ends a step, and begins the next one."""
+        """Ends a step, and begins the next one; :meth:`take` returns it once the device has reached its end.
+
+        Args:
+            tag: whatever the caller wants to find at the step's times.
+        """
         self._mark()
         step = self._step
         host = self._host
@@ -327,6 +341,7 @@ class annotate(ContextDecorator):
     """
 
     def __init__(self, name: str) -> None:
+        """``name``: one of :data:`PHASES`, or any other for profilers alone."""
         self.name = name
         self._clock: Clock | None = None
         self._named: Any = None
@@ -336,6 +351,7 @@ class annotate(ContextDecorator):
         return annotate(self.name)
 
     def __enter__(self) -> "annotate":
+        """Opens the phase of a running clock, or a range of its name; nothing while torch compiles."""
         if torch.compiler.is_compiling():
             return self
         if torch.autograd._profiler_enabled():
@@ -349,6 +365,7 @@ class annotate(ContextDecorator):
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Closes what :meth:`__enter__` has opened."""
         if self._clock is not None:
             self._clock.leave()
         if self._named is not None:

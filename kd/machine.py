@@ -20,7 +20,7 @@ def core_ids() -> list[int] | None:
 
 
 def processor() -> str:
-    """The CPU's name."""
+    """The CPU's name for people, as Linux or Python has it; "CPU" where neither knows it."""
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
         return next(
             (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),

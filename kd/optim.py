@@ -31,6 +31,7 @@ class OptimSpec(OptimSettings):
     """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
+        """Checks the optimizer's name and arguments, by building it once."""
         super().__post_init__()
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")
@@ -104,7 +105,7 @@ class GivenOptim(OptimSpec):
 
 
 def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of all modules that get a gradient."""
+    """The parameters of all modules that get a gradient, in order; one that is shared comes twice."""
     parameters = []
     for module in modules:
         for parameter in module.parameters():
@@ -275,13 +276,14 @@ class Together(Optimizer):
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        """Joins the parameter groups of all optimizers, in order: schedules change them there."""
         self.optimizers = list(optimizers)
         super().__init__(
             [group for optimizer in optimizers for group in optimizer.param_groups], {}
         )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Evaluates the closure once, then steps each optimizer."""
+        """Evaluates the closure once, with gradients, then steps each optimizer; returns the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -295,7 +297,7 @@ class Together(Optimizer):
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the states of all, from :meth:`state_dict`."""
+        """Restores the states of all optimizers from :meth:`state_dict`, and joins their groups again."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [

@@ -82,6 +82,7 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
+        """Checks each field by the ranges in its annotation; ValueError begins with the field's name."""
         for setting in fields(self):
             value = getattr(self, setting.name)
             for limit in limits(setting.type):
@@ -193,6 +194,7 @@ class ModelSettings(Checked):
     """
 
     def __post_init__(self) -> None:
+        """Checks mean and std, and takes timm's prefix off the architecture's name."""
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
         mean, std = self.mean, self.std
@@ -306,6 +308,7 @@ class StudentSettings(ModelSettings):
     """
 
     def __post_init__(self) -> None:
+        """Refuses a frozen backbone without a classifier to train."""
         super().__post_init__()
         if self.freeze and not self.head:
             raise ValueError(
@@ -422,6 +425,7 @@ class OptimSettings(Checked):
     """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
 
     def __post_init__(self) -> None:
+        """Refuses milestones without ``schedule=steps``, the reverse, and such that do not ascend."""
         super().__post_init__()
         if (self.schedule == "steps") != bool(self.milestones):
             raise ValueError(
@@ -648,6 +652,7 @@ class DataSettings(Checked):
     """
 
     def __post_init__(self) -> None:
+        """Refuses ``unlabeled_ratio`` without ``unlabeled``; reads YAML's bare ``off`` as the word."""
         super().__post_init__()
         if self.check is False:  # YAML 1.1's bare off
             self.check = "off"

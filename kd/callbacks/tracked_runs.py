@@ -87,6 +87,7 @@ def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> 
     log_all = logger.log_metrics
 
     def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Logs the metrics whose step is new to the tracker."""
         unlogged = {}
         for name, value in metrics.items():
             if step is None or step > logged_until.get(name, -1):

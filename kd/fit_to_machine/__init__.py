@@ -70,6 +70,12 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
 def _choose_cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
 ) -> RunTeacher:
+    """The teacher behind its cache where it has one, or where ``cache=auto`` finds that it pays; else the teacher
+    itself.
+
+    Raises:
+        UserError: caches that can't be measured or shared; it names the key.
+    """
     modes = teacher.cache_modes
     if modes == {"off"}:
         return teacher

@@ -62,7 +62,11 @@ class StepCost:
     """Loader processes; with 0, loading and computing take turns."""
 
     def step_ms(self, teacher: bool) -> float:
-        """A step with or without the teacher's forward."""
+        """Estimated ms of a step: computing and loading side by side, or one after the other without workers.
+
+        Args:
+            teacher: whether the teacher's forward is part of it.
+        """
         compute = self.student_ms
         if teacher:
             compute += self.teacher_ms
@@ -249,6 +253,7 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
         teacher = None  # its answers are read
 
     def learn(batch: Batch) -> None:
+        """One batch: moved, changed, answered by the teacher, and learnt by copies of the students."""
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
         if teacher is not None:
             teacher(batch["image"])

@@ -51,6 +51,7 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
     saved: dict[int, int] = {}  # bytes by address
 
     def pack(tensor: Tensor) -> Tensor:
+        """Notes the storage of a tensor that is kept for the backward pass, once; parameters do not count."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in of_parameters:
             saved[storage.data_ptr()] = storage.nbytes()
@@ -80,6 +81,11 @@ class Memory:
     """
 
     def __init__(self, run: AttachedModule) -> None:
+        """Measures the parts in bytes; two and four pictures go through copies of the students.
+
+        Args:
+            run: the module, attached to its trainer.
+        """
         students = list(run.students.named().values())
         self.teacher = 0
         if run.teacher:

@@ -125,6 +125,9 @@ def leave_starter() -> None:
 
 
 def _end_after(starter: int) -> None:
+    """Thread: ends this rank once the process ``starter`` that started it has ended, unless it is done within a
+    while.
+    """
     while os.getppid() == starter:
         if _rank_is_done.wait(CHECK_STARTER_S):
             return

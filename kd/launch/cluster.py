@@ -91,6 +91,7 @@ def recognise(
 
 
 def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
+    """The job as torchrun's variables describe it; None without them."""
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
     restarted = env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -112,6 +113,11 @@ def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
 
 
 def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
+    """The job as Open MPI's variables describe it, with the variables that Lightning reads; None without them.
+
+    Raises:
+        UserError: processes that are not dealt machine by machine, or no address of rank 0.
+    """
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
     size = whole_number(env, "OMPI_COMM_WORLD_SIZE", 1)
@@ -156,6 +162,7 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
 
 
 def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
+    """A machine that prepares data, by ``KD_ROLE=data``; None for any other, and in SageMaker's jobs."""
     if env.get("KD_ROLE") != "data" or machines:
         return None
     if not env.get("MASTER_ADDR"):
@@ -173,6 +180,7 @@ def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) 
 
 
 def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
+    """The job as SkyPilot's variables describe it; None without them."""
     if "SKYPILOT_NODE_IPS" not in env:
         return None
     addresses = env["SKYPILOT_NODE_IPS"].split()
@@ -221,6 +229,7 @@ def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> 
 
 
 def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
+    """The job as Kubeflow's variables (``PET_*``) describe it; None without them."""
     if "PET_NNODES" not in env:
         return None
     nodes = whole_number(env, "PET_NNODES", 1)
@@ -240,6 +249,7 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
 
 
 def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
+    """The job as SLURM's variables describe it; None outside a job, or in a shell within one."""
     if "SLURM_PROCID" not in env:
         return None
     tasks = whole_number(env, "SLURM_NTASKS", 1, default=1)
@@ -287,6 +297,7 @@ def whole_number(
 
 
 def _nodes(name: str, processes: int, parts: int) -> int:
+    """``processes`` divided evenly by ``parts``; a user's error names the variable where they can't be."""
     if processes % parts:
         what = "machines" if name == "SLURM_NTASKS" else "a machine"
         raise UserError(f"{name}: {processes} processes can't be divided evenly by {parts} {what}")

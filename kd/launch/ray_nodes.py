@@ -55,6 +55,7 @@ def _own_address(host: str) -> list[str]:
 
 
 def _answers(address: tuple[str, int]) -> bool:
+    """Whether something listens at (host, port) within :data:`ANSWER_S` seconds."""
     try:
         socket.create_connection(address, timeout=ANSWER_S).close()
     except OSError:
@@ -68,6 +69,7 @@ class _Node:
     log: IO[bytes]
 
     def check(self) -> None:
+        """Raises RunError, with the last line of its log, where Ray's process has ended."""
         if self.process.poll() is not None:
             self.log.seek(0)
             words = self.log.read().decode(errors="replace").strip().splitlines() or [""]
@@ -76,6 +78,7 @@ class _Node:
             )
 
     def end(self) -> None:
+        """Ends Ray's process and all that it has started: SIGTERM, then SIGKILL after 20 s."""
         for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -88,6 +91,12 @@ class _Node:
 
 
 def _start(*arguments: str, role: str) -> _Node:
+    """Starts Ray's process on this machine.
+
+    Args:
+        arguments: of ``ray start``.
+        role: the node's label ``kd-role``, by which work is placed: ``train`` or ``data``.
+    """
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"machines that prepare data: {needs_extra('ray')}")
     log = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the node's end)
@@ -170,6 +179,14 @@ def _wait_for(
     received: Sequence[int] = (),
     missing: str = FIRST_MISSING,
 ) -> None:
+    """Waits until something listens at an address, at most :data:`WAIT_S` seconds.
+
+    Args:
+        address: host and port.
+        node: of this machine, which must not end meanwhile.
+        received: signals; the first ends the wait.
+        missing: message of the user's error, with the address in it.
+    """
     until = time.monotonic() + WAIT_S
     while not _answers(address):
         if node:

@@ -43,7 +43,10 @@ class Float32(nn.Module):
     """A part of a loss whose tensors stay in float32 where a run is in half precision throughout (``bf16-true``)."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves tensors as ``fn`` does, but keeps their dtype where it would become 16 bits (``module.half()``)."""
+
         def move(tensor: Tensor) -> Tensor:
+            """One tensor, moved by ``fn`` to its device; in its old dtype where the new one has 16 bits."""
             moved = fn(tensor)
             if moved.dtype in (torch.bfloat16, torch.float16):
                 return tensor.to(moved.device)
@@ -90,6 +93,7 @@ class DistillLoss(nn.Module):
     max_epochs = 1
 
     def __init__(self, weight: float = 1.0) -> None:
+        """Checks the weight: finite and >= 0."""
         super().__init__()
         check_range("weight", weight, ">= 0")
         if math.isinf(weight):
@@ -235,6 +239,7 @@ class EachLayer(LayersLoss):
     """
 
     def __init__(self, loss: FeatureLoss) -> None:
+        """Wraps a loss over one layer; copies for the other layers are made when the loss is built."""
         super().__init__(loss.weight)
         self.losses = nn.ModuleList([loss])
         self.needs_index = loss.needs_index

@@ -152,6 +152,7 @@ class ViTKDLoss(LayersLoss):
     def __init__(
         self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         check_range("mask_ratio", mask_ratio, "> 0 and < 1")
         self.mask_ratio = mask_ratio
@@ -221,6 +222,7 @@ class ReviewKDLoss(LayersLoss):
     over_maps = True
 
     def __init__(self, width: int = 128, warmup_epochs: int = 0, weight: float = 1.0) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         check_range("width", width, "> 0")
         check_range("warmup_epochs", warmup_epochs, ">= 0")
@@ -259,6 +261,14 @@ class _Fusion(nn.Module):
     """ReviewKD's attention-based fusion of one layer with the deeper ones."""
 
     def __init__(self, width_in: int, width: int, width_out: int, fuse: bool) -> None:
+        """Convolutions that narrow a level, mix it with the one above, and widen it.
+
+        Args:
+            width_in: channels of the student's map.
+            width: channels inside.
+            width_out: channels of the teacher's map.
+            fuse: whether there is a level above.
+        """
         super().__init__()
         self.narrow = nn.Sequential(
             nn.Conv2d(width_in, width, 1, bias=False), nn.BatchNorm2d(width)

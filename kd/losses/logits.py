@@ -35,6 +35,7 @@ class KDLoss(LogitLoss):
         teacher_temperature: float | None = None,
         final_temperature: float | None = None,
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight, temperature)
         check_range("teacher_temperature", teacher_temperature, "> 0")
         check_range("final_temperature", final_temperature, "> 0")
@@ -119,6 +120,7 @@ class DKDLoss(LogitLoss):
         warmup_epochs: int = 0,
         weight: float = 1.0,
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight, temperature)
         check_range("alpha", alpha, ">= 0")
         check_range("beta", beta, ">= 0")
@@ -128,7 +130,9 @@ class DKDLoss(LogitLoss):
         self.warmup_epochs = warmup_epochs
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
+        """Student's and teacher's logits ``(N, C)``, class ids ``(N,)`` -> a scalar, weighted up during
+        ``warmup_epochs``.
+        """
         loss = functional.dkd_loss(
             student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature
         )
@@ -155,6 +159,7 @@ class DISTLoss(LogitLoss):
         weight: float = 1.0,
         gather: bool = False,
     ) -> None:
+        """Stores the arguments, which are the class's."""
         super().__init__(weight, temperature)
         self.beta = beta
         self.gamma = gamma
@@ -228,6 +233,7 @@ class MLKDLoss(LogitLoss):
     def __init__(
         self, temperatures: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0), weight: float = 1.0
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         if not temperatures:
             raise ValueError("temperatures must hold at least one, got none")
@@ -275,6 +281,7 @@ class StandardizedLoss(LogitLoss):
     least_classes = 3  # standardised, any two logits are the same two numbers, without a gradient
 
     def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
+        """Takes over what the loss inside needs of labels and indices, so that a batch is prepared for it."""
         super().__init__(weight)
         if loss.weight != 1:
             raise ValueError(

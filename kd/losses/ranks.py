@@ -25,7 +25,7 @@ def without_gather() -> Iterator[None]:
 
 
 def in_parallel() -> bool:
-    """Whether losses gather over several processes now."""
+    """Whether losses gather over several processes now; all processes must get the same answer."""
     return (
         not _without_gather
         and dist.is_available()
@@ -39,6 +39,7 @@ class _AllGather(Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
+        """This process's rows ``(N, ...)`` -> those of all processes, ``(W * N, ...)`` in the order of ranks."""
         ctx.rows = len(x)  # type: ignore[attr-defined]
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x)

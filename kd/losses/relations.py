@@ -40,13 +40,14 @@ class RKDLoss(FeatureLoss):
         weight: float = 1.0,
         gather: bool = True,
     ) -> None:
+        """Stores the arguments, which are the class's."""
         super().__init__(weight)
         self.distance_weight = distance_weight
         self.angle_weight = angle_weight
         self.gather = gather
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
+        """Student's features ``(N, D_s)``, teacher's ``(N, D_t)`` -> scalar; ``target`` is not read."""
         vertices = None
         if self.gather:  # each process takes the angles at its own pictures
             vertices = own_rows(len(student_features))
@@ -131,6 +132,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         momentum: float = 0.5,
         weight: float = 1.0,
     ) -> None:
+        """Checks the arguments, which are the class's; buffers are made when the loss is built."""
         super().__init__(weight)
         check_range("embed_dim", embed_dim, "> 0")
         check_range("negatives", negatives, "> 0")
@@ -291,6 +293,7 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         projection: Projection | None = None,
         weight: float = 1.0,
     ) -> None:
+        """Checks the arguments, which are the class's; the queue is made when the loss is built."""
         super().__init__(projection, weight)
         check_range("queue_size", queue_size, "> 0")
         check_range("temperature", temperature, "> 0")
@@ -313,7 +316,11 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """``(N, D_s)`` (maps are averaged), ``(N, D_t)`` -> ``(N,)``."""
+        """Student's features ``(N, D_s)`` (maps are averaged), teacher's ``(N, D_t)`` -> a loss for each picture,
+        ``(N,)``.
+
+        In training the teacher's features of all processes join the queue first.
+        """
         if self.known is None:
             self.known = int(self.seen)
         if self.training:

@@ -46,6 +46,12 @@ class Standardizer(KnownOnHost, Float32):
     """How many batches, int64 scalar."""
 
     def __init__(self, width: int, kind: Standardization) -> None:
+        """Begins without statistics; they are buffers, so checkpoints hold them.
+
+        Args:
+            width: C, channels of the teacher's features.
+            kind: ``variance`` or ``phi_s``, which takes some widths alone.
+        """
         super().__init__()
         self.kind = kind
         shape = (width,) if kind == "variance" else (width, width)
@@ -97,7 +103,9 @@ class Standardizer(KnownOnHost, Float32):
             self._add(x)
 
     def _standardized(self, x: Tensor) -> Tensor:
-        """``(..., C)`` by the present statistics."""
+        """``(..., C)`` by the present statistics; ``phi_s`` scales all channels alike until its statistics are
+        complete.
+        """
         x = x - self.mean
         if self._is_complete and self.kind == "phi_s":
             return matmul(x, self.turn.T)

@@ -91,6 +91,7 @@ class DistillationModule(Inference):
         prepare: Callable[[Tensor], Tensor] | None = None,
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """Arguments as of the class. The teacher is not registered: it is neither trained nor saved."""
         super().__init__()
         object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
         self.teacher: RunTeacher | None
@@ -113,7 +114,7 @@ class DistillationModule(Inference):
         self.begun = False
 
     def take(self, students: Students) -> None:
-        """Makes these its students, in place of those before."""
+        """Makes these its students, in place of those before, with their validation and what resumes them."""
         self.students = students
         self.validation = Validation(students, self.teacher)
         identity = {}

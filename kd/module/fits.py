@@ -34,6 +34,7 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
     @cache
     @part_of_the_start("pictures for the fits")
     def decoded(number: int) -> Tensor:
+        """``number`` training pictures, uint8 ``(number, 3, H, W)``, with a bar on the first process."""
         hidden = getattr(rank_zero_only, "rank", 0) != 0
         shown = bar(
             data.sample(number),
@@ -45,6 +46,7 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
         return torch.stack([picture for picture, _ in shown])
 
     def sample(number: int) -> Tensor:
+        """As many pictures as a fit wants, or few in a trial run, which is reported once."""
         if not reason or number <= MOST_IN_A_TRIAL:
             return decoded(number)
         if trainer.is_global_zero and next(calls) == 0:

@@ -54,6 +54,7 @@ def check_form(value: object, expected: object, place: str) -> None:
 
 
 def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
+    """Checks a mapping of a checkpoint, key by key; ``place`` begins the message of a user's error."""
     if not isinstance(value, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
     for key, part in value.items():
@@ -250,6 +251,12 @@ class _Rehearsal:
     """A step of the same optimizer over zeros, on the CPU: what its state and its settings then are."""
 
     def __init__(self, optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
+        """Prepares to find which state a step would make.
+
+        Args:
+            optimizer: of the run; of one that is sharded, this rank's part.
+            settings: of each parameter group, as the checkpoint has them.
+        """
         self._groups = optimizer.param_groups
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             self._optimizer = optimizer.optim
@@ -331,6 +338,7 @@ def _check_any_state(content: object, parameter: Tensor, place: str) -> None:
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
+    """All tensors in nested lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -339,6 +347,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def _check_tensor(value: object, expected: Tensor, place: str) -> None:
+    """Refuses a checkpoint's value that is not a finite tensor of the shape and dtype of ``expected``."""
     wanted = _described(expected)
     if not isinstance(value, Tensor) or _described(value) != wanted:
         raise UserError(f"{place}: must be {wanted}, got {_shown(value)}")

@@ -50,7 +50,7 @@ class Measured:
         return int((self.scores < threshold).sum())
 
     def at(self, threshold: float) -> dict[str, float]:
-        """``accuracy`` and ``share`` asked under a threshold, in 0..1."""
+        """What the cascade reaches under a threshold: ``accuracy`` and ``share`` asked, in [0, 1]."""
         count = len(self.scores)
         return {
             "threshold": threshold,
@@ -101,6 +101,7 @@ def near_teacher(margin: float) -> Test:
     """The cascade is worse than the teacher by ``margin`` (in 0..1) or more."""
 
     def p_value(measured: Measured, threshold: float) -> float:
+        """The p-value at ``threshold``, by the pictures on which cascade and teacher differ."""
         right = measured.right(threshold)
         teacher = measured.teacher_right
         b = int((teacher & ~right).sum())
@@ -114,6 +115,7 @@ def at_least_accurate(accuracy: float) -> Test:
     """The cascade's accuracy is below ``accuracy``: ``P(X >= right)``, ``X ~ Bin(n, accuracy)``."""
 
     def p_value(measured: Measured, threshold: float) -> float:
+        """The p-value at ``threshold``, by how many pictures the cascade gets right."""
         right = measured.right(threshold)
         return float(at_least(int(right.sum()), len(right), accuracy))
 
@@ -124,6 +126,7 @@ def at_most_asked(share: float) -> Test:
     """The teacher is asked for more than ``share`` of the pictures: ``P(X <= asked)``, ``X ~ Bin(n, share)``."""
 
     def p_value(measured: Measured, threshold: float) -> float:
+        """The p-value at ``threshold``, by how many pictures the teacher is asked."""
         if share >= 1:
             return 0.0
         asked = measured.asked(threshold)
@@ -177,7 +180,7 @@ class Goal:
 
     @property
     def test(self) -> Test:
-        """The p-value of a threshold."""
+        """The test of this goal, by which a threshold is chosen; exactly one of its numbers is set."""
         if self.accuracy is not None:
             return at_least_accurate(self.accuracy)
         if self.of_teacher is not None:

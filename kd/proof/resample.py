@@ -59,7 +59,13 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: in
 
 
 def _resampled(statistic: Statistic, groups: int, seed: int) -> np.ndarray:
-    """Gains of :data:`DRAWS` samples of the groups."""
+    """Gains of at least :data:`DRAWS` samples of the groups, drawn with replacement: ``(R,)``.
+
+    Args:
+        statistic: weights of the groups ``(R, G)`` -> gains ``(R,)``.
+        groups: G.
+        seed: of the draws.
+    """
     random = np.random.default_rng(seed)
     equal_shares = np.full(groups, 1 / groups)
     parts = []
@@ -123,6 +129,7 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
     known_GT = summed(~np.isnan(reference) * 1.0, group)
 
     def gain(weights_RG: np.ndarray) -> np.ndarray:
+        """Weights of the groups ``(R, G)`` -> the mean gain over the targets that occur, ``(R,)``."""
         first_RT = weights_RG @ first_GT
         second_RT = weights_RG @ second_GT
         gain_RT = (first_RT - second_RT) / np.maximum(first_RT, 1e-12)

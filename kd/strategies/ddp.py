@@ -38,6 +38,7 @@ class DDP(HookedDDP):
         powersgd_start_step: int = 1000,
         **kwargs: Any,
     ) -> None:
+        """Imports the backend's module, so that it is registered before processes meet; arguments as of the class."""
         if backend == "smddp" and compression:
             raise UserError(
                 f"trainer.strategy.compression: must be null with smddp, got '{compression}'"
@@ -98,6 +99,7 @@ class SMDDPStrategy(DDP):
 
 
 def _import(module: str, backend: str | None) -> None:
+    """Imports ``module``, which must register the process-group backend; a user's error names what is missing."""
     try:
         import_module(module)
     except ImportError as error:

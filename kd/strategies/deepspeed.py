@@ -59,6 +59,7 @@ class DeepSpeed(DDPStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
+        """Arguments as of the class; a user's error where DeepSpeed is not installed."""
         if find_spec("deepspeed") is None:
             raise UserError(f"trainer.strategy: DeepSpeed {needs_extra('deepspeed')}")
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
@@ -121,6 +122,7 @@ class DeepSpeed(DDPStrategy):
         self.optimizers = [sharded]
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
+        """Refuses optimizers, precisions and clipping that DeepSpeed does not have; errors name the key."""
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
             raise UserError(
                 f"optim: must be AdamW, Adam or SGD with DeepSpeed, got {type(optimizer).__name__}"
@@ -134,6 +136,7 @@ class DeepSpeed(DDPStrategy):
             raise UserError("trainer.gradient_clip_algorithm: DeepSpeed clips by norm, got 'value'")
 
     def _config(self, trainer: Trainer) -> dict[str, Any]:
+        """DeepSpeed's own configuration, as it reads it; batches and accumulation stay Lightning's."""
         return {
             "train_micro_batch_size_per_gpu": 1,  # for a log of its own: Lightning makes the batches,
             "gradient_accumulation_steps": 1,  # divides the loss, and ends an accumulation with the epoch
@@ -160,7 +163,7 @@ class DeepSpeed(DDPStrategy):
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object
     ) -> Tensor:
-        """The engine's backward pass, between Lightning's hooks."""
+        """The engine's backward pass of the loss, a scalar, between Lightning's hooks; returns the loss."""
         module = self.lightning_module
         assert module is not None
         loss = self.precision_plugin.pre_backward(closure_loss, module)
@@ -279,6 +282,7 @@ def _link_states(optimizer: Any) -> None:
 
 
 def _set_state(parameter: nn.Parameter, whole: Tensor, key: str) -> None:
+    """Sets one state of a parameter's optimizer (``exp_avg``, ...) from the whole tensor; each rank keeps its shard."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     if not hasattr(parameter, "ds_tensor"):

@@ -96,7 +96,7 @@ def _names(state: dict[str, Any]) -> list[Any]:
 
 
 def _renamed(state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
-    """An optimizer's state with other names for its parameters."""
+    """An optimizer's state with other names for its parameters; ``new``: the new name by the old one."""
     groups = []
     for group in state["param_groups"]:
         groups.append({**group, "params": [new[name] for name in group["params"]]})

@@ -65,6 +65,7 @@ class Task(KeepsDtype):
     certified: Measure | None = None  # the measure that a certificate is about
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
+        """Checks the number of classes C; None: the data decides. ``ignore_index`` is the label that does not count."""
         super().__init__()
         if num_classes is not None and num_classes < 1:
             raise ValueError(f"num_classes must be >= 1, got {num_classes}")
@@ -217,7 +218,7 @@ class Task(KeepsDtype):
 
     @property
     def _metrics(self) -> dict[str, Any]:
-        """The metrics by name."""
+        """The metrics among its modules, by the name of their attribute."""
         metrics = {}
         for name, child in self.named_children():
             if isinstance(child, Metric):
@@ -300,6 +301,7 @@ class TargetCounts(ExactMetric):
     total: Tensor
 
     def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Begins without targets; ``counts`` ``(C,)`` and ``total`` are added up over processes."""
         super().__init__()
         self.num_classes = num_classes
         self.ignore_index = ignore_index

@@ -37,6 +37,7 @@ class Classification(Task):
         label_smoothing: float = 0.0,
         class_weights: ClassWeights = None,
     ) -> None:
+        """Checks the arguments, which are the class's; the weights' tensor is made when the task is built."""
         super().__init__(num_classes)
         check(class_weights)
         self.class_weights = class_weights
@@ -105,7 +106,10 @@ class Classification(Task):
 
     @property
     def settings_of_the_loss(self) -> list[str]:
-        """See :meth:`Task.settings_of_the_loss`."""
+        """Names of the settings that change the loss on labels: idle without one.
+
+        See :meth:`Task.settings_of_the_loss`.
+        """
         given = {
             "label_smoothing": self.label_smoothing > 0,
             "class_weights": self.class_weights is not None,

@@ -410,6 +410,13 @@ class KeptLogits:
     def __init__(
         self, limit: int = 2**29, dtype: torch.dtype = torch.float16, pictures: int = 0
     ) -> None:
+        """Keeps nothing yet.
+
+        Args:
+            limit: bytes; with more, nothing is kept.
+            dtype: in which logits are kept.
+            pictures: expected; with them, too many are refused at the first batch.
+        """
         self.limit = limit
         self.dtype = dtype
         self.pictures = pictures
@@ -417,7 +424,12 @@ class KeptLogits:
         self._full = False
 
     def add(self, index: Tensor, logits: Tensor) -> None:
-        """Keeps a batch: ``(N,)``, ``(N, C, ...)``."""
+        """Keeps a batch on the CPU, or forgets all where the limit would be passed.
+
+        Args:
+            index: numbers of the pictures, ``(N,)``.
+            logits: ``(N, C, ...)``.
+        """
         rows = logits.to(self.dtype).cpu()
         bytes_of_one = 0
         if len(rows):

@@ -19,6 +19,7 @@ class NumbersFidelity:
     kind = "numbers"
 
     def __init__(self) -> None:
+        """Begins without pictures; mistakes are not kept."""
         self.rows: dict[int, Tensor] = {}
         """By the picture's number: ``(3, C)`` of student, teacher and target."""
         self.mistakes: dict[str, list[Any]] = {}

@@ -38,6 +38,12 @@ class HeldOut(ExactMetric):
     pictures: Tensor
 
     def __init__(self, names: Sequence[str], width: int) -> None:
+        """Begins without pictures; sums are float64 and added up over processes.
+
+        Args:
+            names: of the losses whose means are computed.
+            width: D of the student's features.
+        """
         super().__init__()
         self.names = list(names)
         self.add_state(
@@ -90,7 +96,7 @@ class Features(Task):
             self.primary = PROBE[0]
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """See :func:`label_free_metrics`: ``feature_loss`` first."""
+        """The validation metrics in order: ``feature_loss`` first, see :func:`label_free_metrics`."""
         losses = [
             name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"
         ]

@@ -36,6 +36,7 @@ class Regression(Task):
     """Their standard deviations, ``(C,)``; 1 until :meth:`scale`."""
 
     def __init__(self, num_classes: int | None = None, loss: str = "smooth_l1") -> None:
+        """Checks the form of the loss; arguments as of the class."""
         super().__init__(num_classes)
         if loss not in FORMS:
             raise ValueError(f"loss must be one of {', '.join(FORMS)}, got {loss}")

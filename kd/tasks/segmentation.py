@@ -47,6 +47,7 @@ class Segmentation(Task):
         ignore_index: int | None = None,
         class_weights: ClassWeights = None,
     ) -> None:
+        """Checks the arguments, which are the class's; the weights' tensor is made when the task is built."""
         super().__init__(num_classes, ignore_index)
         check(class_weights)
         self.class_weights = class_weights
@@ -74,7 +75,7 @@ class Segmentation(Task):
         self.pixels = PixelCounts(num_classes, ignore_index)
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """``miou``, ``pixel_acc`` and, with a teacher, ``agreement``."""
+        """The validation metrics in order: ``miou``, ``pixel_acc`` and, with a teacher, ``agreement``."""
         names = ["miou", "pixel_acc"]
         if teacher:
             names.append("agreement")
@@ -153,7 +154,9 @@ class Segmentation(Task):
         self.pixels.update(logits.argmax(1), target.long(), teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
-        """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``; ``miou_of_targets`` where it differs."""
+        """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``, in [0, 1]; ``miou_of_targets`` where it
+        differs.
+        """
         confusion, alike = super().compute()["pixels"]
         # Of each class c: IoU = pixels right / (pixels of c + pixels predicted as c - pixels right);
         # NaN where it is neither target nor predicted.
@@ -193,6 +196,7 @@ class PixelCounts(ExactMetric):
     """int64 ``(2,)``: pixels on which student and teacher agree, and all compared."""
 
     def __init__(self, num_classes: int, ignore_index: int | None) -> None:
+        """Begins without pixels; ``confusion`` ``(C, C)`` and ``alike`` ``(2,)`` are added up over processes."""
         super().__init__()
         self.num_classes = num_classes
         self.ignore_index = ignore_index
