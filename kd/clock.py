@@ -285,7 +285,7 @@ class part_of_the_start(ContextDecorator):
 
 
 def parts_of_the_start(since: float, until: float) -> dict[str, float]:
-    """Seconds of each named part that began between two Unix times."""
+    """Seconds of each named part of the start that began from ``since`` to before ``until`` (Unix times)."""
     seconds: dict[str, float] = {}
     for name, began, took in _parts_of_the_start:
         if since <= began < until:

@@ -34,6 +34,7 @@ def own_muon() -> type[Optimizer]:
     together: Callable[..., None] = partial(step_by_shapes, module)
 
     def in_the_devices_dtype(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """The iteration on one gradient ``(out, in)``: in float32 on a CPU, else in bfloat16."""
         if gradient.is_cpu:
             dtype = torch.float32
         else:
@@ -43,6 +44,7 @@ def own_muon() -> type[Optimizer]:
     def step(
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
+        """One optimizer step of all weights: by shapes on a device, one by one on a CPU or where weights are shards."""
         # a shard (DTensor) has no whole matrix to stack
         plain_tensors = type(params[0].data) is Tensor
         if params[0].is_cpu or not plain_tensors:

@@ -388,7 +388,14 @@ def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: float) -> float:
-    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``."""
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``.
+
+    Args:
+        step: optimizer steps done.
+        warmup_steps: of the warm-up.
+        total_steps: of the run.
+        min_ratio: the factor at its end, in [0, 1].
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     after_warmup = max(1, total_steps - warmup_steps)
@@ -407,7 +414,17 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float])
 def build_schedule(
     optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
 ) -> LambdaLR:
-    """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps."""
+    """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps.
+
+    Args:
+        optimizer: its groups' rates are multiplied.
+        spec: warm-up in epochs, milestones, the least rate.
+        total_steps: optimizer steps of the run; infinite: no end is known.
+        steps_per_epoch: infinite for a loader without a length.
+
+    Raises:
+        UserError: a setting counts epochs, and their length is not known.
+    """
     warmup = 0
     if math.isinf(steps_per_epoch):  # a loader without a length
         for key, value, off in (

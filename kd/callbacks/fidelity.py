@@ -186,7 +186,12 @@ def as_validated(
 
 
 def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """The truth and each model's answers of a mistake, by class name."""
+    """The truth and each model's answers of a mistake, by class name, as ``fidelity.json`` has them.
+
+    Args:
+        entry: ``truth``, a list of class ids; by model, pairs of a class id and its share in [0, 1].
+        classes: names by id.
+    """
     named: dict[str, Any] = {"truth": []}
     for class_id in entry["truth"]:
         if 0 <= class_id < len(classes):
@@ -199,7 +204,13 @@ def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str, Any]:
-    """Picture, truth, student and teacher side by side; pixels that don't count are black."""
+    """Picture, truth, student and teacher side by side; pixels that don't count are black.
+
+    Args:
+        picture: uint8 ``(H, W, 3)``.
+        maps: class ids ``(H, W)`` by name, ``truth`` among them.
+        classes: how many there are; other ids don't count.
+    """
     palette = colours(classes)
     truth_HW = maps["truth"].numpy()
     counts_HW = (truth_HW >= 0) & (truth_HW < classes)

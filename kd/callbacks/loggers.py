@@ -84,7 +84,13 @@ def in_folder(tree: Tree, run: Path) -> Tree:
 
 
 def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) -> dict[str, Any]:
-    """MLflow's arguments with a database for all runs, unless they name a server: it writes plain files no more."""
+    """MLflow's arguments with a database for all runs, unless they name a server: it writes plain files no more.
+
+    Args:
+        given: the arguments in the settings.
+        defaults: the class's own.
+        runs: the folder of all runs, where the database lies.
+    """
     if given.get("tracking_uri") or defaults["tracking_uri"]:  # the default is MLFLOW_TRACKING_URI
         return given
     folder = given.get("save_dir") or defaults["save_dir"]

@@ -112,7 +112,14 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:
 def _packed(
     split: Split, i: int, short_side: int | None, has_masks: bool
 ) -> tuple[bytes, str, bytes]:
-    """A picture as it is packed, the ending of its name, and its mask where it has one."""
+    """A picture as it is packed: its bytes, the ending of its name, and its mask as bytes, empty without one.
+
+    Args:
+        split: holds it.
+        i: its number in the split.
+        short_side: pixels to which a larger shorter side is scaled; None: packed as it is.
+        has_masks: whether its target is a mask.
+    """
     mask = None
     try:
         data = split.read(i)

@@ -25,9 +25,16 @@ ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation, or a RuntimeError of one line.
+    """Encoded picture -> uint8 ``(3, H, W)``, upright by its EXIF orientation.
 
     Of an animation this is the first frame; samples of 16 bits keep their upper eight; transparency is dropped.
+
+    Args:
+        data: the file's bytes, of any format.
+        max_pixels: a picture with more is refused.
+
+    Raises:
+        RuntimeError: it can't be read, in one line.
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         if data.startswith(JPEG):
@@ -40,7 +47,11 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
 
 def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
-    """Height and width of an upright JPEG in grey or RGB; None for any other picture.
+    """Height and width of an upright JPEG in grey or RGB; None for any other picture. Only the header is read.
+
+    Args:
+        data: the file's bytes.
+        max_pixels: a picture with more is refused.
 
     Raises:
         RuntimeError: not a picture, or too large.

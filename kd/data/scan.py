@@ -89,7 +89,14 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
 
 
 def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
-    """Why a picture can't be used, or nothing, and the hash of its bytes."""
+    """Why a picture can't be used, "" where it can, and the hash of its bytes, "" where only headers are read.
+
+    Args:
+        split: holds it.
+        check: ``headers`` or ``all``.
+        max_pixels: a picture with more can't be used.
+        i: its number in the split.
+    """
     digest = ""
     try:
         split.name(i).encode()

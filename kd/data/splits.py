@@ -312,7 +312,13 @@ class Splits:
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
-    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more."""
+    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
+
+    Args:
+        targets: of all training pictures; what is no class id counts as one class.
+        fraction: in (0, 1).
+        seed: of the choice, which a resumed run must repeat.
+    """
     rng = np.random.default_rng([seed, 2])
     numbers_by_class: dict[Hashable, list[int]] = {}
     for i, target in enumerate(targets):
@@ -363,7 +369,22 @@ def info_of(
     samples_freely: bool = False,
     probed: bool = False,
 ) -> DataInfo:
-    """What is known of the data, once their settings are seen to fit each other."""
+    """What is known of the data, once their settings are seen to fit each other.
+
+    Args:
+        source: classes and kind of target.
+        sizes: pictures by split.
+        targets: of the training pictures.
+        augment: how views are changed.
+        crop_ratio: of validation views.
+        unlabeled_ratio: unlabelled pictures for each labelled one; None: all of them in each epoch.
+        balance_classes: whether all classes come equally often.
+        samples_freely: whether a sampler of the user's chooses the pictures.
+        probed: whether labelled pictures score a student without a classifier.
+
+    Raises:
+        UserError: settings that do not fit; it names the key.
+    """
     for name in source.kind.undefined:
         if getattr(augment, name):
             raise UserError(

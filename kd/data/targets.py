@@ -46,7 +46,12 @@ class Targets:
         return torch.tensor(targets)
 
     def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
-        """Pictures of each class; None where a picture has not one class."""
+        """Pictures of each class, by id; None where a picture has not one class.
+
+        Args:
+            targets: of the pictures; ids below 0 are no label.
+            classes: how many there are.
+        """
         if not self.one_class:
             return None
         ids = np.asarray(targets)
@@ -84,7 +89,12 @@ class LabelSets(Targets):
     least_classes = 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """Rows ``(N, C)`` of 0 and 1; NaN for a picture without labels (-1)."""
+        """Rows ``(N, C)`` of 0 and 1, float32; NaN for a picture without labels.
+
+        Args:
+            targets: the class ids of each of N pictures; -1 without labels.
+            classes: C.
+        """
         rows = torch.zeros(len(targets), classes)
         for row, ids in zip(rows, targets, strict=True):
             if isinstance(ids, list):

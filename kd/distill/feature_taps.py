@@ -188,7 +188,13 @@ def _built(
     student_shapes: list[tuple[int, ...]],
     teacher_shapes: list[tuple[int, ...]],
 ) -> DistillLoss:
-    """A loss built for the shapes of its layers; raises a ValueError where it can't compare them."""
+    """A loss built for the shapes of its layers; raises a ValueError where it can't compare them.
+
+    Args:
+        loss: over one pair of layers, or over several.
+        student_shapes: of the student's layers for two pictures, ``(2, C, H, W)`` or ``(2, D)``.
+        teacher_shapes: of the teacher's, likewise.
+    """
     if isinstance(loss, FeatureLoss) and len(student_shapes) == len(teacher_shapes) == 1:
         loss.build(student_shapes[0], teacher_shapes[0])
         return loss

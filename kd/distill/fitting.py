@@ -50,6 +50,11 @@ def check_dropping(
 ) -> None:
     """Checks that ``model.teacher_drop`` can leave a teacher out for a picture.
 
+    Args:
+        losses: by name.
+        teacher_of: the teacher that a loss reads, by the loss's name.
+        task_loss_weight: must be 0.
+
     Raises:
         UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture.
     """

@@ -137,10 +137,10 @@ def objective_of(
     teacher: RunTeacher | None = None,
     student: nn.Module | None = None,
 ) -> Objective:
-    """What a student learns; see :class:`Distillation` for the arguments.
+    """What a student learns; the arguments are those of :class:`Distillation`, whose types are checked here.
 
-    A ``student`` without a classifier (timm's ``num_classes=0``) whose losses read no logits learns features alone, from
-    pictures without labels, where no task is given.
+    A ``student`` without a classifier (timm's ``num_classes=0``) whose losses read no logits learns features alone,
+    from pictures without labels, where no task is given.
     """
     check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
     check_type(

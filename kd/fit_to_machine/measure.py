@@ -269,7 +269,15 @@ def _trial_ms(
     steps: int,
     learn: Callable[[Any], None],
 ) -> float:
-    """Milliseconds of a step of the slowest rank, without the batches that the loader had ready at the start."""
+    """Milliseconds of a step of the slowest rank, without the batches that the loader had ready at the start.
+
+    Args:
+        run: the module, attached to its trainer.
+        data: whose ``num_workers`` is set.
+        num_workers: loader processes to try.
+        steps: that are timed.
+        learn: does a step on a batch.
+    """
     strategy = run.trainer.strategy
     device = strategy.root_device
     ahead = 2 * num_workers + 1

@@ -34,8 +34,12 @@ def check_gpus(accelerator: str) -> None:
 def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Whether a GPU can run code that was built for some architectures.
 
-    Machine code (``sm_75``) runs on GPUs of the same major number and an equal or higher minor one, ``a`` and ``f``
-    at its end on that very architecture or its family; portable code (``compute_75``) on all that are as new.
+    Machine code (``sm_75``) runs on GPUs of the same major number and an equal or higher minor one, ``a`` and ``f`` at
+    its end on that very architecture or its family; portable code (``compute_75``) on all that are as new.
+
+    Args:
+        capability: of the GPU, (major, minor).
+        built_for: names of architectures, as torch lists them.
 
     >>> has_code((7, 0), ["sm_75", "sm_80"]), has_code((8, 6), ["sm_75", "sm_80"])
     (False, True)

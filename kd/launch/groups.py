@@ -108,7 +108,14 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
 def _current(
     env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str
 ) -> str:
-    """The group of this machine; what else names a group must name the same one."""
+    """The group of this machine; what else names a group must name the same one.
+
+    Args:
+        env: the process's environment.
+        from_file: SageMaker's ``resourceconfig.json``.
+        groups: host names by group.
+        here: this machine's host name.
+    """
     group = next(name for name, hosts in groups.items() if here in hosts)
     names = {
         from_file.get("current_group_name"),

@@ -221,7 +221,15 @@ class LayersLoss(DistillLoss):
     over_maps = False  # as of a :class:`FeatureLoss`
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the parameters that depend on the layers' shapes (batch axis included)."""
+        """Makes the parameters that depend on the layers' shapes.
+
+        Args:
+            student_shapes: of each layer, batch axis included: ``(2, C, H, W)`` or ``(2, D)``.
+            teacher_shapes: of the teacher's layers, as many.
+
+        Raises:
+            ValueError: unequal numbers of layers, or no maps where maps are needed.
+        """
         if len(student_shapes) != len(teacher_shapes):
             counts = (
                 f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
@@ -246,7 +254,7 @@ class EachLayer(LayersLoss):
         self.needs_labels = loss.needs_labels
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Copies the loss for each pair of layers and builds each copy.
+        """Copies the loss for each pair of layers and builds each copy; shapes as of :meth:`LayersLoss.build`.
 
         Raises:
             ValueError: another number of layers on each side, or a pair that does not fit.
@@ -263,7 +271,14 @@ class EachLayer(LayersLoss):
     def forward(
         self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
     ) -> Tensor:
-        """The mean of the pairs' losses, a scalar; one tensor of each model for each of the losses, in their order."""
+        """The mean of the pairs' losses, a scalar.
+
+        Args:
+            student: features of each layer, in the order in which the losses were built.
+            teacher: of its layers, likewise.
+            target: the batch's targets.
+            extra: what a loss needs beside, such as the pictures' ``index``.
+        """
         values = []
         for loss, student_features, teacher_features in zip(
             self.losses, student, teacher, strict=True

@@ -159,7 +159,7 @@ class ViTKDLoss(LayersLoss):
         self.generation_weight = generation_weight
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the projections, the mask token and the generator.
+        """Makes the projections, the mask token and the generator; shapes as of :meth:`LayersLoss.build`.
 
         Raises:
             ValueError: fewer than two layers, unequal numbers, or features that are not maps.
@@ -230,7 +230,7 @@ class ReviewKDLoss(LayersLoss):
         self.warmup_epochs = warmup_epochs
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the fusion blocks, from the deepest layer to the shallowest.
+        """Makes the fusion blocks, from the deepest layer to the shallowest; shapes as of :meth:`LayersLoss.build`.
 
         Raises:
             ValueError: unequal numbers of layers, or features that are not maps.

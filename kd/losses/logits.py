@@ -73,7 +73,14 @@ class KDLoss(LogitLoss):
         return float(self.temperature)
 
     def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
-        """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
+        """As :meth:`forward`, from a cache of the teacher's largest logits: see
+        :func:`kd.losses.functional.topk_kd_loss`.
+
+        Args:
+            student_logits: ``(N, C)``.
+            teacher: values and classes ``(N, k)``, and the others' mass at this loss's temperature.
+            target: not read.
+        """
         tail = teacher.tails[float(self.temperature)]
         return functional.topk_kd_loss(
             student_logits, teacher.values, teacher.indices, tail, self.temperature
@@ -166,7 +173,13 @@ class DISTLoss(LogitLoss):
         self.gather = gather
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient."""
+        """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient.
+
+        Args:
+            num_classes: of the data.
+            num_samples: not read.
+            ignore_index: not read.
+        """
         if num_classes < 3 and self.beta:
             raise ValueError(
                 f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two"

@@ -90,6 +90,11 @@ class ConvProjection(Projection):
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """A 3x3 convolution, batch norm, ReLU and a 1x1 convolution.
 
+        Args:
+            width: channels of the student's map.
+            teacher_width: channels of the teacher's.
+            is_map: whether the features are ``(N, C, H, W)``.
+
         Raises:
             ValueError: the features are not maps.
         """
@@ -110,7 +115,13 @@ class MLPProjection(Projection):
     """Two layers with a GELU between, at every position."""
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """Two layers with GELU in between, as wide as the wider of both sides."""
+        """Two layers with GELU in between, as wide as the wider of both sides.
+
+        Args:
+            width: channels of the student's features.
+            teacher_width: channels of the teacher's.
+            is_map: whether the features are ``(N, C, H, W)``, else ``(..., D)``.
+        """
         hidden = max(width, teacher_width)
         first = super().make(width, hidden, is_map)
         second = super().make(hidden, teacher_width, is_map)
@@ -151,7 +162,7 @@ class OrthogonalProjection(Float32, Projection):
     """
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """A linear layer whose weight is parametrised to be orthonormal (Cayley map)."""
+        """A linear layer ``width`` -> ``teacher_width`` whose weight is parametrised to be orthonormal (Cayley map)."""
         layer = nn.Linear(width, teacher_width, bias=False, dtype=torch.float32)
         register_parametrization(
             layer, "weight", _Cayley(layer.weight, _OrthMaps.cayley), unsafe=True

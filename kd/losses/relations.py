@@ -145,7 +145,13 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         self._shared = False
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Makes the memory: a random unit vector ``(embed_dim,)`` for each training sample and model."""
+        """Makes the memory: a random unit vector ``(embed_dim,)`` for each training sample and model.
+
+        Args:
+            num_classes: not read.
+            num_samples: training pictures; their index names a row of the memory.
+            ignore_index: not read.
+        """
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
             drawn = torch.randn(num_samples, self.embed_dim)

@@ -227,7 +227,12 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
 def _variants(
     state: dict[str, Tensor], expected: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """The tensors of one place as they are, and as filters of timm and models of builders expect them."""
+    """The tensors of one place as they are, and as filters of timm and models of builders expect them.
+
+    Args:
+        state: tensors of the file, by name below that place.
+        expected: the model's own, by name.
+    """
     yield state
     # a builder's module, trained outside of kd
     if all(name.startswith("model.") for name in expected):

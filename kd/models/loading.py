@@ -194,7 +194,15 @@ def _other_classes(
     expected: Mapping[str, Tensor],
     last: Sequence[str],
 ) -> str:
-    """How the file's classes differ from the data's; empty where they don't, or nothing is known."""
+    """How the file's classes differ from the data's, in words; "" where they don't, or nothing is known.
+
+    Args:
+        names: the file's classes, in order; empty: unknown.
+        classes: the data's.
+        state: tensors of the file.
+        expected: the model's own.
+        last: names of the classifier's tensors.
+    """
     for name in last:
         if name not in state:
             continue

@@ -161,7 +161,15 @@ def build_own(
     std: Sequence[float] | None,
     key: str,
 ) -> nn.Module:
-    """What a builder makes; under timm's names unless it has them.
+    """What a builder makes; under timm's names (:class:`OwnModel`) unless it has them.
+
+    Args:
+        builder: the user's.
+        num_classes: of the data; 0: no classifier.
+        img_size: height and width of the input; None: the builder's own.
+        mean: of the input, by channel; None: as the model says.
+        std: likewise.
+        key: of the settings, for messages.
 
     Raises:
         UserError: a builder that fails, or a model whose input nobody describes.

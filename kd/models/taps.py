@@ -338,7 +338,9 @@ class Taps:
         return channels_first, channels_last
 
     def _shape_difference(self, rows: int, columns: int) -> float:
-        """Logarithm of how much more a map's height to width is than the picture's, or less."""
+        """How far the shape of a map of ``rows`` x ``columns`` is from the picture's: ``|log|`` of the quotient of
+        both.
+        """
         height, width = self._size
         shape_of_picture = math.log(height / width)
         shape_of_map = math.log(rows / columns)

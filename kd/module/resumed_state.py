@@ -54,7 +54,13 @@ def check_form(value: object, expected: object, place: str) -> None:
 
 
 def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
-    """Checks a mapping of a checkpoint, key by key; ``place`` begins the message of a user's error."""
+    """Checks a mapping of a checkpoint, key by key.
+
+    Args:
+        value: of the checkpoint.
+        expected: the run's own, whose keys and forms it must have.
+        place: its path in the checkpoint, with which a user's error begins.
+    """
     if not isinstance(value, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
     for key, part in value.items():
@@ -66,7 +72,7 @@ def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
 
 
 def _check_list(value: object, expected: Sequence[object], place: str) -> None:
-    """A list as long as the run's own, part by part of the same form."""
+    """Checks a list: as long as the run's own, part by part of the same form; arguments as of :func:`_check_keys`."""
     count = len(expected)
     if not isinstance(value, list | tuple) or len(value) != count:
         shown = _shown(value)
@@ -77,7 +83,10 @@ def _check_list(value: object, expected: Sequence[object], place: str) -> None:
 
 
 def _check_number(value: object, expected: float, place: str) -> None:
-    """A finite number, whole where the run's own is, and negative only where that is."""
+    """Checks a number: finite, whole where the run's own is, and negative only where that is.
+
+    Arguments as of :func:`_check_keys`.
+    """
     kind = "a finite number"
     is_right = _is_number(value)
     if isinstance(expected, int):

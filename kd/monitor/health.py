@@ -201,7 +201,9 @@ class _Reading:
         self.answer = logits_of(out)
 
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
-        """Notes the statistics of a layer's output; of several outputs the first is read."""
+        """Hook: notes the statistics of a layer's output ``out`` under its ``path``; of several outputs the first is
+        read.
+        """
         if isinstance(out, list | tuple) and out:
             out = out[0]
         if not isinstance(out, Tensor):

@@ -186,7 +186,13 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
-    """The range that was opened last of those that are open."""
+    """The name of the range that was opened last of those that are open at a time; "" for none.
+
+    Args:
+        ranges: start, end (microseconds) and name, by start.
+        starts: their starts.
+        at: the time.
+    """
     for start, end, name in reversed(
         ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]
     ):

@@ -94,7 +94,18 @@ class OwnRun(Watched):
     def answers(
         self, trainer: Trainer, name: str, outputs: object, answer: Tensor | None
     ) -> dict[str, Any]:
-        """Entropy of the (first) teacher's answers, the student's agreement with them, the terms of the loss."""
+        """Entropy of the (first) teacher's answers, the student's agreement with them, the terms of the loss.
+
+        Args:
+            trainer: of the run.
+            name: of the student; "" for a single one.
+            outputs: what the training step returned.
+            answer: the student's logits of this batch, ``(N, C, ...)``; None: not known.
+
+        Returns:
+            ``terms``, ``teacher_entropy`` (nats) and ``agreement`` (in [0, 1]), on the device; what is unknown is left
+            out.
+        """
         student = RunContext.of(trainer).students.named()[name]
         output = output_of(cast(Any, outputs))
         values: dict[str, Any] = {"terms": dict(output["terms"][name])}
@@ -156,7 +167,14 @@ def _class_counts(targets: Sequence[Target]) -> list[int]:
 
 
 def room_for(memory: Memory, batch_size: int, available: float, processes: int) -> dict[str, int]:
-    """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP."""
+    """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP.
+
+    Args:
+        memory: of a training step.
+        batch_size: pictures of a process.
+        available: bytes of its GPU.
+        processes: of the run.
+    """
     room = {"more_fit": max(0, memory.fits(available) - batch_size)}
     if processes == 1:
         return room

@@ -115,7 +115,11 @@ class Delays:
         self._at = time.monotonic()
 
     def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
-        """Since the last reading: ``thread_wait``, ``thread`` (the most delayed), ``loader_wait``; empty if unknown.
+        """How long threads have waited for a core since the last reading, in % of the time.
+
+        Args:
+            ranks: process ids of the training processes.
+            loaders: of their loader workers.
 
         Returns:
             ``thread_wait`` by training process, ``thread`` (name of the most delayed one), ``loader_wait`` by loader;

@@ -172,7 +172,14 @@ def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
 
 
 def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.ndarray:
-    """For each k = b + c the smallest c whose score is ``score`` or more; k + 1 where none is. By halving."""
+    """For each k = b + c the smallest c whose score is ``score`` or more; k + 1 where none is. By halving.
+
+    Args:
+        n: pictures.
+        k: pictures on which one model alone is right, any shape.
+        margin: m, in -1..1.
+        score: of :func:`tango_score`.
+    """
     wanted = score - 1e-9
     low = np.zeros_like(k)
     high = k + 1

@@ -184,7 +184,13 @@ def _loss_in_words(loss: dict[str, Any]) -> str:
 def _goodness(
     best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]
 ) -> list[tuple[str, ...]]:
-    """The rows of the card's table: each metric of teacher and student, and their calibration error."""
+    """The rows of the card's table: each metric of teacher and student, and their calibration error.
+
+    Args:
+        best: the student's metrics, by name.
+        teacher: the teacher's.
+        fidelity: the content of ``fidelity.json``.
+    """
     rows: list[tuple[str, ...]] = []
     for key, title in METRICS.items():
         if key in best or key in teacher:
@@ -238,7 +244,7 @@ class Raw(str):
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
-    """A table in Markdown, its cells escaped."""
+    """A table in Markdown with a head of ``columns`` and a line for each of ``rows``, its cells escaped."""
     rule = ["---"] * len(columns)
     lines = []
     for row in (columns, rule, *rows):

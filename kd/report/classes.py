@@ -133,7 +133,13 @@ def _section(
 def _matrix(
     counts: Mapping[str, int], right: Mapping[str, float], confusions: Sequence[Confusion]
 ) -> Section | None:
-    """The student's confusions among the classes of the largest; a cell is a share of its row's class."""
+    """The student's confusions among the classes of the largest; a cell is a share of its row's class, in [0, 1].
+
+    Args:
+        counts: pictures of each class, by name.
+        right: the share right of each class.
+        confusions: the largest first.
+    """
     confused: dict[str, None] = {}  # names of classes, those of the largest confusions first
     for true, called, _times, _taught in confusions:
         confused |= {true: None, called: None}

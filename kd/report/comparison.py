@@ -57,7 +57,13 @@ def label(facts: Facts) -> str:
 def _verdict(
     explained: Sequence[Explained], names: Sequence[str], differing: Sequence[Sequence[str]]
 ) -> Section:
-    """The page's first section: how settings and results of the first and last run differ, then each run's verdict."""
+    """The page's first section: how settings and results of the first and last run differ, then each run's verdict.
+
+    Args:
+        explained: the runs.
+        names: of the runs, in the same order.
+        differing: rows of the table of settings that differ.
+    """
     first = explained[0].facts
     last = explained[-1].facts
     verdicts = [
@@ -106,7 +112,7 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
-    """Devices and cores of each run, as a table."""
+    """Devices and cores of each run as a table, a column a run; ``names`` are its heads."""
     devices = []
     cores = []
     for facts in runs:
@@ -221,6 +227,11 @@ def _table(title: str, numbers: Sequence[Numbers], names: Sequence[str]) -> Sect
     """A row for each number that a run has; for two runs a last column with the change.
 
     A phase that one of the runs lacks took 0 ms there.
+
+    Args:
+        title: of the table.
+        numbers: by name, of each run.
+        names: of the runs.
     """
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     two_runs = len(numbers) == 2
@@ -248,7 +259,11 @@ def _quotient(a: float | None, b: float | None) -> float | None:
 
 
 def _change(name: str, before: float | None, after: float | None) -> str:
-    """How a number has changed: a metric in points, utilisation in percent, all else by a factor."""
+    """How a number has changed from ``before`` to ``after``: a metric in points, utilisation in percent, else by a
+    factor.
+
+    "" where one of them is not known.
+    """
     _, is_metric, metric = name.partition(" val ")
     if is_metric:
         return _difference(metric, before, after)
@@ -260,7 +275,10 @@ def _change(name: str, before: float | None, after: float | None) -> str:
 
 
 def _difference(metric: str, before: float | None, after: float | None) -> str:
-    """The change of a metric with its sign: shares in points, all else in the metric's own units."""
+    """The change of a metric from ``before`` to ``after`` with its sign: shares in points, else in its own units.
+
+    "" where one of them is not known.
+    """
     if before is None or after is None or not math.isfinite(before - after):
         return ""
     if is_share(metric):
@@ -349,7 +367,10 @@ def _largest_change(before: Facts, after: Facts) -> str:
 
 # -- charts ------------------------------------------------------------------------------------------------------------
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
-    """The training loss, each primary metric and the agreement over the epochs: one axis, a line for each run."""
+    """The training loss, each primary metric and the agreement over the epochs: one axis, a line for each run.
+
+    None in place of a chart that no run has; ``names`` are the lines' names.
+    """
     metrics = dict.fromkeys(f"val/{facts.run.primary}" for facts in runs)
     metrics["val/agreement"] = None
     charts = [_loss_chart(runs, names)]
@@ -403,7 +424,9 @@ def _losses_by_part(facts: Facts, parts_an_epoch: int) -> dict[int, float]:
 
 
 def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
-    """The phases of each run's mean step in ms, as bars; None where no phases were recorded."""
+    """The phases of each run's mean step in ms, as bars under the runs' ``names``; None where no phases were
+    recorded.
+    """
     used = [name for name in PHASES if any(name in facts.phases for facts in runs)]
     if not used:
         return None
@@ -421,7 +444,10 @@ def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
 
 
 def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
-    """Top operations of the profiled windows: which stay, enter or leave from the first run to the last."""
+    """Top operations of the profiled windows: which stay, enter or leave from the first run to the last.
+
+    None where fewer than two runs have a profile; ``names`` are the columns' heads.
+    """
     shares = []  # of each run, 0 to 1 by operation
     for facts in runs:
         top = []
@@ -448,7 +474,7 @@ def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
 
 
 def _heat_maps(runs: Sequence[Facts], names: Sequence[str]) -> list[Section]:
-    """The heat map of each run that has one, with its name in the title."""
+    """The heat map of each run that has one, with its name of ``names`` in the title."""
     maps = []
     for facts, name in zip(runs, names, strict=True):
         section = heat(facts.run)

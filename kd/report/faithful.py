@@ -75,7 +75,13 @@ def _numbers(content: dict[str, Any], of: str) -> Section:
 
 
 def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Section]:
-    """Of one number: how close the models are to the targets and to each other, and where on the scale."""
+    """Of one number: how close the models are to the targets and to each other, and where on the scale.
+
+    Args:
+        content: of ``fidelity.json``.
+        target: its part about this number.
+        of: follows the titles.
+    """
     name = target["name"]
     errors = target["mae"]
     deciles = target["deciles"]

@@ -293,7 +293,14 @@ def fewest(facts: Facts, change: Change) -> int:
 
 
 def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str:
-    """A sentence: what a change saves or costs, as a share of the run's price now."""
+    """A sentence: what a change saves or costs, as a share of the run's price now.
+
+    Args:
+        now: the run as it is.
+        cost_now: its price.
+        then: the changed run.
+        cost_then: its price, in the same currency.
+    """
     saved = 0.0
     if cost_now:
         saved = 1 - cost_then / cost_now

@@ -514,7 +514,8 @@ def bookkeeping_bound(facts: Facts, at: float = 0.15) -> Limit | None:
 def readable_bytes(size: float) -> str:
     """Bytes with a decimal unit (1 KB = 1000 B), for people.
 
-    >>> readable_bytes(1234567) '1.2 MB'
+    >>> readable_bytes(1234567)
+    '1.2 MB'
     """
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:

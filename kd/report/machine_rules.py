@@ -22,7 +22,16 @@ def cpu_bottleneck(
     share: float = 0.5,
     skip: int = 100,
 ) -> Finding | None:
-    """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
+    """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples.
+
+    Args:
+        cpu: use in %, a value a sample.
+        gpu: likewise.
+        high: in %.
+        low: in %.
+        share: in [0, 1].
+        skip: samples of the start that do not count.
+    """
     bound = []
     for cpu_use, gpu_use in zip(cpu, gpu, strict=False):
         bound.append(cpu_use > high and gpu_use < low)
@@ -41,7 +50,16 @@ def io_bottleneck(
     share: float = 0.5,
     skip: int = 1000,
 ) -> Finding | None:
-    """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
+    """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples.
+
+    Args:
+        io_wait: share of the cores' time in %, a value a sample.
+        gpu: use in %, likewise; empty: no GPU.
+        high: in %.
+        low: in %.
+        share: in [0, 1].
+        skip: samples of the start that do not count.
+    """
     gpu_use = gpu or [0.0] * len(io_wait)
     bound = []
     for wait, use in zip(io_wait, gpu_use, strict=False):
@@ -57,7 +75,15 @@ def io_bottleneck(
 def low_gpu_utilization(
     gpu: Sequence[float], low: float = 70, floor: float = 10, window: int = 500, skip: int = 1000
 ) -> Finding | None:
-    """In the newest ``window`` samples p95 is below ``low`` % (low), or p5 is below ``floor`` % (fluctuating)."""
+    """In the newest ``window`` samples p95 is below ``low`` % (low), or p5 is below ``floor`` % (fluctuating).
+
+    Args:
+        gpu: use in %, a value a sample.
+        low: in %.
+        floor: in %.
+        window: samples.
+        skip: samples of the start that do not count.
+    """
     recent = gpu[skip:][-window:]
     if not recent:
         return None
@@ -80,7 +106,16 @@ def batch_size(
     window: int = 500,
     skip: int = 100,
 ) -> Finding | None:
-    """p95 of CPU, GPU and GPU memory are all below ``low`` %: there is room for a larger batch."""
+    """p95 of CPU, GPU and GPU memory are all below ``low`` %: there is room for a larger batch.
+
+    Args:
+        cpu: use in %, a value a sample.
+        gpu: likewise.
+        gpu_memory: likewise.
+        low: in %.
+        window: newest samples that count.
+        skip: samples of the start that do not count.
+    """
     highest = []
     for values in (cpu, gpu, gpu_memory):
         recent = values[skip:][-window:]
@@ -146,7 +181,13 @@ def _steady_growth(
 def load_balancing(
     gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10
 ) -> Finding | None:
-    """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's."""
+    """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's.
+
+    Args:
+        gpus: use in % by GPU, a value a sample.
+        imbalance: as a share of the busiest one's, in [0, 1].
+        skip: samples of the start that do not count.
+    """
     means = [mean(values[skip:]) for values in gpus if len(values) > skip]
     if len(means) < 2:
         return None

@@ -127,7 +127,13 @@ def without_common_folders(names: list[str]) -> list[str]:
 
 
 def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
-    """The quotient of the parameters, and of each shown metric the difference in points; "" where one lacks it."""
+    """The quotient of the parameters, and of each shown metric the difference in points; "" where one lacks it.
+
+    Args:
+        first: figures of the first model: parameters, and metrics in [0, 1].
+        other: those of the model in this row.
+        shown: metrics, one a column.
+    """
     cells = [f"x {other['params'] / first['params']:.2f}"]
     for metric in shown:
         if metric in first and metric in other:
@@ -235,7 +241,12 @@ def _print_robust(accuracies: dict[str, dict[str, list[float]]], whose: str = ""
 def _feature_rows(
     results: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> list[tuple[str, dict[str, float]]]:
-    """Name and metrics of each model: each teacher once, then the students."""
+    """Name and metrics of each model: each teacher once, then the students.
+
+    Args:
+        results: of ``kd-eval``, one a run.
+        names: of the runs.
+    """
     several = len(results) > 1
     teachers: list[tuple[str, dict[str, float]]] = []
     students = []
@@ -278,7 +289,8 @@ def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
 
 
 def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The cells of a table as lines ``name: value``, below the first cell of each row.
+    """The cells of a table's ``rows`` as lines ``name: value``, below the first cell of each row; names are
+    ``columns``.
 
     >>> named_values(["", "parameters", "val acc1"], [["student", "0.16 M", "87.2 %"]])
     ['student', '  parameters: 0.16 M', '  val acc1: 87.2 %']

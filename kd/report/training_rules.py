@@ -15,7 +15,13 @@ from kd.report.step_facts import mean
 def loss_not_decreasing(
     loss: Sequence[float], percent: float = 0.1, least: int = 20
 ) -> Finding | None:
-    """The mean of the last fifth is not ``percent`` % below the first fifth's."""
+    """The mean of the last fifth is not ``percent`` % below the first fifth's.
+
+    Args:
+        loss: the training loss, by logged step.
+        percent: that it should have fallen.
+        least: values, below which nothing is found.
+    """
     if len(loss) < least:
         return None
     fifth = max(1, len(loss) // 5)
@@ -191,7 +197,15 @@ def overtraining(
     delta: float = 0.001,
     metric: str = "val/acc1",
 ) -> Finding | None:
-    """For ``patience`` epochs the validation metric has not risen by ``delta``, nor the divergence fallen by it."""
+    """For ``patience`` epochs the validation metric has not risen by ``delta``, nor the divergence fallen by it.
+
+    Args:
+        val: the metric by epoch.
+        kl: the divergence from the teacher in nats, likewise; empty: unknown.
+        patience: epochs.
+        delta: in the metric's own units.
+        metric: its name, for the message.
+    """
     if len(val) <= patience:
         return None
     epochs = int(patience)

@@ -76,7 +76,10 @@ def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
 
 
 def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]:
-    """Validation metrics of a run with these settings, the primary one first."""
+    """Validation metrics of a run with the settings ``config``, the primary one first; nothing but the task is built.
+
+    ``trusted``: classes that the user trusts.
+    """
     model = config["model"]
     if not model["student"].get("head", True):
         probe = config["data"].get("probe") or {}
@@ -90,7 +93,12 @@ def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]
 
 
 def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, TeacherSpec]:
-    """The settings of a run's teachers by name; a single teacher's name is empty."""
+    """The settings of a run's teachers by name; a single teacher's name is empty.
+
+    Args:
+        config: all settings.
+        trusted: classes that the user trusts.
+    """
     specs: dict[str, TeacherSpec] = {}
     for key, settings in teachers_in(config["model"]).items():
         name = key.removeprefix("model.teachers.").removeprefix("model.teacher")
@@ -167,7 +175,14 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
 def arguments_of(
     group: type, given: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The arguments of what a group of settings becomes, by name; those that it does not know are left out."""
+    """The arguments of what a group of settings becomes, by name; those that it does not know are left out.
+
+    Args:
+        group: the class of settings.
+        given: its values, by name.
+        key: the group's place, for messages.
+        trusted: classes that the user trusts.
+    """
     known = keys.fields(group)
     return {
         name: built(known[name].kind, value, f"{key}.{name}", trusted)
@@ -256,7 +271,13 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
 
 
 def _object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
-    """Builds an object; a ValueError that begins with an argument's name becomes a user's error with that key."""
+    """Builds an object; a ValueError that begins with an argument's name becomes a user's error with that key.
+
+    Args:
+        make: the class or function.
+        arguments: by name.
+        key: of the object in the settings.
+    """
     try:
         return make(**arguments)
     except ValueError as error:  # our constructors name their argument first

@@ -150,7 +150,16 @@ class Disputes:
         pair: Pair,
         place: str,
     ) -> list[dict[str, Any]]:
-        """A row of each disputed picture, the least likely labels first."""
+        """A row of each disputed picture, the least likely labels first; they become the table's lines.
+
+        Args:
+            disputed: which labels are doubted.
+            labels_N: the pictures' class ids, ``(N,)``.
+            numbers_N: their numbers in the split, ``(N,)``.
+            answers: class ids ``(N,)`` by model.
+            pair: student, teacher and data.
+            place: the split's name.
+        """
         pictures = pair.data.split(place)
         rows = []
         for i in disputed.worst_first.tolist():
@@ -169,7 +178,14 @@ class Disputes:
 
 
 def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> None:
-    """Writes the table of all rows, what the page shows, and the count into the run's ``summary.json``."""
+    """Writes the table of all rows, what the page shows, and the count into the run's ``summary.json``.
+
+    Args:
+        found: ``labels`` are the rows.
+        pair: whose run's folder is written to.
+        place: the split's name.
+        numbers: of the disputed pictures in the split, the least likely labels first.
+    """
     assert pair.run is not None
     rows = found["labels"]
     text = io.StringIO()

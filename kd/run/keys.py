@@ -195,7 +195,14 @@ def _parameters(signature: ast.arguments, texts: dict[str, str]) -> dict[str, Ke
 
 
 def _key(name: str, kind: object, default: ast.expr | None, texts: dict[str, str]) -> Key:
-    """A field as a key: its default as source text, and its line of explanation."""
+    """A field as a key: its default as source text, and its line of explanation.
+
+    Args:
+        name: of the field.
+        kind: its type.
+        default: its expression in the source; None: it must be given.
+        texts: explanations, by field.
+    """
     default_text = ""
     if default is not None:
         default_text = ast.unparse(default)

@@ -132,7 +132,12 @@ def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
-    """Refuses a run on GPUs where the machine surely has none; how many there are is known once torch is imported."""
+    """Refuses a run on GPUs where the machine surely has none; how many there are is known once torch is imported.
+
+    Args:
+        trainer: its settings.
+        overlays: names of the overlays that were given, for the message.
+    """
     if trainer["accelerator"] not in ("gpu", "cuda") or sys.platform != "linux" or recognise():
         return
     if not any(any(Path("/dev").glob(pattern)) for pattern in GPU_FILES):

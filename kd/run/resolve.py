@@ -265,7 +265,10 @@ class _Merge:
     def _put_entries(
         self, before: object, value: Mapping[str, Any], kind: object, key: str
     ) -> object:
-        """A mapping in a file: it is added to a group of settings, and takes the place of a dict."""
+        """A mapping in a file: it is added to a group of settings, and takes the place of a dict.
+
+        Arguments as of :meth:`_put_below`.
+        """
         for name in value:
             if not isinstance(name, str):  # YAML reads 007 as 7
                 raise UserError(f"{plain(key)}: a name is text, got {name}")
@@ -305,6 +308,12 @@ class _Merge:
     def _class_of(self, before: object, value: object, kind: str, key: str) -> object:
         """A class in the layer's form (a name, a mapping, a list of them) put onto the one that is there.
 
+        Args:
+            before: the place's value so far.
+            value: the layer's.
+            kind: of class that the place takes.
+            key: the place.
+
         Returns:
             ``{"class_path", "init_args"}``; a word such as ``auto`` as it is.
         """
@@ -337,8 +346,14 @@ class _Merge:
     def _with_argument(
         self, node: Tree, path: list[str], value: object, kind: str, key: str
     ) -> Tree:
-        """A class's node with one argument, or a key below it, put on top; an unknown one is noted in
-        :attr:`unknown`.
+        """A class's node with one argument, or a key below it, put on top; an unknown one is noted in :attr:`unknown`.
+
+        Args:
+            node: ``{"class_path", "init_args"}``; it is not changed.
+            path: the argument's name, and names below it.
+            value: the layer's.
+            kind: of the class.
+            key: its place.
         """
         name, *rest = path
         inner_key = f"{key}.{name}"
@@ -407,6 +422,11 @@ class _Merge:
         """A group of settings with the value, or the default, of each of its fields.
 
         Fields of :data:`kd.run.keys.FILLED` stay out: another setting fills them.
+
+        Args:
+            given: values by field.
+            known: the group's fields.
+            key: its place.
         """
         group: Tree = {}
         for name, declared in known.items():
@@ -451,7 +471,13 @@ class _Merge:
         return UserError(f"{key}: takes no settings without a class_path, got {got}")
 
     def _whole_arguments(self, one: listed.Listed, given: Mapping[str, Any], key: str) -> Tree:
-        """The arguments of a listed class in their order, with those defaults that are known without an import."""
+        """The arguments of a listed class in their order, with those defaults that are known without an import.
+
+        Args:
+            one: the class.
+            given: values by argument.
+            key: its place.
+        """
         arguments: Tree = {}
         for name, declared in one.arguments.items():
             inner_key = f"{key}.{name}"

@@ -72,7 +72,9 @@ def notes(typed: Sequence[str], written: Sequence[str]) -> list[str]:
 
 
 def _several_labels(given: Mapping[str, str], files_say: Mapping[str, Any]) -> bool:
-    """Whether the task is MultiLabel, by the command line or by a file."""
+    """Whether the task is MultiLabel, by the command line (``given``, by key) or by ``files_say``, the files'
+    settings.
+    """
     task = _at(files_say, TASK)
     named = task
     if isinstance(task, Mapping):
@@ -149,7 +151,12 @@ def _source(word: str, source_name: str) -> list[str]:
 
 
 def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -> list[str]:
-    """Words that take a recipe's arguments from a model of another family: they are its own family's."""
+    """Words that take a recipe's arguments from a model of another family: they are its own family's.
+
+    Args:
+        given: words of the command line, by key.
+        files_say: the files' settings.
+    """
     words: list[str] = []
     for key, arch in given.items():
         *groups, name = key.split(".")

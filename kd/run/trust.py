@@ -126,7 +126,12 @@ def vouched(
 
 
 def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
-    """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses."""
+    """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses.
+
+    Args:
+        config: all settings.
+        trusted: names and ``KEY=VALUE`` that the user trusts.
+    """
     problem = None
     if ALL not in trusted:
         problem = _refusal(config, trusted)
@@ -136,6 +141,10 @@ def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
 
 def check_machines(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """Refuses settings of a training in which a file from elsewhere names another machine (:data:`SENDING_KEY`).
+
+    Args:
+        config: all settings.
+        trusted: names and ``KEY=VALUE`` that the user trusts.
 
     Raises:
         UserError: names the key; the commands after a training ask no machine, so they do not call this.

@@ -52,7 +52,16 @@ def measure(
     threads: Sequence[int],
     seconds: float,
 ) -> dict[str, Any]:
-    """The machine and, for each model, runtime, number of threads and batch, a row of its times."""
+    """The machine and, for each model, runtime, number of threads and batch, a row of its times.
+
+    Args:
+        run: whose student, exports and teacher are timed.
+        reopen: opens it again in another process.
+        runtimes: settings of each, by name.
+        batches: pictures at a time.
+        threads: of a model.
+        seconds: that a model is timed in each round.
+    """
     rows: list[Row] = []
     for count in threads:
         rows += _turns(run, reopen, runtimes, batches, count, seconds)
@@ -113,7 +122,10 @@ def _turns(
     threads: int,
     seconds: float,
 ) -> list[Row]:
-    """The rows of one number of threads: all models are loaded, a process each, and timed batch by batch."""
+    """The rows of one number of threads: all models are loaded, a process each, and timed batch by batch.
+
+    Arguments as of :func:`measure`.
+    """
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
     try:
@@ -148,7 +160,13 @@ def _random_pictures(batch: int, size: tuple[int, int]) -> dict[str, np.ndarray]
 def in_turns(
     measures: Mapping[K, Measure], seconds: float, shown: tqdm
 ) -> dict[K, tuple[list[list[float]], float]]:
-    """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory."""
+    """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory in MB.
+
+    Args:
+        measures: times a model so many runs, by the model's key.
+        seconds: that a model is timed in each round.
+        shown: a bar, advanced by each turn.
+    """
     repeats: dict[K, int] = {}
     rounds: dict[K, list[list[float]]] = {}
     peaks_mb: dict[K, float] = {}
@@ -166,7 +184,10 @@ def in_turns(
 def _start(
     load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]
 ) -> Stopwatch:
-    """A process that has loaded a model; its failure names model and runtime, ``key``."""
+    """A process that has loaded a model with ``load`` and runs it on ``threads``.
+
+    Its failure names model and runtime, ``key``.
+    """
     try:
         return Stopwatch(load, threads)
     except UserError as error:

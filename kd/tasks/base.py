@@ -75,6 +75,10 @@ class Task(KeepsDtype):
     def settle(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Takes over what the data says, and makes the metrics.
 
+        Args:
+            num_classes: C of the data.
+            ignore_index: the label that does not count; None: all do.
+
         Raises:
             ValueError: the task was made for other data.
         """

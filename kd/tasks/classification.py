@@ -136,8 +136,13 @@ class Classification(Task):
         return relative_entropy(logits.log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
-        """Class ids as names (empty where unknown); logits as the likeliest class and its probability, column
-        ``_p``.
+        """Answers as columns of text for a table, by what follows the column's name.
+
+        Class ids as names ("" where unknown); logits as the likeliest class and, in ``_p``, its probability.
+
+        Args:
+            answer: class ids ``(N,)`` or logits ``(N, C)``.
+            classes: names by id.
         """
         if not answer.is_floating_point():
             return {"": [classes[i] if 0 <= i < len(classes) else "" for i in answer.tolist()]}
@@ -167,8 +172,12 @@ class Classification(Task):
     def chance(self, counts: Tensor, total: int) -> float:
         """Just below the share right that guessing the most frequent class reaches with p < 0.00135.
 
-        Guesses of a class of share q are right k times of n with the binomial chance
-        ``n! / (k! (n - k)!) * q^k (1 - q)^(n - k)``.
+        Guesses of a class of share q are right k times of n with the binomial chance ``n! / (k! (n - k)!) * q^k (1 -
+        q)^(n - k)``.
+
+        Args:
+            counts: pictures of each class, ``(C,)``.
+            total: n, pictures that were guessed.
         """
         share = (counts.max() / counts.sum()).item()  # q
         if share == 1:

@@ -98,7 +98,12 @@ def disputed_labels(features: Tensor, logits: Tensor, labels: Tensor) -> Dispute
 
 
 def _likely_wrong(probabilities_NC: Tensor, labels_N: Tensor) -> int:
-    """How many pictures are confidently of another class than their label (confident learning, section 3.1)."""
+    """How many pictures are confidently of another class than their label (confident learning, section 3.1).
+
+    Args:
+        probabilities_NC: ``(N, C)``.
+        labels_N: class ids ``(N,)``.
+    """
     # A class's threshold is its mean probability among the pictures of its name.
     classes = probabilities_NC.shape[1]
     one_hot_NC = F.one_hot(labels_N, classes).double()

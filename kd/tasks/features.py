@@ -168,6 +168,12 @@ def ridge_classifier(
 def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> float:
     """Top-1 accuracy, in 0..1, of :func:`ridge_classifier` fitted to the bank.
 
+    Args:
+        bank: features ``(M, D)``.
+        bank_labels: class ids ``(M,)``.
+        features: to be classified, ``(N, D)``.
+        labels: their class ids ``(N,)``.
+
     >>> bank, names = torch.tensor([[0.0], [1], [4], [5]]), torch.tensor([0, 0, 1, 1])
     >>> ridge_accuracy(bank, names, torch.tensor([[1.5], [3.0]]), torch.tensor([0, 1]))
     1.0
@@ -203,7 +209,10 @@ def rank_of_gram(gram: Tensor) -> float:
 
 
 def _check(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> None:
-    """Raises a ValueError for sizes that do not fit each other, an empty bank, or no features."""
+    """Raises a ValueError for sizes that do not fit each other, an empty bank, or no features.
+
+    Arguments as of :func:`ridge_accuracy`.
+    """
     for name, x, ids in (("bank", bank, bank_labels), ("features", features, labels)):
         if x.ndim != 2 or not len(x) or ids.shape != x.shape[:1]:
             raise ValueError(

@@ -341,7 +341,14 @@ class Fidelity:
         return rows
 
     def _class_score(self, right: int, false: int, missed: int) -> float:
-        """The score of a class, see :data:`SCORES`, from its true positives, false positives and false negatives."""
+        """The score of a class in [0, 1], see :data:`SCORES`, from its true positives, false positives and false
+        negatives.
+
+        Args:
+            right: true positives.
+            false: false positives.
+            missed: false negatives.
+        """
         if self.kind == "classification":
             return right / (right + missed)
         if self.kind == "multilabel":

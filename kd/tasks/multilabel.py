@@ -41,7 +41,12 @@ class MultiLabel(Task):
     primary = "map"
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes mean average precision, F1 at probability 0.5, and the agreement with the teacher, by label."""
+        """Makes mean average precision, F1 at probability 0.5, and the agreement with the teacher, by label.
+
+        Args:
+            num_classes: C, labels.
+            ignore_index: not read.
+        """
         self.map = MultilabelAveragePrecision(
             num_classes, average="none", thresholds=None, validate_args=False
         )

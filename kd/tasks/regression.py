@@ -118,7 +118,12 @@ class Regression(Task):
         return NumbersFidelity()
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
-        """A column for each number, with six significant digits; empty where a target is missing (NaN)."""
+        """A column of text for each number, with six significant digits; empty where a target is missing (NaN).
+
+        Args:
+            answer: ``(N, C)``.
+            classes: the numbers' names.
+        """
         columns = answer.float().T.tolist()
         return {
             f"_{name}": ["" if math.isnan(x) else f"{x:.6g}" for x in column]

@@ -57,7 +57,16 @@ def packed(columns: Sequence[Tensor], size: int, head: int = 0) -> Tensor:
 def unpacked(
     records: Tensor, layout: Sequence[tuple[torch.dtype, tuple[int, ...]]], start: int = 0
 ) -> list[Tensor]:
-    """The columns that :func:`packed` has written from byte ``start`` on, by type and shape."""
+    """The columns that :func:`packed` has written from byte ``start`` on.
+
+    Args:
+        records: uint8 ``(N, bytes)``.
+        layout: type and shape of each column, for one record.
+        start: byte of a record.
+
+    Returns:
+        Of each column a tensor ``(N, *shape)``.
+    """
     columns = []
     for dtype, shape in layout:
         end = start + math.prod(shape) * dtype.itemsize

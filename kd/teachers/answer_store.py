@@ -406,7 +406,9 @@ def checksum(record: np.ndarray) -> int:
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Writes all bytes at ``offset``: one call of the system may write fewer."""
+    """Writes all of ``data`` to an open file ``descriptor`` at byte ``offset``: one call of the system may write
+    fewer.
+    """
     while data:
         written = os.pwrite(descriptor, data, offset)
         data = data[written:]

@@ -61,7 +61,11 @@ class AnswersFile:
         self._digest = ""
 
     def build(self, num_classes: int, img_size: object = None) -> "AnswersFile":
-        """Remembers how many classes the data has; :meth:`match` reads the file.
+        """Remembers how many classes the data has, and the file's digest; :meth:`match` reads the file.
+
+        Args:
+            num_classes: C of the data.
+            img_size: not read.
 
         Raises:
             UserError: no such file.

@@ -189,6 +189,10 @@ class Address:
     def build(self, num_classes: int, img_size: object = None) -> "Address":
         """Checks that the server answers in so many classes, and opens the answers that were kept.
 
+        Args:
+            num_classes: C of the data.
+            img_size: of the views, which are sent as they are.
+
         Raises:
             UserError: no such server or model, or another number of classes.
         """

@@ -201,6 +201,12 @@ def build_teachers(
 ) -> RunTeacher | None:
     """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none.
 
+    Args:
+        one: the settings of ``model.teacher``.
+        several: those of ``model.teachers``, by name.
+        classes: of the data, in order.
+        dense: whether logits are maps.
+
     Raises:
         UserError: both are given, or a teacher that can't be built.
     """

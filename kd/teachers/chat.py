@@ -90,6 +90,10 @@ class ChatAddress(Address):
     def build(self, num_classes: int, img_size: object = None) -> "ChatAddress":
         """Opens the answers that were kept; the endpoint is first asked with the first picture.
 
+        Args:
+            num_classes: C of the data.
+            img_size: of the views, which are sent as they are.
+
         Raises:
             UserError: more classes than there are letters, or a key that is not in the environment.
         """

@@ -70,7 +70,13 @@ def _put(place: str, data: bytes) -> int:
 
 
 def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, int]]:
-    """Names of the files of answers, with the number of pictures in each: the pack's shards, or parts of equal size."""
+    """Names of the files of answers, with the number of pictures in each: the pack's shards, or parts of equal size.
+
+    Args:
+        split: that was answered.
+        samples: its pictures.
+        record_bytes: of one answer.
+    """
     # The pack's shards, where the pictures lie in them in order.
     if isinstance(split, ShardSplit) and split.shards and len(split.samples) == samples:
         shard_of_picture = [shard for shard, _, _ in split.samples]
@@ -207,7 +213,15 @@ def _text(url: str, key: str) -> str:
 def _checked_shards(
     stored: dict[str, Any], url: str, samples: int, record_bytes: int, key: str
 ) -> Sequence[tuple[str, int]]:
-    """The shards' names and numbers of pictures; a fingerprint may come from anywhere, and names files."""
+    """The shards' names and numbers of pictures; a fingerprint may come from anywhere, and names files.
+
+    Args:
+        stored: content of the fingerprint's file.
+        url: of the folder, for messages.
+        samples: pictures that the shards must hold.
+        record_bytes: of one answer.
+        key: of the teacher's settings, for messages.
+    """
     shards = stored.get("shards")
     if (
         not isinstance(shards, list)

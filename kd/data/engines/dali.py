@@ -61,7 +61,15 @@ class DaliCutSet(CutSet):
 
 
 def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
-    """``(file, height, width)``: an upright JPEG as it is, any other picture as a PNG, which DALI decodes as we do."""
+    """A picture's bytes in a form that DALI decodes as we do: an upright JPEG as it is, any other as a PNG.
+
+    Args:
+        data: the encoded picture.
+        max_pixels: a picture with more is refused.
+
+    Returns:
+        The file's bytes, height and width in pixels.
+    """
     size = plain_jpeg(data, max_pixels)
     if size is not None:
         return data, *size

@@ -290,7 +290,14 @@ class DeviceViews:
         return {"image": images, "target": target}
 
     def _flip(self, images: Tensor, target: Tensor, drawn: Sequence[Step], axis: int) -> None:
-        """Mirrors the drawn pictures and their targets, in place."""
+        """Mirrors the drawn pictures and their targets, in place.
+
+        Args:
+            images: ``(N, 3, H, W)``.
+            target: of the batch.
+            drawn: the pictures' places in the batch.
+            axis: -1 mirrors left and right, -2 top and bottom.
+        """
         numbers = [number for number, _ in drawn]
         chosen = torch.tensor(numbers, dtype=torch.long)
         chosen = chosen.to(images.device, non_blocking=True)

@@ -84,7 +84,12 @@ def build(
 
 
 def _jobs(train_per_class: int, val_per_class: int) -> list[Job]:
-    """Every picture of a set; a larger set holds a smaller one."""
+    """Every picture of a set, as (split, label, seed); a larger set holds a smaller one.
+
+    Args:
+        train_per_class: training pictures of each class.
+        val_per_class: validation pictures, likewise; their seeds are others.
+    """
     seeds = {
         "train": range(train_per_class),
         "val": range(_VAL_SEED, _VAL_SEED + val_per_class),
@@ -97,7 +102,14 @@ def _jobs(train_per_class: int, val_per_class: int) -> list[Job]:
 
 
 def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
-    """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums."""
+    """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums.
+
+    Args:
+        root: a new folder.
+        train_per_class: training pictures of each class.
+        val_per_class: validation pictures, likewise.
+        portions: draw portions of any size, not the usual one.
+    """
     total = len(_jobs(train_per_class, val_per_class))
     count = max(1, min(cores(), total // 20))
     python_path = "\n".join(sys.path)

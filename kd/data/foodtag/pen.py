@@ -104,7 +104,15 @@ class Pen:
     def at(
         self, x: float, y: float, scale: float = 1.0, turn: float = 0.0, squash: float = 1.0
     ) -> "Pen":
-        """A pen whose frame lies at (x, y) of this one, scaled, turned (radians) and flattened."""
+        """A pen whose frame lies at (x, y) of this one, on the same picture.
+
+        Args:
+            x: of its origin, in units of this frame.
+            y: likewise; downwards.
+            scale: size of its unit in units of this frame.
+            turn: radians.
+            squash: its height over its width.
+        """
         a, b, c, d, e, f = self.matrix
         # The new frame's point (u, v) is (p u + q v + x, r u + s v + y) in this frame.
         height = scale * squash

@@ -270,9 +270,17 @@ def _readers(teacher: CNN, has_stem_stream: bool) -> list[list[Any]]:
 def _fit_stem(
     student: CNN, teacher: CNN, ours: Sequence[Tensor], theirs: Sequence[Tensor], kept: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Fits the patches, then scale and shift of the norm after them; returns the streams of both.
+    """Fits the patches, then scale and shift of the norm after them; returns the streams of both, ``(N, C, H, W)`` a
+    part.
 
     A norm over the channels that are kept is not the norm over all: its scale and shift are fitted channel by channel.
+
+    Args:
+        student: changed in place.
+        teacher: as it is.
+        ours: the student's pictures, ``(N, 3, H, W)`` of each part of the sample.
+        theirs: the teacher's, likewise.
+        kept: the teacher's channels that the student's stem has.
     """
     layer, norm = student.stem
     teacher_layer, teacher_norm = teacher.stem

@@ -92,6 +92,11 @@ def _strongest_heads(
     """The teacher's heads that write most into the stream, at most as many as the student has, in rising order.
 
     Head h writes ``E |W o|^2 = trace(W Cov(o) W')``.
+
+    Args:
+        covariances: of each head's outputs, ``(S, S)``.
+        writes_HDS: W of each head, ``(H, D_student, S)``.
+        student_count: heads of the student.
     """
     powers = []
     for write, covariance in zip(writes_HDS, covariances, strict=True):

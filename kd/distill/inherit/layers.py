@@ -394,7 +394,15 @@ def _fit_gate(
     key: tuple[object, ...],
     columns: Tensor,
 ) -> None:
-    """Fits what the sigmoid of an attention's gate reads, of the chosen heads; arguments as of :func:`_fit_chosen_heads`."""
+    """Fits what the sigmoid of an attention's gate reads, of the chosen heads.
+
+    Args:
+        gate: the student's layer, changed in place.
+        targets: of the teacher's block.
+        normed: the attention's input, ``(N, L, D)`` of each part.
+        key: names what is computed once for students of one shape.
+        columns: of the teacher's gate, those of the chosen heads.
+    """
     block = targets.teacher
 
     def select(part: BlockActivations) -> Tensor:

@@ -490,7 +490,13 @@ class _Layers:
             yield outputs[norm][:, channels]
 
     def _between(self, run_theirs: Part, inputs: Sequence[Tensor], after: Tensor) -> list[Tensor]:
-        """The channels of each layer's output that are kept, chosen from the last to the first by what reads them."""
+        """The channels of each layer's output that are kept, chosen from the last to the first by what reads them.
+
+        Args:
+            run_theirs: runs the teacher's layers.
+            inputs: their inputs, ``(N, C, H, W)`` of each part of the sample.
+            after: the channels kept after the last layer.
+        """
         readers = [layer for layer, _ in self.theirs[1:]]
         rows: dict[nn.Module, list[Tensor]] = {layer: [] for layer in readers}
         for number, part in enumerate(inputs[:GUIDE]):

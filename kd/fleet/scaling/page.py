@@ -275,7 +275,12 @@ def _time(m: Mapping[str, Any]) -> list[Any]:
 
 
 def _cost(m: Mapping[str, Any], scale: Mapping[str, Any]) -> list[Any]:
-    """A row of the table of traffic and memory: case, MB that the ring sends, then what was recorded, where it was."""
+    """A row of the table of traffic and memory, in MB: the case, what the ring sends, then what was recorded.
+
+    Args:
+        m: a measured run, as ``scale.json`` has it.
+        scale: the whole ``scale.json``.
+    """
     any_model = next(iter(scale["fitted"].values()))
     members = m["processes"]
     passes = PASSES[m["strategy"]]

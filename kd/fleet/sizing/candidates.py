@@ -317,7 +317,12 @@ def _rounded(width: float, most: int) -> int:
 
 
 def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
-    """Numbers of heads: of the teacher's size first, whose heads are taken as they are, then of 64 and of 32."""
+    """Numbers of heads that divide a width: with the teacher's size of a head first, then with 64 and with 32.
+
+    Args:
+        width: D of the student.
+        teachers_head_dim: whose heads can be taken as they are.
+    """
     counts = []
     for head_dim in dict.fromkeys((teachers_head_dim, 64, 32)):
         if width % head_dim == 0:
@@ -326,7 +331,9 @@ def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """So many of candidates in order, evenly spaced, both ends among them."""
+    """``count`` of the candidates ``ordered`` by size, evenly spaced, both ends among them; all where there are
+    fewer.
+    """
     count = min(count, len(ordered))
     steps = max(1, count - 1)
     last = len(ordered) - 1

@@ -109,7 +109,12 @@ def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:
 
 
 def _remarks(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
-    """What is particular about a candidate, in words, for the table's last column."""
+    """What is particular about a candidate, in words, for the table's last column.
+
+    Args:
+        row: the candidate in ``sizes.json``.
+        sizes: the whole file.
+    """
     remarks = {
         "chosen": row["name"] == sizes["choice"],
         "on the front": row["front"] and "score" in row,
@@ -170,7 +175,14 @@ def _scores_over_latency(sizes: Mapping[str, Any], conditions: Conditions) -> di
 
 
 def _label(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
-    """The text beside a point: "" for most that are not on the front, whose labels would cover each other."""
+    """The text beside a candidate's point in the chart.
+
+    "" for most that are not on the front, whose labels would cover each other.
+
+    Args:
+        row: the candidate in ``sizes.json``.
+        sizes: the whole file.
+    """
     words = [row["name"]]
     if row["name"] == sizes["choice"]:
         words.append("chosen")

@@ -91,7 +91,13 @@ def _distill(
 def _students(
     run: Run, group: Sequence[Candidate], steps: int
 ) -> tuple[DistillationModule, DistillationDataModule]:
-    """Builds the run with the candidates as its students, on one device, without validation and callbacks."""
+    """Builds the run with the candidates as its students, on one device, without validation and callbacks.
+
+    Args:
+        run: the recipe's; its settings are changed.
+        group: the candidates, which share the teacher's answers.
+        steps: optimizer steps that they train.
+    """
     settings_of_students = {}
     for candidate in group:
         settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}

@@ -203,7 +203,12 @@ class SizeSearch:
         return [size]
 
     def _check_smallest(self, to_time: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
-        """Refuses a budget that the smallest candidates exceed even in their best round, before all are timed."""
+        """Refuses a budget that the smallest candidates exceed even in their best round, before all are timed.
+
+        Args:
+            to_time: candidates that would be timed.
+            rows: of all candidates, by name: parameters and files' sizes.
+        """
         times = self._times(smallest(to_time))
         best_rounds = []
         for name, numbers in times.items():

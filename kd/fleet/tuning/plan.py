@@ -195,8 +195,12 @@ def _check_grid(spaces: Sequence[Space]) -> None:
 def _from_file(
     request: Request, typed_settings: dict[str, Any], typed_spaces: dict[str, str]
 ) -> dict[str, Any]:
-    """The settings in the file that ``tune`` names, whose key is taken out; else in the recipe's shipped file, where no
-    space was typed. Typed spaces count before those of the file.
+    """The settings in the file that ``tune`` names; else in the recipe's shipped file, where no space was typed.
+
+    Args:
+        request: names the recipe.
+        typed_settings: of the command line; ``tune`` is taken out.
+        typed_spaces: by key; they count before those of the file.
     """
     shipped = folder("recipes") / "tune" / f"{request.recipe}.yaml"
     if "tune" not in typed_settings and (typed_spaces or not shipped.is_file()):
@@ -242,6 +246,11 @@ def _objectives(
     text: str | None, config: dict[str, Any], trusted: Sequence[str]
 ) -> tuple[SearchObjective, ...]:
     """The objectives that ``text`` names, ``-val/loss,latency``; None: what the recipe's checkpoints are chosen by.
+
+    Args:
+        text: names with commas; "-" before one: less is better, "+": more is.
+        config: of a trial.
+        trusted: classes that the user trusts.
 
     Raises:
         UserError: one that no run reports, or one twice.
@@ -371,7 +380,7 @@ def _as_resolved(request: Request, chosen: Sequence[tuple[str, Any]], space: Spa
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first setting that was changed since a search was begun; empty for none."""
+    """The first setting that differs from ``before``, when a search was begun, to ``now``, in words; "" for none."""
     before = json_of(json.dumps(before))
     now = json_of(json.dumps(now))
     for key in {**before, **now}:

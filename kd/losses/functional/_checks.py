@@ -42,7 +42,7 @@ def rounding(x: Tensor, dim: int) -> Tensor:
 
 
 def same_shape(student: Tensor, teacher: Tensor, kind: str) -> None:
-    """Raises a ValueError unless both have one shape; ``kind`` is ``logits`` or ``features``."""
+    """Raises a ValueError unless ``student`` and ``teacher`` have one shape; ``kind`` is ``logits`` or ``features``."""
     if student.shape != teacher.shape:
         raise ValueError(
             f"student_{kind} and teacher_{kind} must have one shape, got {tuple(student.shape)} "

@@ -97,7 +97,7 @@ def _are_strings(words: object) -> bool:
 
 
 def _are_facts(facts: object, classes: list[str]) -> bool:
-    """Whether these are lists of a number, or None, for each class."""
+    """Whether ``facts`` are, by name, lists of a number or None for each of ``classes``."""
     if not isinstance(facts, dict):
         return False
     for values in facts.values():
