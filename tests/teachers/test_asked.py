@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -185,8 +186,9 @@ def test_killed_at_ten_moments_it_asks_for_nothing_twice(server: Model, tmp_path
     assert sum(times) <= 60 + 10 * 3
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
-    finished: Path, recipe: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: the same views in batches of the same size, and logits in float32 over the loopback."""
     pytest.importorskip("onnxruntime")
@@ -202,7 +204,10 @@ def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
     ]
     assert train_main([*common, checkpoint, f"runs_dir={tmp_path / 'local'}"]) == 0
     settings = ["teacher=true", "max_batch=16", "max_wait_ms=2000", "max_pictures=64"]
-    with serving(run, *settings) as (port, _):
+    served = tmp_path / "served"
+    shutil.copytree(run, served, ignore=shutil.ignore_patterns("export"))
+    assert main("export", [str(served), "to=onnx", f"layout={layout}"]) == 0
+    with serving(served, *settings) as (port, _):
         answers = f"model.teacher.answers=http://127.0.0.1:{port}"
         assert train_main([*common, answers, f"runs_dir={tmp_path / 'asked'}"]) == 0
     students = [

@@ -237,15 +237,18 @@ def attends(student: "nn.Module") -> bool:
 
 
 def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Runtime:
-    """A runtime of a model in torch; pictures of layout ``nhwc`` become ``(N, 3, H, W)`` first."""
+    """A runtime of a model in torch; pictures of layout ``nhwc`` become ``(N, 3, H, W)`` first.
+
+    Pixels are brought into one order in memory, since the order chooses the kernels, and those the last bits.
+    """
     import torch
 
     @torch.inference_mode()
     def run(pictures: np.ndarray) -> np.ndarray:
         images = torch.from_numpy(pictures)
         if layout == "nhwc":
-            images = images.permute(0, 3, 1, 2).contiguous()
-        return call(images).numpy()
+            images = images.permute(0, 3, 1, 2)
+        return call(images.contiguous()).numpy()
 
     return run
 

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.writing import write_json
@@ -82,6 +84,12 @@ class ExportManifest:
         if self.layout == "nhwc":
             return (height, width, 3)
         return (3, height, width)
+
+    def arranged(self, pixels: np.ndarray) -> np.ndarray:
+        """One picture, ``(H, W, 3)``, in the manifest's layout: of :attr:`shape`."""
+        if self.layout == "nhwc":
+            return pixels
+        return pixels.transpose(2, 0, 1)
 
     def as_metadata(self) -> dict[str, str]:
         """For a model file's own metadata: strings by prefixed keys."""

@@ -227,12 +227,12 @@ class Server:
                 open_inference.read, body, header, self.manifest, self.limits.max_pictures
             )
             pictures.take(len(inference.pictures))
-            views = [
-                picture
-                if inference.are_views and not isinstance(picture, bytes)
-                else await self._view(f"pictures[{i}]", picture)
-                for i, picture in enumerate(inference.pictures)
-            ]
+            views = []
+            for i, picture in enumerate(inference.pictures):
+                if inference.are_views and not isinstance(picture, bytes):
+                    views.append(self.manifest.arranged(picture))
+                else:
+                    views.append(await self._view(f"pictures[{i}]", picture))
             batcher = self.batchers[name]
             answers = await asyncio.gather(*[batcher.submit(picture) for picture in views])
         return await self._in_decoder(

@@ -39,7 +39,7 @@ class InferenceRequest:
     outputs: dict[str, bool]
     """Names of the wanted tensors, and whether each is sent in binary."""
     are_views: bool = False
-    """The pictures are views as the model takes them: they are not scaled and cropped again."""
+    """The pictures have the size of the model's input: they are not scaled and cropped again."""
 
 
 def metadata(name: str, manifest: ExportManifest) -> dict[str, Any]:
@@ -109,9 +109,10 @@ def read(
     pictures = _pictures(tensor, raw, max_pictures)
     of_tensor = _typed(tensor, "parameters", dict, {})
     are_views = _typed(of_tensor, VIEWS, bool, False)
-    if are_views and any(isinstance(p, bytes) or p.shape != manifest.shape for p in pictures):
-        shape = ", ".join(map(str, manifest.shape))
-        raise Refused(400, f"{INPUT}: {VIEWS} needs UINT8 of [N, {shape}]")
+    view_shape = (*manifest.size, 3)
+    if are_views and any(isinstance(p, bytes) or p.shape != view_shape for p in pictures):
+        height, width = manifest.size
+        raise Refused(400, f"{INPUT}: {VIEWS} needs UINT8 of [N, {height}, {width}, 3]")
     return InferenceRequest(request_id, pictures, outputs, are_views)
 
 

@@ -31,9 +31,7 @@ def view(data: bytes | np.ndarray, manifest: ExportManifest, max_pixels: int) ->
         raise Refused(413, str(error).replace("data.", "")) from error
     except BadPicture as error:
         raise Refused(415, str(error)) from error
-    if manifest.layout == "nhwc":
-        return pixels
-    return pixels.transpose(2, 0, 1)
+    return manifest.arranged(pixels)
 
 
 def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
