@@ -179,10 +179,11 @@ def select_weights(student: Any, teacher: Any) -> None:
     student.load_state_dict(chosen)
 
 
-def trained_teacher(family: str, seed: int, folder: Path, drawn: tuple[Tensor, ...]) -> Any:
+def trained_teacher(
+    family: str, seed: int, epochs: int, folder: Path, drawn: tuple[Tensor, ...]
+) -> Any:
     """A teacher that is trained by labels, or read where it was trained before."""
     pictures, targets = drawn
-    epochs = TEACHER_EPOCHS[family]
     teacher = build(family, True, seed, int(targets.max()) + 1)
     file = folder / f"{family}_{seed}_{epochs}_{len(pictures)}.pt"
     if file.exists():
@@ -229,7 +230,9 @@ def measured(
             left = [start for start in STARTS if (family, seed, start) not in done]
             if not left:
                 continue
-            teacher = trained_teacher(family, seed, Path(chosen.teachers), of_teacher)
+            teacher_epochs = chosen.teacher_epochs or TEACHER_EPOCHS[family]
+            folder = Path(chosen.teachers)
+            teacher = trained_teacher(family, seed, teacher_epochs, folder, of_teacher)
             best = accuracy(teacher, *held_out)
             answers = answers_of(teacher, pictures)
             for start in left:
@@ -324,6 +327,7 @@ def main() -> None:
     parser.add_argument("families", nargs="+", choices=FAMILIES)
     parser.add_argument("--pictures", type=int, default=600)
     parser.add_argument("--teacher_pictures", type=int, default=2000)
+    parser.add_argument("--teacher_epochs", type=int, help="default: 7 of transformers, 5 of CNNs")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--sample", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
