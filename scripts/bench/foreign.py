@@ -6,8 +6,8 @@ A plain LightningModule with a small ResNet of torchvision's, on noise, in batch
 ``RUNS/foreign/000``. Nothing of kd but the callback is used. It may be copied elsewhere and started there.
 
 Words: ``sleep_s``, ``burn_s`` (seconds that each picture waits, or computes), ``num_workers``, ``devices``,
-``epochs``; ``slow=PART:SECONDS``, or ``slow=PART:SECONDS:RANK``, with the part ``forward``, ``optimizer``, ``callback``
-or ``checkpoint``, once or several times.
+``epochs``, ``steps`` (of an epoch); ``slow=PART:SECONDS``, or ``slow=PART:SECONDS:RANK``, with the part ``forward``,
+``optimizer``, ``callback`` or ``checkpoint``, once or several times.
 """
 
 import sys
@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader, Dataset
 import kd
 
 BATCH = 8
-STEPS = 24  # of an epoch
 SIDE = 32
 
 
@@ -39,6 +38,8 @@ class Planted:
     num_workers: int = 0
     devices: int = 1
     epochs: int = 1
+    steps: int = 24
+    """Of an epoch; 16 loader processes hold 32 batches ready."""
     slow: list[tuple[str, float, int]] = field(default_factory=list)
     """Part, seconds and rank (-1: all) of each."""
 
@@ -62,9 +63,10 @@ class Pictures(Dataset):
 
     def __init__(self, planted: Planted) -> None:
         self.sleep_s, self.burn_s = planted.sleep_s, planted.burn_s
+        self.steps = planted.steps
 
     def __len__(self) -> int:
-        return BATCH * STEPS
+        return BATCH * self.steps
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         time.sleep(self.sleep_s)
