@@ -81,7 +81,7 @@ def commands() -> dict[str, str]:
 
 
 def _status(command: str, argv: Sequence[str]) -> int:
-    """Runs a command; the one place that turns errors into a line and an exit status."""
+    """Runs a command with its arguments ``argv``; the one place that turns errors into a line and an exit status."""
     try:
         module = import_module(f"kd.commands.{command}")
         request = translate(argv)

@@ -70,7 +70,13 @@ def cause_of_kind(error: BaseException | None, kind: type[Kind]) -> Kind | None:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The end of a message about an unknown word; empty where no known one is near."""
+    """The end of a message about an unknown word: "; did you mean 'X'?"; "" where no known one is near.
+
+    Args:
+        word: unknown.
+        known: words.
+        cutoff: likeness in [0, 1] from which on one is near.
+    """
     near = difflib.get_close_matches(word, list(known), 1, cutoff)
     if near:
         return f"; did you mean '{near[0]}'?"

@@ -62,6 +62,10 @@ def prepare_data_without_groups() -> None:
 def set_timeout(strategy: Strategy, seconds: float) -> float:
     """Sets the time-out of the process group that a strategy will join, where its own ``timeout`` was not given.
 
+    Args:
+        strategy: has not joined yet.
+        seconds: wanted.
+
     Returns:
         Seconds of the time-out that counts.
     """

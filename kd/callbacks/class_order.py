@@ -244,7 +244,11 @@ def _matched(counts: Tensor) -> Tensor:
 
 
 def _cycles(class_of: dict[int, int]) -> list[list[int]]:
-    """Columns that change places among themselves: ``{0: 1, 1: 0, 2: 2}`` -> ``[[0, 1], [2]]``."""
+    """Columns that change places among themselves: ``{0: 1, 1: 0, 2: 2}`` -> ``[[0, 1], [2]]``.
+
+    Args:
+        class_of: the data's class by the teacher's column.
+    """
     cycles: list[list[int]] = []
     seen: set[int] = set()
     for first in class_of:

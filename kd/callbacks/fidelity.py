@@ -145,7 +145,14 @@ def write(
 def examples(
     found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The kept mistakes, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name."""
+    """The kept mistakes by kind, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name.
+
+    Args:
+        found: of all validation pictures.
+        data: reads the pictures.
+        split: that was validated.
+        classes: names by id.
+    """
     pictures = data.split(split)
     shown: dict[str, list[dict[str, Any]]] = {}
     for kind, mistakes in found.mistakes.items():

@@ -44,7 +44,10 @@ def after_step(trainer: Trainer, batch_idx: int) -> bool:
 
 
 def ranks_meet(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether the ranks may agree on something now: after a step; with several ranks only every few batches."""
+    """Whether the ranks may agree on something now: after a step; with several ranks only every few batches.
+
+    All ranks get the same answer for the same ``batch_idx`` (of the epoch), so that none waits alone.
+    """
     if not after_step(trainer, batch_idx):
         return False
     if trainer.world_size == 1 or trainer.is_last_batch:

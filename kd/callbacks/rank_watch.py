@@ -243,7 +243,7 @@ def _key(rank: int) -> str:
 
 
 def _read(store: dist.TCPStore, world_size: int) -> dict[int, Beat]:
-    """Each rank's last beat; without the ranks that have written none."""
+    """Each rank's last beat, by rank; without the ranks that have written none. ``world_size``: how many ranks."""
     beats = {}
     for rank in range(world_size):
         if store.check([_key(rank)]):

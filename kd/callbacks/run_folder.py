@@ -201,6 +201,7 @@ def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
 
     def own(path: object) -> str:
+        """The same file below ``folder``; "" for a checkpoint that every run has."""
         name = str(path).rpartition("/")[2]
         if name not in ("", ".", "..", LAST, PREVIOUS):
             return str(folder / name)

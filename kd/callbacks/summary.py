@@ -110,7 +110,9 @@ class Summary(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the metrics and the time so far of a checkpoint; a UserError where they are something else."""
+        """Takes the metrics and the time so far from a checkpoint's ``state_dict``; a UserError where they are
+        something else.
+        """
         for name in ("best", "final", "top"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
         check_form(state_dict["wall_s"], 0.0, "resume: the checkpoint's wall_s")

@@ -60,7 +60,13 @@ def continues_run(spec: Mapping[str, Any], run: Path) -> bool:
 
 
 def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run: Path) -> None:
-    """Writes the ids of the loggers' runs into the run's folder; nothing where no logger has one."""
+    """Writes the ids of the loggers' runs into the run's folder; nothing where no logger has one.
+
+    Args:
+        specs: the loggers' settings.
+        loggers: built from them, in the same order.
+        run: its folder.
+    """
     ids = {}
     for name, spec, logger in zip(_names(specs), specs, loggers, strict=True):
         has_id = _class_name(spec) in ID_ARGUMENTS
@@ -111,7 +117,12 @@ def _last_steps(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def _wandb_rows(logger: WandbLogger, rows: Sequence[Row]) -> list[Row]:
-    """What W&B has of the run that it continues: by its server, or by the files of the earlier processes."""
+    """What W&B has of the run that it continues: by its server, or by the files of the earlier processes.
+
+    Args:
+        logger: continues a run.
+        rows: that the run has logged so far; of an online run W&B has those up to its last step.
+    """
     run = logger.experiment
     if not run.offline:
         last = run.summary.get(WANDB_STEP, -1)

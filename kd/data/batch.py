@@ -111,7 +111,11 @@ class RangeCheck:
     done = False
 
     def look(self, images: object) -> None:
-        """Reads the first batch alone: on a GPU it waits for it."""
+        """Warns of float pictures in 0..255; reads the first batch alone: on a GPU it waits for it.
+
+        Args:
+            images: ``(N, 3, H, W)``; anything but float tensors passes.
+        """
         if self.done or not isinstance(images, Tensor):
             return
         self.done = True

@@ -17,7 +17,12 @@ ClassFacts = dict[str, list[float | None]]
 
 
 def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
-    """Reads a table whose first column names a class and whose other columns are numbers about it."""
+    """Reads a table whose first column names a class and whose other columns are numbers about it.
+
+    Args:
+        file: ``.csv``.
+        classes: names, in the order in which the numbers are returned.
+    """
     key = f"data.class_facts: {file}"
     try:
         rows = [

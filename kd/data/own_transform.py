@@ -72,7 +72,9 @@ class OwnTransform(nn.Module):
         return view, tv_tensors.Mask(mask)
 
     def _try(self, size: tuple[int, int]) -> None:
-        """A grey picture, once, so that a transform that can't work is reported before the first batch."""
+        """Runs the transform on a grey picture of ``size`` (height, width), once, so that one that can't work is
+        reported early.
+        """
         grey = torch.full((3, *size), 128, dtype=torch.uint8)
         state = torch.default_generator.get_state()
         try:

@@ -59,7 +59,17 @@ class Scan(NamedTuple):
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
-    """Decodes every picture of a split once, by one process a machine, and caches the result."""
+    """Decodes every picture of a split once, by one process a machine, and caches the result.
+
+    Args:
+        split: the pictures.
+        label: its name, for the bar.
+        check: ``all``: every pixel; ``headers`` alone; ``off``.
+        max_pixels: a picture with more counts as damaged.
+
+    Returns:
+        Why pictures are damaged, by their number, and a hash of the bytes of each.
+    """
     if check == "off":
         return Scan({}, [])
     memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"
@@ -124,7 +134,13 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
 
 
 def _remembered(file: Path, count: int, check: Check) -> Scan | None:
-    """What an earlier look found; nothing where there was none, or its file is damaged."""
+    """What an earlier look found; None where there was none, or its file is damaged.
+
+    Args:
+        file: of the cache.
+        count: pictures that it must be about.
+        check: how much was looked at.
+    """
     try:
         content = json_of(text_of(file))
         damaged = {int(i): str(reason) for i, reason in content["damaged"].items()}

@@ -153,7 +153,10 @@ class Splits:
         return Subset(all_pictures, numbers.tolist())
 
     def validate_in_training(self, fraction: float) -> None:
-        """From now on validation is a share of the training pictures: to choose by, where the real one is for later."""
+        """From now on validation is a share ``fraction``, in (0, 1), of the training pictures: to choose by.
+
+        The split ``val`` itself stays unseen, for what is measured later.
+        """
         first, *others = self.listed("train")
         count = len(first.targets)
         chosen = held_out(first.targets, fraction, self.seed + 1)
@@ -336,7 +339,12 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
 
 
 def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
-    """Labelled pictures that features are measured on: those of ``train`` and of ``val``."""
+    """Labelled pictures that features are measured on: those of ``train`` and of ``val``, in this order.
+
+    Args:
+        probe: ``data.probe``.
+        cache_bytes: most bytes of an object store's copies on this disk; None: all may be kept.
+    """
     source = ImageFolder(probe.root or "")
     source.key = PROBE
     source.cache_bytes = cache_bytes

@@ -120,8 +120,13 @@ class Numbers(Targets):
         return torch.tensor(rows, dtype=torch.float32)
 
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
-        """Mean and standard deviation of each number over the known targets (NaN and missing ones left out; 1 where
-        constant).
+        """Mean and standard deviation of each number over the known targets, by which losses bring them to one scale.
+
+        NaN and missing ones are left out; the deviation of a constant number is 1.
+
+        Args:
+            targets: lists of ``classes`` numbers; -1 without targets.
+            classes: how many numbers a picture has.
         """
         known = np.asarray(
             [target for target in targets if isinstance(target, list)], dtype=np.float64
@@ -183,7 +188,14 @@ class Masks(Targets):
         return torch.cat([mask.reshape(-1) for mask in targets])
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
-        """Ids ``(N, *size)``, by nearest pixels, as torch's ``nearest`` chooses them."""
+        """Masks from the loader as the device's views need them: ids ``(N, *size)``, by nearest pixels as torch chooses
+        them.
+
+        Args:
+            packed: ids of all masks, one after another in a row.
+            boxes: (top, left, height, width) of each view in its picture, in pixels.
+            size: height and width of a view.
+        """
         # Suffixes: N masks, h rows and w columns of the result.
         boxes_N4 = torch.tensor(boxes).to(packed.device, non_blocking=True)
         heights_N1 = boxes_N4[:, 2:3]

@@ -258,7 +258,12 @@ class _PairedBatch:
         self.mixed_labels = _in_pairs(mixed_labels)
 
     def apply(self, mixes: Sequence[Mix], is_cut: bool) -> None:
-        """Changes the mixed pictures and labels of some pairs: all by cutmix (``is_cut``), or all by mixup."""
+        """Changes the mixed pictures and labels of some pairs, in place: all by cutmix (``is_cut``), or all by mixup.
+
+        Args:
+            mixes: of different pairs.
+            is_cut: which of the two all of them are.
+        """
         table = torch.tensor(mixes, dtype=torch.float64).to(self.device, non_blocking=True)
         share = table[:, 1]
         boxes = table[:, 2:]

@@ -355,7 +355,16 @@ class Objective(nn.Module):
         answer: Answer,
         batch: Batch,
     ) -> Tensor:
-        """One distillation loss of a batch, unweighted: a scalar; arguments as of :meth:`forward`."""
+        """One distillation loss of a batch, unweighted: a scalar.
+
+        Args:
+            name: of the loss.
+            loss: reads logits or features.
+            logits: the student's, ``(N, C, ...)``.
+            features: the student's, by layer.
+            answer: the teacher's logits and features.
+            batch: targets and indices.
+        """
         target = batch["target"]
         extra = {}
         if loss.needs_index:

@@ -195,7 +195,16 @@ def _inherit(
     taps: SampleTaps,
     device: torch.device,
 ) -> None:
-    """:func:`kd.distill.inherit.inherit_together` of models that are on ``device``; the sample is brought there."""
+    """:func:`kd.distill.inherit.inherit_together` of models that are on ``device``; the sample is brought there.
+
+    Args:
+        students: changed in place.
+        parent_model: the teacher's model.
+        parent_input: prepares pictures for it.
+        sample: uint8 pictures ``(N, 3, H, W)``.
+        taps: records what losses need of both models on the way.
+        device: of the models.
+    """
     models = [(student.model, student.prepare) for student in students]
     inherit_together(
         models,  # type: ignore[arg-type]

@@ -93,7 +93,13 @@ def _choose_cache(
 
 
 def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: str) -> bool:
-    """What rank 0 measures, for all ranks; it prints the reason."""
+    """What rank 0 measures, for all ranks; it prints the reason after ``what``. Every rank must call this.
+
+    Args:
+        run: the module, attached to its trainer.
+        measure: gives the decision and its reason; only rank 0 uses the result.
+        what: begins the printed line.
+    """
     on_rank_zero = run.trainer.is_global_zero
     if on_rank_zero:
         decision = measure()

@@ -134,7 +134,12 @@ class Memory:
         return max(1, most - most % 8 if most > 8 else most)
 
     def freed(self, processes: int, whole: bool) -> int:
-        """Pictures that fit beside what more sharding would free: the optimizer's state, or (``whole``) all of it."""
+        """Pictures that fit beside what more sharding would free: the optimizer's state, or (``whole``) all of it.
+
+        Args:
+            processes: that would share it.
+            whole: weights and gradients too.
+        """
         if self.shards > 1:
             return 0
         state = self.optimizer

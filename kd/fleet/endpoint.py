@@ -209,7 +209,12 @@ def _archive(opened: "FinishedRun") -> Path:
 
 
 def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
-    """Uploads the archive and sends the requests; what was made is removed again where one fails."""
+    """Uploads the archive and sends the requests; what was made is removed again where one fails.
+
+    Args:
+        calls: arguments by boto3's method, in order.
+        archive: ``model.tar.gz``.
+    """
     session = aws_session()
     client = session.client("sagemaker")
     s3 = session.client("s3")

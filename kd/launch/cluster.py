@@ -1,4 +1,8 @@
-"""Which machines a job has, and which of them this is: read from what the launcher left in the environment."""
+"""Which machines a job has, and which of them this is: read from what the launcher left in the environment.
+
+``env`` is the process's environment in all functions; ``machines`` are SageMaker's machines by name, None outside its
+jobs.
+"""
 
 import hashlib
 import os
@@ -202,7 +206,10 @@ def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
 
 
 def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
-    """One ``kd-train`` is started on each machine; it starts the processes of the machine's other GPUs itself."""
+    """A job of SageMaker, or None: one ``kd-train`` is started on each machine.
+
+    It starts the processes of the machine's other GPUs itself.
+    """
     if machines is None:
         return None
     gpus = whole_number(env, "SM_NUM_GPUS", default=0)
@@ -305,7 +312,15 @@ def _nodes(name: str, processes: int, parts: int) -> int:
 
 
 def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
-    """The variables by which machine ``rank`` finds the first one; ``name`` is the variable that has its rank."""
+    """The variables by which machine ``rank`` (of ``nodes``) finds the first one, which Lightning reads.
+
+    Args:
+        address: of the first machine.
+        port: likewise.
+        rank: this machine's number.
+        nodes: machines.
+        name: the variable that has the rank, for messages.
+    """
     if not rank < nodes:
         raise UserError(f"{name}: must be 0 to {nodes - 1} for {nodes} machines, got {rank}")
     if not address:

@@ -40,7 +40,10 @@ LAUNCHERS = (
 
 
 def started(env: Mapping[str, str] = os.environ) -> Started | None:
-    """The processes that a launcher has started; None where this one starts the others of its machine itself."""
+    """The processes that a launcher has started, by the environment ``env``.
+
+    None where this one starts the others of its machine itself.
+    """
     for launcher, sign, count in LAUNCHERS:
         if sign in env:
             return Started(launcher, count, whole_number(env, count, 1, default=1))

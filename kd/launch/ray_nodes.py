@@ -199,7 +199,16 @@ def _wait_for(
 
 
 def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
-    """Until this machine's own node is there, and those of all machines that prepare data."""
+    """Waits until this machine's own node is there, and those of ``count`` machines that prepare data.
+
+    Args:
+        address: of the cluster, ``host:port``.
+        count: of machines that prepare data.
+        node: this machine's, which must not end meanwhile.
+
+    Raises:
+        UserError: they have not come in :data:`WAIT_S` seconds.
+    """
     until = time.monotonic() + WAIT_S
     while True:
         seconds = max(0.0, until - time.monotonic())

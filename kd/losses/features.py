@@ -246,7 +246,9 @@ class ReviewKDLoss(LayersLoss):
             )
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
-        """Maps of the student's layers, of the teacher's, unused -> scalar."""
+        """Maps ``(N, C, H, W)`` of the student's layers and of the teacher's, shallow to deep -> scalar; ``target`` is
+        not read.
+        """
         loss = student[0].new_zeros((), dtype=torch.float32)
         fused = None  # of the deeper layers
         for block, student_map, teacher_map in zip(

@@ -136,7 +136,9 @@ class _Cayley(_Orthogonal):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any matrix -> one of the same shape with orthonormal columns, or rows where it has fewer of these."""
+        """Any matrix ``(R, C)`` -> one of the same shape with orthonormal columns, or rows where it has fewer of
+        these.
+        """
         is_wide = x.shape[0] < x.shape[1]
         tall = x.mT if is_wide else x
         rows, columns = tall.shape

@@ -218,6 +218,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         """Sets a normaliser from the first batch's scores ``(N, K + 1)``, where it is not set yet.
 
         ``Z = num_samples * mean exp(score)``, as the paper's code has it; :attr:`scale` holds ``log Z``.
+
+        Args:
+            side: which of the two normalisers.
+            scores: of the batch.
         """
         pairs = scores.numel() / self.num_samples
         log_pairs = scores.new_full((), pairs).log()

@@ -119,7 +119,14 @@ def _timm_name(name: str, library: str) -> str:
 def _mobilenet_renamed(
     tensors: Mapping[str, Tensor], before: str, norm: str, model: nn.Module
 ) -> dict[str, Tensor]:
-    """The MobileNet below the prefix ``before``; the variances of V3's norms make up for another epsilon."""
+    """The MobileNet below a prefix under timm's names; the variances of V3's norms make up for another epsilon.
+
+    Args:
+        tensors: of the file, by name.
+        before: the prefix.
+        norm: what its norms are called.
+        model: timm's, whose names are taken in order.
+    """
     prefixes = (f"{before}features.", f"{before}classifier.")
     inner = {}
     for key, value in tensors.items():

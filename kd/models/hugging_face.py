@@ -123,7 +123,10 @@ class HuggingFaceBuilder:
         return names
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
-        """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
+        """A model of ``num_classes``; a classifier of other classes than the weights' starts anew.
+
+        See :class:`kd.models.own.Builder`.
+        """
         config = self._config(img_size)
         if num_classes:
             config.num_labels = num_classes
@@ -343,7 +346,7 @@ def _without_unused(model: nn.Module) -> None:
 
 
 def _size(pixels: Mapping[str, Any]) -> Size | None:
-    """Height and width after an image processor's resizing and crop."""
+    """Height and width after an image processor's resizing and crop, by its settings ``pixels``; None: not named."""
     size = pixels.get("size") or {}
     if pixels.get("do_center_crop") and pixels.get("crop_size"):
         size = pixels["crop_size"]

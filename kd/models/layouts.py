@@ -3,6 +3,9 @@
 Nothing is decided by a list of names. Every place in the file that may hold the model is tried: as it is, under the
 names of other libraries, and through the filter that timm keeps beside the architecture. The place from which the
 most tensors have the model's names *and* shapes is taken. Two models that fit equally well are a question to the user.
+
+``state`` holds the file's tensors by name below a place, ``expected`` the model's own by name; ``img_size`` is height
+and width of the model's input in pixels.
 """
 
 import contextlib

@@ -128,6 +128,11 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
     """Refuses weights that are NaN, or infinite: a training that had failed has written them.
 
     Buffers may hold infinities, as masks of attention do.
+
+    Args:
+        state: tensors by name.
+        parameters: names of those that are trained.
+        place: of the file, for messages.
     """
     for name, value in state.items():
         if not value.is_floating_point():
@@ -147,7 +152,13 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
 def _misfits(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], missing: Sequence[str]
 ) -> list[str]:
-    """What keeps a state from being loaded, as sentences: other shapes, then missing names, then names too many."""
+    """What keeps a state from being loaded, as sentences: other shapes, then missing names, then names too many.
+
+    Args:
+        state: the file's tensors by name.
+        expected: the model's own.
+        missing: names that the file lacks.
+    """
     sentences = []
     for name, value in expected.items():
         if name not in state:

@@ -167,7 +167,7 @@ class Taps:
         return layer
 
     def _map_of_stride(self, stride: int, key: str) -> str:
-        """The last layer in timm's list of features whose map has one position for so many pixels a side."""
+        """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side."""
         layers = {}
         for feature in getattr(self._model, "feature_info", ()):
             layers[feature["reduction"]] = feature["module"]
@@ -234,7 +234,9 @@ class Taps:
         return int(getattr(self._model, "num_prefix_tokens", 0) or 0)
 
     def _is_map(self, x: Tensor) -> bool:
-        """Whether a layer's output has a value for each place of the picture: a map, or tokens of patches."""
+        """Whether a layer's output ``x``, of any shape, has a value for each place of the picture: a map, or patch
+        tokens.
+        """
         if x.ndim == 4:
             return min(self._shape_differences(x)) < 0.7
         if x.ndim != 3:
@@ -328,7 +330,8 @@ class Taps:
         return height, count // max(height, 1)
 
     def _shape_differences(self, x: Tensor) -> tuple[float, float]:
-        """How far a map's shape is from the picture's if channels come first, and if they come last.
+        """How far the shape of a map ``x``, of 4 axes, is from the picture's if channels come first, and if they come
+        last.
 
         The difference of two shapes is that of the logarithms of height / width.
         """

@@ -275,7 +275,17 @@ def metrics_of_student(
     device: torch.device | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, dict[str, float]]:
-    """The task's metrics in 0..1, in float32: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``."""
+    """The task's metrics in 0..1, in float32: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``.
+
+    Args:
+        student: gives logits; moved to the device and in eval mode afterwards.
+        prepare: uint8 pictures -> its input.
+        batches: of one split.
+        task: whose metrics are computed.
+        teacher: for ``agreement`` and its own metrics; None: without.
+        device: of the computation; None: the CPU.
+        listeners: receive each batch's logits, in order.
+    """
     device = device or torch.device("cpu")
     student = student.to(device).eval()
     tasks = {"student": task.to(device)}

@@ -67,7 +67,13 @@ def seed_step(seed: int, device: torch.device) -> None:
 
 
 def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
-    """The loss for a trainer that divides by ``accumulate_grad_batches``, also where fewer batches are left."""
+    """The loss for a trainer that divides by ``accumulate_grad_batches``, also where fewer batches are left.
+
+    Args:
+        loss: a scalar.
+        module: attached to its trainer.
+        batch_idx: number of the batch in the epoch.
+    """
     trainer = trainer_of(module)
     if trainer is None or trainer.accumulate_grad_batches == 1:  # None: called by hand
         return loss
@@ -79,7 +85,13 @@ def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_id
 
 
 def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor) -> None:
-    """Logs each student's terms (of several under ``<student>/train/...``, with ``train/loss`` as the sum)."""
+    """Logs each student's terms as ``train/TERM`` in ``metrics.csv`` and loggers, where this step is logged.
+
+    Args:
+        module: attached to its trainer.
+        terms: by student; of several they are named ``<student>/train/...``.
+        total: the sum over students, logged as ``train/loss`` beside several.
+    """
     if not logs_now(module):
         return
     for student, of_student in terms.items():
@@ -107,7 +119,14 @@ def logs_now(module: LightningModule) -> bool:
 def clip(
     module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None
 ) -> None:
-    """Clips each optimizer's gradients as Lightning does, also beside a fused optimizer."""
+    """Clips each optimizer's gradients as Lightning does, also beside a fused optimizer.
+
+    Args:
+        module: attached to its trainer.
+        optimizer: one, or several as one.
+        value: the largest norm, or the largest number; None: no clipping.
+        algorithm: ``norm`` or ``value``.
+    """
     strategy = module.trainer.strategy
     if isinstance(strategy, Sharding) and strategy.clips_gradients:
         return

@@ -140,7 +140,7 @@ class Resume:
 
 
 def _position(trainer: Trainer, epoch: int, batches: int) -> int:
-    """The step of this run's schedule after so many epochs, and batches of the next one."""
+    """The step of this run's schedule after ``epoch`` epochs and ``batches`` batches of the next one."""
     accumulate = trainer.accumulate_grad_batches
     per_epoch = math.ceil(trainer.num_training_batches / accumulate)
     by_epochs = epoch * per_epoch + batches // accumulate

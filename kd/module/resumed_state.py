@@ -3,6 +3,8 @@
 torch's fused steps read the state of an optimizer by the size of its weights: a moment of one number is read, and
 written, past its end. Lightning and torch put a checkpoint's values into their objects as they are. A state is
 therefore loaded only if it has the form of the state that this run would have written.
+
+``place`` is, in all functions, the path of a value in the checkpoint: it begins a user's error.
 """
 
 import math
@@ -245,7 +247,14 @@ def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Ma
 def _check_state(
     content: object, expected: dict[str, Any] | None, parameter: Tensor, place: str
 ) -> None:
-    """Compares the state of one parameter; ``expected`` is None where it can't be foreseen."""
+    """Compares the state of one parameter.
+
+    Args:
+        content: of the checkpoint.
+        expected: what a step would write; None: it can't be foreseen.
+        parameter: of the run.
+        place: see the module.
+    """
     if expected is None:
         _check_any_state(content, parameter, place)
     elif content:  # empty where no gradient has come yet
@@ -291,7 +300,13 @@ class _Rehearsal:
         return all_settings
 
     def state_of(self, group: int, shape: torch.Size, dtype: torch.dtype) -> dict[str, Any] | None:
-        """The state of a parameter after one step; None for an optimizer of the user's own, which kd can't foresee."""
+        """The state of a parameter after one step; None for an optimizer of the user's own, which kd can't foresee.
+
+        Args:
+            group: number of its parameter group.
+            shape: of the parameter.
+            dtype: likewise.
+        """
         if not self._can_foresee:
             return None
         key = (group, shape, dtype)

@@ -71,7 +71,7 @@ class Health(Recording):
         return [(path, model.get_submodule(path)) for path in paths]
 
     def _write(self, trainer: Trainer, record: dict[str, Any]) -> None:
-        """On rank 0; opens the file with the first reading. Its header counts the classes."""
+        """Writes a record on rank 0; opens the file with the first reading. Its header counts the classes."""
         if not trainer.is_global_zero:
             return
         if self._writer is None:

@@ -156,7 +156,10 @@ class Delays:
 
 
 def _queue_ns(pid: int) -> dict[int, int]:
-    """Nanoseconds on the run queue of each thread of a process so far (Documentation/scheduler/sched-stats.rst)."""
+    """Nanoseconds on the run queue of each thread of the process ``pid`` so far, by thread id.
+
+    See the kernel's Documentation/scheduler/sched-stats.rst; empty where it does not tell.
+    """
     queued_ns: dict[int, int] = {}
     with suppress(OSError):
         for task in os.scandir(f"/proc/{pid}/task"):

@@ -206,7 +206,10 @@ class Goal:
         return share <= self.share
 
     def choose(self, measured: Measured, confidence: float) -> float | None:
-        """The threshold; None where none is sure to meet the goal on so few pictures."""
+        """The threshold that meets the goal with ``confidence`` (one-sided, in 0.5..1).
+
+        None where none is sure to meet it on so few pictures.
+        """
         goal = self
         error = 1 - confidence
         if self.share_of_teacher is not None:

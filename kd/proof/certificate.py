@@ -122,7 +122,12 @@ def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
 
 
 def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
-    """The exact test of two accuracies, its bound, and the tests that are usual beside it."""
+    """The exact test of two accuracies, its bound, and the tests that are usual beside it: keys of the certificate.
+
+    Args:
+        found: the certificate so far, with its counts.
+        wanted: margin and confidence.
+    """
     b = found["only_reference"]
     c = found["only_candidate"]
     counts = PairedCounts(found["pictures"], b, c)
@@ -152,7 +157,14 @@ def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
 def _resampled(
     reference: Outcomes, candidate: Outcomes, wanted: ProofMargin, group: np.ndarray | None
 ) -> dict[str, Any]:
-    """The bootstrap of a measure that is no count of independent pictures."""
+    """The bootstrap of a measure that is no count of independent pictures: keys of the certificate.
+
+    Args:
+        reference: outcomes by picture.
+        candidate: likewise, of the same pictures.
+        wanted: margin and confidence.
+        group: number of each picture's group, ``(N,)``; None: each picture by itself.
+    """
     if group is None:
         numbers = np.arange(len(reference.values))
     else:
@@ -327,6 +339,7 @@ def _what_would_do(found: dict[str, Any]) -> str:
 
 
 def _counted(found: dict[str, Any]) -> str:
+    """A sentence: on how many pictures one model alone is right, and McNemar's test; ``found``: the certificate."""
     here = found["pictures"]
     text = (
         f"of {here:,} pictures {found['reference']} alone is right on {found['only_reference']:,}, "
@@ -339,6 +352,9 @@ def _counted(found: dict[str, Any]) -> str:
 
 
 def _class_line(classes: dict[str, Any], reference: str) -> str:
+    """A sentence: which classes are proven worse; ``classes``: the certificate's part, ``reference``: the model's
+    name.
+    """
     worse = classes["worse"]
     tested = classes["tested"]
     few = ""

@@ -260,6 +260,12 @@ def worse_p_value(b: int, c: int) -> float:
 def holm(p_values: np.ndarray) -> np.ndarray:
     """P-values that hold for all tests together (Holm, Scandinavian Journal of Statistics 6:65-70, 1979).
 
+    Args:
+        p_values: of each test alone, ``(T,)``.
+
+    Returns:
+        ``(T,)``, in the same order.
+
     >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
     [0.03, 0.06, 0.06]
     """

@@ -1,4 +1,7 @@
-"""Tables and charts of a run's page: phases, cores, the machine, losses, training health. ``None``: nothing to show."""
+"""Tables and charts of a run's page: phases, cores, the machine, losses, training health. ``None``: nothing to show.
+
+A *section* is a dict that ``report/html.py`` writes and the page draws by its ``kind``.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +135,15 @@ def _average(values: Sequence[float | None]) -> float:
 def _chart(
     title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
 ) -> Section | None:
-    """A line of each of ``keys``: its label, and its name in the ``rows``."""
+    """A line of each of ``keys``: its label, and its name in the ``rows``.
+
+    Args:
+        title: of the chart.
+        x: common to all lines.
+        x_name: its name and unit.
+        rows: readings, one for each x.
+        keys: name in a row by the line's label.
+    """
     lines = {}
     for label, key in keys.items():
         values = [row.get(key) for row in rows]

@@ -1,4 +1,7 @@
-"""The page about two runs or more: how their settings, results, speed and cost differ."""
+"""The page about two runs or more: how their settings, results, speed and cost differ.
+
+``runs`` are the facts of the runs in the order given, ``names`` their names for people; both as long, two or more.
+"""
 
 import math
 from collections.abc import Sequence

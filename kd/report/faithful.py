@@ -1,4 +1,8 @@
-"""How faithful the student is to its teacher: numbers, classes, calibration, pictures of its mistakes."""
+"""How faithful the student is to its teacher: numbers, classes, calibration, pictures of its mistakes.
+
+``content`` is that of a ``fidelity.json`` in all functions (:meth:`kd.tasks.fidelity.Fidelity.result` and
+``examples``); ``of`` follows titles: " of NAME" for one of several students.
+"""
 
 import re
 from collections.abc import Sequence

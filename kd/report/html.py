@@ -57,7 +57,13 @@ def write_comparison(explained: Sequence[Explained], file: Path) -> Path:
 
 
 def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]) -> Path:
-    """Writes a page; a browser that reloads never sees half of it. Sections that are ``None`` are left out."""
+    """Writes a page; a browser that reloads never sees half of it.
+
+    Args:
+        file: the page.
+        title: for people.
+        sections: in order; None is left out. Their ``kind`` decides how the page draws them.
+    """
     write_text(
         file, page({"title": title, "sections": [section for section in sections if section]})
     )

@@ -84,7 +84,12 @@ def _has_gpus(machines: Mapping[str, Mapping[str, Any]], name: str) -> bool:
 
 
 def _larger(facts: Facts, rest: float) -> Iterator[Way]:
-    """Instances of the training machines' family with as many GPUs and more cores, all with loader processes."""
+    """Instances of the training machines' family with as many GPUs and more cores, all with loader processes.
+
+    Args:
+        facts: of the run.
+        rest: ms of a step beside waiting for data.
+    """
     machines = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
     instances = counted(monitor.get("instances") or [])

@@ -217,7 +217,12 @@ def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
 
 
 def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
-    """Gradients are waited for after the last one is computed; or one rank makes all others wait."""
+    """Gradients are waited for after the last one is computed; or one rank makes all others wait.
+
+    Args:
+        facts: of the run.
+        at: share of the step, in [0, 1], from which on it limits.
+    """
     step, waited_ms = facts.step_ms, facts.phases.get("communication", 0.0)
     waited = phase_share(facts.phases, "communication")
     if waited < at:

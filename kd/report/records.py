@@ -506,7 +506,10 @@ def read_run(folder: str | Path) -> RunRecords:
 
 
 def _latency_rows(file: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The rows of ``latency.json`` that have all their fields; [] without the file."""
+    """The rows of ``latency.json`` that have all their fields; [] without the file.
+
+    Adds what is damaged to ``notes``.
+    """
     if not file.exists():
         return []
     needed = {"model", "runtime", "threads", "batch", "median_ms"}

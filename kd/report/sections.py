@@ -1,4 +1,7 @@
-"""The sections of a run's page, from its facts."""
+"""The sections of a run's page, from its facts.
+
+A *section* is a dict that ``report/html.py`` writes and the page draws by its ``kind``; None: nothing to show.
+"""
 
 import math
 import time

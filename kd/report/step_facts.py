@@ -336,7 +336,7 @@ class StepFacts:
 
 
 def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
-    """Mean ms a step by phase: from the exact totals, else over the recorded steps without the first."""
+    """Mean ms a step of a rank, by phase: from the exact totals, else over the recorded steps without the first."""
     total = run.totals.get(rank)
     if total and total["steps"]:
         count = total["steps"]

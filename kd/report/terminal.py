@@ -97,7 +97,13 @@ def print_certificate(certificate: dict[str, Any] | None) -> None:
 
 
 def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
-    """How sure the difference is.
+    """How sure the difference of two models is, as a line.
+
+    Args:
+        first: name of the first model.
+        other: of the other.
+        pair: pictures on which the first alone is right, and on which the other alone is.
+        pictures: all.
 
     >>> _paired("a", "b", (2, 6), 100)
     'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'

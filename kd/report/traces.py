@@ -36,7 +36,11 @@ def write_rank_shares(run: RunRecords) -> None:
 
 
 def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
-    """Each rank's GPU in %: ``computing``, ``other`` (communication, copies), ``idle``, ``overlap``."""
+    """Each rank's GPU in % of the window: ``computing``, ``other`` (communication, copies), ``idle``, ``overlap``.
+
+    Args:
+        files: path of the Chrome trace, by rank.
+    """
     try:
         from hta.trace_analysis import TraceAnalysis
     except ImportError as error:

@@ -1,4 +1,9 @@
-"""Rules over what is learnt: pure functions that return a :class:`Finding` where they fire."""
+"""Rules over what is learnt: pure functions that return a :class:`Finding` where they fire.
+
+Series are in order of epochs, steps or readings; a share is in [0, 1]; what is given by layer is a mapping from its
+path. The first line of a rule's docstring is the text of its alert; thresholds are arguments with a default, which
+``monitor.thresholds`` changes by name.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

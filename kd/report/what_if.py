@@ -271,6 +271,12 @@ def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int |
     """Makers of a training process: one on each core, shared evenly, or ``workers`` up to the cores.
 
     Where ``workers`` is None, the ``data.num_workers`` of a run that has a tier counts.
+
+    Args:
+        facts: of the run.
+        machines: that prepare data.
+        processes: that train.
+        workers: wanted for each.
     """
     cores = machines.count * machines.cores
     if workers is None and facts.tier is not None:
@@ -435,6 +441,12 @@ def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> f
 
     The first ``views`` epochs compute the teacher's answers; later ones read them from a cache, if there is one; and
     where the cache holds the pixels too, those also make no views. What was cached before the run counts as read.
+
+    Args:
+        facts: of the run.
+        change: to it.
+        epochs: of the changed run.
+        processes: likewise.
     """
     phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
     communication = phases.get("communication", 0.0)

@@ -2,6 +2,8 @@
 
 ``kd/settings.py`` is imported, so its types are what Python has. Those of Lightning's Trainer, of our losses, sources
 and tasks, and of the listed classes of other packages are in text; here they become the same kind of object.
+
+A *kind* is a type as :mod:`typing` has it: ``float | None``, ``Annotated[int, Range("> 0")]``, ``dict[str, Any]``.
 """
 
 import ast

@@ -126,7 +126,13 @@ def _check_built(run: Run) -> None:
 
 
 def check_losses(objective: Objective, key: str, classes: int) -> None:
-    """Rejects losses over logits that are NaN or infinite on four made-up answers."""
+    """Rejects losses over logits that are NaN or infinite on four made-up answers.
+
+    Args:
+        objective: of a student.
+        key: where its settings are, for messages.
+        classes: C of the data.
+    """
     trial = None
     if classes:
         trial = objective.task.trial(classes)

@@ -42,7 +42,12 @@ def whole_number(
 
 
 def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
-    """Whole numbers > 0 with commas between (brackets are allowed), sorted, each once.
+    """The whole numbers > 0 of a command's own key, with commas between (brackets are allowed), sorted, each once.
+
+    Args:
+        own: the command's keys.
+        key: of the numbers.
+        default: their text where it is not given.
 
     Raises:
         UserError: anything else.

@@ -172,7 +172,11 @@ class Request:
         return contents
 
     def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[tuple[str, Word]]:
-        """The words of the command line, with all that they imply."""
+        """The words of the command line by key, with all that they imply.
+
+        Args:
+            contents: of the recipe and the overlays, in rising priority.
+        """
         typed = self.overrides
         self.overrides = written_out(typed, [*contents])
         self.notes += notes(typed, self.overrides)

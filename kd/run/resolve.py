@@ -68,6 +68,11 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) ->
 def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
     """Resolved settings with more layers put on top; ``tree`` stays as it is.
 
+    Args:
+        tree: all settings.
+        layers: nested or dotted, the last one strongest.
+        trusted: classes that the user trusts.
+
     Raises:
         UserError: the first mistake, by its key.
     """

@@ -274,7 +274,9 @@ def near(given: object, names: Iterable[str], most: int = 1) -> str:
 
 
 def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
-    """The names that begin with what was given, the shortest first, or else those that are spelt like it."""
+    """The names that begin with what was given, the shortest first, or else those that are spelt like it; at most
+    ``most``.
+    """
     known = {name.lower(): name for name in names}
     text = str(given).lower()
     begin = sorted(

@@ -417,7 +417,15 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
 
 
 def _run(items: list[str], owner: int) -> int:
-    """``kd-train`` in a process of its own, which holds the lock ``owner`` too; a signal is handed on to it."""
+    """``kd-train`` in a process of its own, which holds the lock ``owner`` too; a signal is handed on to it.
+
+    Args:
+        items: words of its command line.
+        owner: descriptor of the lock's file.
+
+    Returns:
+        The exit status.
+    """
     received: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:

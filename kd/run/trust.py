@@ -3,6 +3,8 @@
 The list is :mod:`kd.run.listed`. One's own files are recipes and overlays found by name, YAML files below the present
 folder, and the ``config.yaml`` of runs started here (the cache folder keeps a digest of it). SECURITY.md, beside this
 file, says what is promised.
+
+``trusted`` holds, in all functions, what the user trusts: names of classes and packages, ``KEY=VALUE``, or :data:`ALL`.
 """
 
 import hashlib
@@ -217,7 +219,15 @@ def _imported(module: str) -> ModuleType:
 def arguments_allowed(
     name: str, kind: str, given: Mapping[str, Any], key: str, trusted: Iterable[str]
 ) -> dict[str, Any]:
-    """The arguments of a class with those left out that are null and not listed; refuses others that are not listed."""
+    """The arguments of a class with those left out that are null and not listed; refuses others that are not listed.
+
+    Args:
+        name: of the class.
+        kind: of the list.
+        given: arguments by name.
+        key: the class's place.
+        trusted: see the module.
+    """
     one = listed.listed(name, kind)
     if one is None or is_trusted(name, list(trusted)):
         return dict(given)

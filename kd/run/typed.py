@@ -2,6 +2,8 @@
 
 Pydantic decides whether a value fits its type, after YAML's and the command line's spellings of it are understood
 (:func:`_schema`); :mod:`kd.settings` has the ranges.
+
+A *kind* is a type as :mod:`typing` has it; ``key`` names a setting in messages, which are one line.
 """
 
 import ast
@@ -145,7 +147,13 @@ def check_meant(key: str, value: object, names: Sequence[str]) -> None:
 
 
 def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
-    """The setting that other programs' users mean by a value; or an empty text."""
+    """The setting that other programs' users mean by a value, for a hint; "" where it is none.
+
+    Args:
+        key: that was given the value.
+        value: as YAML reads it.
+        losses: names of the run's losses.
+    """
     if not isinstance(value, str) or value.endswith(SETTINGS):
         if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key):
             return f"{key}.weight=0"

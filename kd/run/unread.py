@@ -102,7 +102,7 @@ def _check(
 
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:
-    """The last layer that gives a key, or a part or the whole of its group; -1 where none does."""
+    """The number of the last layer that gives a key, or a part or the whole of its group; -1 where none does."""
     ways = []
     for i, layer in enumerate(layers):
         for key in layer:

@@ -60,7 +60,7 @@ def measure(
         runtimes: settings of each, by name.
         batches: pictures at a time.
         threads: of a model.
-        seconds: that a model is timed in each round.
+        seconds: that a model is timed, over all rounds.
     """
     rows: list[Row] = []
     for count in threads:
@@ -164,7 +164,7 @@ def in_turns(
 
     Args:
         measures: times a model so many runs, by the model's key.
-        seconds: that a model is timed in each round.
+        seconds: that a model is timed, over all rounds.
         shown: a bar, advanced by each turn.
     """
     repeats: dict[K, int] = {}
@@ -220,7 +220,11 @@ def _loaders(
 
 
 def medians(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Medians in milliseconds: of all runs, of the fastest round, of the slowest round."""
+    """Medians in milliseconds: ``median_ms`` of all runs, those of the fastest and of the slowest round.
+
+    Args:
+        rounds: ms of each run, by round.
+    """
     all_runs = [ms for round_ms in rounds for ms in round_ms]
     round_medians = [statistics.median(round_ms) for round_ms in rounds]
     return {

@@ -302,7 +302,14 @@ def _write_masks(
 def _write_mask(
     stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray
 ) -> None:
-    """``STEM.ids.png`` and ``STEM.colours.png`` from logits ``(C, H', W')``, at the picture's height and width."""
+    """``STEM.ids.png`` and ``STEM.colours.png`` from logits ``(C, H', W')``, at the picture's height and width.
+
+    Args:
+        stem: path without its ending.
+        logits: of the model.
+        shape: height and width of the picture in pixels.
+        palette: colours by class id, :func:`kd.tasks.segmentation.colours`.
+    """
     logits_1CHW = F.interpolate(logits[None], shape, mode="bilinear")
     class_ids_HW = logits_1CHW[0].argmax(0).numpy()
     small_enough = mask_type(len(palette))

@@ -3,6 +3,8 @@
 What is random is drawn in the loader, from the same numbers and in the same order as the engine ``torch`` draws it. On
 a CPU the same torchvision transforms apply it, to the same views. A GPU resizes, flips, erases and mixes a whole batch
 in few large steps, within two levels of 255 of these views; colours are jittered picture by picture there too.
+
+Pictures are packed: uint8, one after another in a row of pixels, as they differ in size.
 """
 
 from collections.abc import Callable, Sequence
@@ -245,7 +247,12 @@ class DeviceViews:
         return batch
 
     def _change_and_cut(self, pixels: Tensor, plan: Plan) -> Tensor:
-        """Packed whole pictures -> packed crops, after the transforms that come before the crop; uint8, one row each."""
+        """Packed whole pictures -> packed crops, after the transforms that come before the crop; uint8, one row.
+
+        Args:
+            pixels: of all pictures, uint8 ``(n,)``.
+            plan: sizes, boxes and what was drawn.
+        """
         picture_sizes = [recipe.picture_size for recipe in plan.recipes]
         pictures = unpacked(pixels, picture_sizes)
         crops = []

@@ -129,7 +129,7 @@ def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bo
 
 
 def _follow(workers: Sequence[subprocess.Popen[str]], total: int) -> list[str]:
-    """The lines that the workers print, one a picture, beside a progress bar; no worker is left behind."""
+    """The lines that the workers print, one a picture, beside a progress bar of ``total``; no worker is left behind."""
     lines = []
 
     def follow_one(worker: subprocess.Popen[str]) -> None:

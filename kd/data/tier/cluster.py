@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def differing(greeting: dict[str, str]) -> str:
-    """What of it is not the same on another machine, for people."""
+    """What of a maker's ``greeting`` (version by library) is not the same here, for people; "" for nothing."""
     differences = []
     for name, version in versions().items():
         version_there = greeting.get(name)

@@ -144,7 +144,11 @@ class Stream:
         return self.all_asked and self.used == self.asked
 
     def ask(self, makers: int) -> BatchJob | None:
-        """The next batch to be made, where one more may be asked for."""
+        """The next batch to be made, where one more may be asked for; None: later, or there is none.
+
+        Args:
+            makers: how many are ready, which bounds how far ahead batches are made.
+        """
         if self.all_asked or self.asked - self.used >= self.ahead(makers):
             return None
         keys = next(self.batches, None)
@@ -286,7 +290,12 @@ class Scheduler:
         return None
 
     def _late(self, maker: Worker, now: float) -> BatchJob | None:
-        """A batch that another machine has had for :data:`SLOW` times the usual time, and at least :data:`SLOW_S`."""
+        """A batch that another machine has had for :data:`SLOW` times the usual time, and at least :data:`SLOW_S`.
+
+        Args:
+            maker: may make it too.
+            now: seconds on any steady clock.
+        """
         limit = SLOW * SLOW_S
         if self.took:
             limit = max(SLOW_S, SLOW * statistics.median(self.took))
@@ -300,7 +309,7 @@ class Scheduler:
         return None
 
     def done(self, maker: Worker, job: BatchJob, made: Made, now: float) -> None:
-        """A maker has made a batch; the second of two is left aside."""
+        """A maker has made a batch; the second of two is left aside. ``now``: seconds on the clock of :meth:`give`."""
         if job in maker.jobs:
             maker.jobs.remove(job)
         machine = maker.machine

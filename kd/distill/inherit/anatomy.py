@@ -41,7 +41,13 @@ def layer_scale(block: Part, branch: int) -> Tensor | None:
 
 
 def scaled(block: Part, branch: int, written: Tensor) -> Tensor:
-    """What a branch adds to the stream: what its last layer gives, by its layer scale."""
+    """What a branch adds to the stream: what its last layer gives, times its layer scale.
+
+    Args:
+        block: of a transformer.
+        branch: 1, the attention, or 2, the MLP.
+        written: output of the branch's last layer, ``(N, L, D)``.
+    """
     scale = layer_scale(block, branch)
     if scale is None:
         return written

@@ -10,6 +10,9 @@ layers before give (:mod:`kd.distill.inherit.maps`): depthwise filters are fitte
 W1 to what the teacher's gives for those hidden units that write most into the channels that are kept; W2 to what the
 student's stream lacks of the teacher's, so that it also does the work of blocks that the student leaves out. Scales and
 shifts of norms, and gamma, go into the layers after and before them.
+
+In all functions ``ours`` and ``theirs`` are streams ``(N, C, H, W)`` of student and teacher, one tensor for each part
+of the sample; ``kept`` are numbers of the teacher's channels that the student's stage has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

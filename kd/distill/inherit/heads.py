@@ -190,7 +190,7 @@ def _covariance(vectors: Tensor) -> Tensor:
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a positive matrix ``V diag(v) V'`` the symmetric root, ``V diag(sqrt v) V'``, and its inverse.
+    """Of a positive matrix ``(S, S)``, ``V diag(v) V'``: the symmetric root ``V diag(sqrt v) V'``, and its inverse.
 
     The inverse leaves out directions that hardly occur.
     """

@@ -262,7 +262,17 @@ def inherit_block(
 def _fit_attention(
     block: Part, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
 ) -> list[Tensor]:
-    """Fits queries, keys and values, then the projection; returns the stream between attention and MLP."""
+    """Fits queries, keys and values, then the projection.
+
+    Args:
+        block: the student's, changed in place.
+        targets: of the teacher's block.
+        streams: the student's before the block, ``(N, L, D)`` of each part.
+        rotation: its rotary positions; None: it has none.
+
+    Returns:
+        The stream between attention and MLP, likewise.
+    """
     attention = block.attn
     teacher = targets.teacher
     normed = [block.norm1(stream) for stream in streams]
@@ -458,7 +468,16 @@ def _folded_qkv(targets: BlockTargets) -> Tensor:
 
 
 def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
-    """Fits the MLP's first layers, then its second; returns the stream after the block."""
+    """Fits the MLP's first layers, then its second.
+
+    Args:
+        block: the student's, changed in place.
+        targets: of the teacher's block.
+        streams: the student's between attention and MLP, ``(N, L, D)`` of each part.
+
+    Returns:
+        The stream after the block, likewise.
+    """
     mlp = block.mlp
     teacher = targets.teacher
     shares = targets.shares

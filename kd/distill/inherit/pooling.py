@@ -113,7 +113,10 @@ def inherit_pool(
 
 
 def _pool_projection(student: ViT, teacher: ViT, guide: Sequence[BlockActivations]) -> Tensor:
-    """P: the leading directions of what is pooled, those that the classifier reads first, ``(D_student, D_teacher)``."""
+    """P, ``(D_student, D_teacher)``: the leading directions of what is pooled, those that the classifier reads first.
+
+    ``guide``: the teacher's pooling on the parts of the sample that decide.
+    """
     middle = torch.cat([part.middle for part in guide])
     after = torch.cat([part.after for part in guide])
     moment = moment_of([middle, after], class_tokens=0)

@@ -11,6 +11,9 @@ squares on what the student's fitted layers before it give (:mod:`kd.distill.inh
 
 The norms' statistics are measured on the student's own activations. (He, Zhang, Sun, "Channel Pruning for
 Accelerating Very Deep Neural Networks", and Luo, Wu, Lin, "ThiNet", both ICCV 2017, who prune layer by layer.)
+
+In all functions ``ours`` and ``theirs`` are maps ``(N, C, H, W)`` of student and teacher, one tensor for each part of
+the sample; ``before`` and ``after`` are numbers of the teacher's channels that the student keeps there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -179,7 +179,7 @@ class _StudentFit:
 
 
 def _fit_students(fits: Sequence[_StudentFit]) -> None:
-    """Fits students of one grid, block by block: a block of the teacher runs once for all."""
+    """Fits students of one grid, block by block and in place: a block of the teacher runs once for all ``fits``."""
     groups = _groups_of_equal_targets(fits)
     numbers = sorted({number for each in fits for number in each.blocks})
     label = "the student's blocks"

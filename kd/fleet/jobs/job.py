@@ -284,7 +284,7 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
 
 
 def _step(config: dict[str, Any], machines: Machines) -> str:
-    """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``."""
+    """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``; ``config``: all settings of the job."""
     batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
     processes_each = _processes(config, machines) or gpus_of(machines.type)

@@ -17,7 +17,15 @@ RECORD = "job.json"
 
 
 def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: str) -> None:
-    """Writes the job's folder and sends it; nothing is left of a job that could not be sent."""
+    """Writes the job's folder and sends it; nothing is left of a job that could not be sent.
+
+    Args:
+        target: that runs it.
+        job: checked.
+        folder: of the job's files, made here.
+        files: content by name.
+        place: the target's name.
+    """
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:

@@ -163,7 +163,15 @@ def _of_recipe(
 def _named(
     arch: str, side: object, student: Student, teacher: RunTeacher, several_sizes: bool
 ) -> Candidate:
-    """A model of timm's by its name, which inherits where it can."""
+    """A model of timm's by its name, which inherits where it can.
+
+    Args:
+        arch: its name.
+        side: of its input in pixels, or height and width.
+        student: the recipe's.
+        teacher: of the run.
+        several_sizes: whether its name must say the size.
+    """
     spec = cast(StudentSpec, student.spec)
     kwargs = {}
     if spec.kwargs.get(PATCHES) == AUTO:

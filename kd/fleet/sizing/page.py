@@ -1,4 +1,8 @@
-"""What ``kd-size`` writes and prints: the table, ``sizes.json``, ``sizes.html`` and ``student.yaml``."""
+"""What ``kd-size`` writes and prints: the table, ``sizes.json``, ``sizes.html`` and ``student.yaml``.
+
+``sizes`` is the content of ``sizes.json`` in all functions, ``row`` one of its candidates: ``latency_ms``, ``mb``,
+``params``, and ``score``, a share in [0, 1], where it was scored. Other programs read that file: its keys stay.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

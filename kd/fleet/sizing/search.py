@@ -324,6 +324,10 @@ def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
 def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
     """Refuses a budget that no candidate meets.
 
+    Args:
+        rows: of the candidates, as in ``sizes.json``.
+        budget: the largest allowed value by column, such as ``latency_ms``.
+
     Raises:
         UserError: with the smallest candidate's figure, or that all budgets together are too narrow.
     """
@@ -388,7 +392,7 @@ def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str |
 
 
 def _on_front(merit: tuple[float, float], merits: Iterable[tuple[float, float]]) -> bool:
-    """Whether each other merit is less in one of its two parts."""
+    """Whether each of the other ``merits`` is less in one of its two parts; of both more is better."""
     for other in merits:
         worse_somewhere = other[0] < merit[0] or other[1] < merit[1]
         if other != merit and not worse_somewhere:

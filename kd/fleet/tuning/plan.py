@@ -302,7 +302,10 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def _jobs(settings: dict[str, Any]) -> int | TrialShare:
-    """Trials at a time on this machine; with ``jobs=ray`` a trial's share of the cluster."""
+    """Trials at a time on this machine; with ``jobs=ray`` a trial's share of the cluster.
+
+    ``settings``: the search's own.
+    """
     share = {}
     for key, least in (("cores", 1), ("gpus", 0)):
         if key in settings:

@@ -151,7 +151,12 @@ def short(value: object) -> str:
 
 
 def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:
-    """A trial's values by key; a key that does not exist under a trial's choices is left out."""
+    """A trial's values by key; a key that does not exist under a trial's choices is left out.
+
+    Args:
+        spaces: of all keys; one that others depend on comes first.
+        trial: of Optuna, which remembers the values.
+    """
     chosen: dict[str, Any] = {}
     for space in spaces:
         if space.above is not None:

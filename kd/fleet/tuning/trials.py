@@ -99,7 +99,10 @@ class Slot:
 
 
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
-    """This machine in ``jobs`` shares; with fewer GPUs than jobs, several shares have the same GPU."""
+    """This machine in ``jobs`` shares of its cores and of its ``gpus`` (UUIDs).
+
+    With fewer GPUs than jobs, several shares have the same GPU.
+    """
     cores = core_ids() or []
     shares_with_gpus = min(jobs, len(gpus) or 1)  # the others begin again with the first GPU
     slots = []
@@ -188,7 +191,9 @@ class TrialRun:
         return self.folder / self.recipe / "000"
 
     def begin(self, items: Sequence[str]) -> None:
-        """Starts the run, or resumes it from its last checkpoint; does nothing if it has ended well."""
+        """Starts the run with the words ``items``, or resumes it from its last checkpoint; nothing if it has ended
+        well.
+        """
         self.items = items
         self.process = None
         has_student = (self.run / "student.safetensors").is_file()

@@ -323,7 +323,12 @@ def export(
 
 
 def _unmixed(to: str, float32_layers: list[str]) -> str:
-    """Why a format that computes all layers in FP16 can't take a student; "" where no layer needs float32."""
+    """Why a format that computes all layers in FP16 can't take a student; "" where no layer needs float32.
+
+    Args:
+        to: name of the format.
+        float32_layers: names of the layers that FP16 can't hold.
+    """
     if not float32_layers:
         return ""
     return (

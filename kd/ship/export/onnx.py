@@ -75,6 +75,10 @@ def prove_half(job: ExportJob) -> Runtime:
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":
     """An ``onnxruntime.InferenceSession`` on the CPU.
 
+    Args:
+        file: an ONNX model.
+        threads: of one operation; 0: as many as there are cores.
+
     Raises:
         UserError: the extra is missing, or the file is no ONNX model.
     """

@@ -35,10 +35,15 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
 
 
 def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str, Any]:
-    """Of one picture: ``labels`` with probabilities; ``mask`` and ``shares``; ``features``; ``numbers`` by name.
+    """One picture's numbers as a client reads them.
 
-    A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes. The model gives numbers of
-    shape ``(C,)``, ``(C, H, W)`` or ``(D,)``.
+    ``labels`` with probabilities; ``mask`` and ``shares``; ``features``; or ``numbers`` by name. A mask is a PNG of
+    class ids in base64, of 16 bits where there are more than 256 classes.
+
+    Args:
+        numbers: ``(C,)``, ``(C, H, W)`` or ``(D,)``.
+        manifest: of the model.
+        top: the likeliest labels that are listed.
     """
     if not np.isfinite(numbers).all():
         raise ValueError("the model's answer is NaN or infinite")

@@ -159,7 +159,12 @@ class Server:
     async def _cascade(
         self, views: list[np.ndarray], rule: CascadeRule
     ) -> list[tuple[str, np.ndarray]]:
-        """Who answered each picture, and the logits: both models' batches gather pictures of all requests."""
+        """Who answered each picture, and the logits: both models' batches gather pictures of all requests.
+
+        Args:
+            views: uint8, one of each picture, in the manifest's layout.
+            rule: when the teacher is asked.
+        """
         student_batches = self.batchers["student"]
         teacher_batches = self.batchers["teacher"]
         students = await asyncio.gather(*map(student_batches.submit, views))
