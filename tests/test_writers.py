@@ -140,6 +140,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.run.keys": {"SETTINGS.read_text": OURS, "file.read_text": OURS},
     "kd.run.listed": {"file.read_text": OURS},
     "kd.run.measure": {"Run.open": NO_FILE, "options.out.write_text": USERS},
+    "kd.run.pays": {"Run.open": NO_FILE},
     "kd.run.paths": {"file.read_text": OURS},
     "kd.run.streams": {"os.open": SYSTEM},
     "kd.run.train_first": {"(part / name / '000').rename": CACHE, "safe_open": DOOR, "shutil.rmtree": CACHE},

@@ -1,6 +1,7 @@
 """``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from kd.run.cascade_wish import wish_of
 from kd.run.claim import KEYS as CERTIFICATE
 from kd.run.claim import claim_of
 from kd.run.own_keys import take_all, truth
+from kd.run.pays_wish import KEYS as PAYS
+from kd.run.pays_wish import PaysWish, pays_of
 from kd.run.request import Request
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   score=         of sureness: probability (default), margin, entropy or head
   disputed=true  labels that the teacher disputes, worst first: of the training pictures, or of split=NAME or
                  folder=DIR; also in RUN_FOLDER/disputed_labels.csv, and with pictures in the report
+  pays=DIR       whether a distilled backbone pays: a linear probe on its frozen features beside a random start's, and beside
+                 pre-trained weights, on DIR/train/<class>/*.jpg and DIR/val/<class>/*.jpg; also in the report
+  pretrained=FILE  with pays=: weights of the same architecture, or pretrained=true: timm's (default: what the run
+                 began with); seeds=3: how often each start is measured
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
   arch=NAME      timm's name for the model of a weights file that lacks it; likewise img_size=N, kwargs.NAME=VALUE,
                  mean=[R,G,B], std=[R,G,B], classes=FILE, checkpoint_key=NAME (which of several models in the file),
@@ -53,7 +60,9 @@ calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
 
-KEYS = ("split", "folder", "out", "robust", "disputed", *CERTIFICATE, *CASCADE, "despite_choice")
+KEYS = (
+    "split", "folder", "out", "robust", "disputed", *CERTIFICATE, *CASCADE, *PAYS, "despite_choice",
+)  # fmt: skip
 FILE_KEYS = (
     "arch", "img_size", "kwargs", "mean", "std", "builder", "classes", "checkpoint_key",
 )  # fmt: skip
@@ -70,10 +79,17 @@ def run(request: Request) -> int | None:
         return None
     evaluation = evaluated(request)
     from kd.data.sources import said
-    from kd.report.terminal import print_evaluation, print_features, print_side_by_side
+    from kd.report.terminal import (
+        print_evaluation,
+        print_features,
+        print_pays,
+        print_side_by_side,
+    )
 
     results = evaluation.results
-    if "rankme" in results[0]["student"]:
+    if "probe" in results[0] and "answers" in results[0]:
+        print_pays(results[0])
+    elif "rankme" in results[0]["student"]:
         print_features(results)
     elif len(results) == 1:
         print_evaluation(results[0])
@@ -94,14 +110,19 @@ def evaluated(request: Request) -> "Evaluation":
         UserError: no finished run or weights file, or a key that an evaluation does not take.
     """
     options = _options(request)
-    from kd.run.measure import evaluate_models
+    from kd.run.measure import evaluate_models, evaluate_pays
 
+    if options.pays is not None:
+        return evaluate_pays(request, options.pays, options)
     return evaluate_models(request, options)
 
 
 def _options(request: Request) -> "Options":
     of_files = _take_file_settings(request)
     options = take_all(request, *KEYS)
+    pays = pays_of(options)
+    if pays is not None:
+        return _pays_options(options, pays)
     robust = truth(options, "robust")
     wish = wish_of(options)
     claim = None if wish else claim_of(options)
@@ -112,13 +133,7 @@ def _options(request: Request) -> "Options":
     despite_choice = truth(options, "despite_choice")
     if despite_choice and not (claim or wish):
         raise UserError("despite_choice: has no effect without margin=POINTS or cascade=true")
-    out = None
-    if "out" in options:
-        out = Path(options["out"])
-        if out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir():
-            raise UserError(
-                f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'"
-            )
+    out = _out(options)
     if "split" in options and "folder" in options:
         raise UserError("folder: can't be given together with split=: the folder is the split")
     from kd.run.measure import Options, is_run
@@ -139,6 +154,28 @@ def _options(request: Request) -> "Options":
         despite_choice,
         disputed,
     )
+
+
+def _out(options: Mapping[str, str]) -> Path | None:
+    if "out" not in options:
+        return None
+    out = Path(options["out"])
+    if out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir():
+        raise UserError(f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'")
+    return out
+
+
+def _pays_options(options: Mapping[str, str], pays: PaysWish) -> "Options":
+    """Options of ``pays=``, which measures no split and no logits."""
+    others = [key for key in options if key not in (*PAYS, "out")]
+    if others:
+        raise UserError(f"{others[0]}: can't be given together with pays=")
+    out = _out(options)
+    if out is not None and out.suffix == ".csv":
+        raise UserError(f"out: must be FILE.json with pays=, got '{out}'")
+    from kd.run.measure import Options
+
+    return Options(out=out, pays=pays)
 
 
 def _take_file_settings(request: Request) -> list[str]:

@@ -352,7 +352,7 @@ def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
     if len(source.classes) == 1:
         raise UserError(f"{PROBE}: needs two classes or more, got one ('{source.classes[0]}')")
     val = source.load("val")
-    in_both = _files_of(train) & _files_of(val)
+    in_both = files_of(train) & files_of(val)
     if in_both:
         raise UserError(
             f"{PROBE}: {len(in_both)} pictures of val are in train too ({min(in_both)}): they would be "
@@ -361,8 +361,8 @@ def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
     return [train, val]
 
 
-def _files_of(split: Split) -> set[str]:
-    """The real paths of a split's pictures."""
+def files_of(split: Split) -> set[str]:
+    """The real paths of a split's pictures; of pictures that are no files, their names below the present folder."""
     return {os.path.realpath(split.name(i)) for i in range(len(split.targets))}
 
 

@@ -18,6 +18,7 @@ from kd.report.faithful import faithful
 from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
 from kd.report.metric import counted, duration, format_metric
+from kd.report.pays import pays
 from kd.report.proven_cascade import cascade_sections
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, percentile
@@ -46,6 +47,7 @@ def report(explained: Explained) -> list[Section]:
         "cascade": lambda: cascade_sections(run),
         "answers from elsewhere": lambda: [asked_answers(run)],
         "faithfulness": lambda: faithful(run),
+        "pays": lambda: pays(run),
         "disputed labels": lambda: disputed(run),
     }
     first: dict[str, Parts] = {

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kd.report.metric import counted, duration, format_metric, in_tables, lost_classes
+from kd.report.pays import COLUMNS as COLUMNS_OF_PAYS
+from kd.report.pays import pays_lines, pays_rows
 from kd.report.proven_cascade import COLUMNS, curve_rows, threshold_lines
 from kd.storage.shown import on_terminal
 
@@ -29,6 +31,18 @@ def print_features(results: list[dict[str, Any]]) -> None:
         print(
             "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
         )
+
+
+def print_pays(result: dict[str, Any]) -> None:
+    """Prints the accuracies of each start, and whether the distilled one pays.
+
+    Args:
+        result: the content of ``pays.json``.
+    """
+    probe = result["probe"]
+    print_table(None, COLUMNS_OF_PAYS, pays_rows(probe), left=COLUMNS_OF_PAYS[:1])
+    for line in pays_lines(probe):
+        print(line)
 
 
 def print_evaluation(result: dict[str, Any]) -> None:

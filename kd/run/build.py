@@ -34,7 +34,12 @@ from kd.settings import (
     StudentSettings,
     TeacherSettings,
 )
-from kd.ship.export.student import builder_in, load_student, read_metadata
+from kd.ship.export.student import (
+    builder_in,
+    load_student,
+    read_metadata,
+    untrained_student,
+)
 from kd.storage.elsewhere import json_of
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
@@ -124,6 +129,11 @@ def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preproces
         trusted: what the user trusts beside :mod:`kd.models`: modules and classes of builders.
     """
     return load_student(file, trusted_class(builder_in(file), trusted))
+
+
+def untrained_student_in(file: Path, trusted: Sequence[str], seed: int) -> nn.Module:
+    """The model of ``student.safetensors`` with new random weights; ``trusted`` as in :func:`student_in`."""
+    return untrained_student(file, seed, trusted_class(builder_in(file), trusted))
 
 
 def task_in(file: Path, trusted: Sequence[str]) -> Task:

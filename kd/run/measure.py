@@ -31,6 +31,8 @@ from kd.run.certify import Judged, certificates, check_pictures, count_look, gro
 from kd.run.claim import Claim
 from kd.run.disputes import TABLE as DISPUTED_LABELS
 from kd.run.disputes import Disputes, check_disputes
+from kd.run.pays import measure_pays
+from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
@@ -72,6 +74,8 @@ class Options:
     """Pictures that chose a student's epoch are taken for both all the same."""
     disputed: bool = False
     """Whether labels that the teacher's features dispute are listed."""
+    pays: PaysWish | None = None
+    """What a distilled backbone is compared with (``pays=``)."""
 
     @property
     def place(self) -> str:
@@ -353,6 +357,18 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
         evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
     notes = [note for subject in measured for note in subject.data.source.notes]
     evaluation.notes = list(dict.fromkeys(notes))
+    return evaluation
+
+
+def evaluate_pays(request: Request, wish: PaysWish, options: Options) -> Evaluation:
+    """Measures whether a run's backbone pays, and writes the figures.
+
+    Raises:
+        UserError: see :func:`kd.run.pays.measure_pays`.
+    """
+    figures, file = measure_pays(request, wish)
+    evaluation = Evaluation.written([figures], [None], options)
+    evaluation.files.insert(0, file)
     return evaluation
 
 

@@ -178,6 +178,22 @@ def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: 
     >>> ridge_accuracy(bank, names, torch.tensor([[1.5], [3.0]]), torch.tensor([0, 1]))
     1.0
     """
+    is_right = ridge_outcomes(bank, bank_labels, features, labels)
+    return float(is_right.double().mean())
+
+
+def ridge_outcomes(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    """Whether :func:`ridge_classifier`, fitted to the bank, is right on each picture: ``(N,)``, true or false.
+
+    Args:
+        bank: ``(M, D)``.
+        bank_labels: ``(M,)``.
+        features: ``(N, D)``.
+        labels: ``(N,)``.
+
+    Raises:
+        ValueError: sizes that do not fit each other, an empty bank, or no features.
+    """
     _check(bank, bank_labels, features, labels)
     classes = int(bank_labels.max()) + 1
     weight, bias, _ = ridge_classifier(bank, bank_labels, classes)
@@ -185,8 +201,27 @@ def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: 
     for chunk in features.split(CHUNK):
         logits = chunk.double() @ weight.T + bias
         answers.append(logits.argmax(1))
-    is_right = torch.cat(answers) == labels
-    return float(is_right.double().mean())
+    return torch.cat(answers) == labels
+
+
+def half_of_each_class(labels: Tensor, seed: int) -> Tensor:
+    """Numbers of half of the pictures of each class, drawn at random; of an odd number the larger half.
+
+    Args:
+        labels: class ids ``(N,)``.
+        seed: of the draw.
+
+    >>> half_of_each_class(torch.tensor([0, 0, 1]), seed=0).shape
+    torch.Size([2])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = []
+    for class_id in labels.unique():
+        numbers = (labels == class_id).nonzero()[:, 0]
+        half = (len(numbers) + 1) // 2
+        order = torch.randperm(len(numbers), generator=generator)
+        chosen.append(numbers[order[:half].to(numbers.device)])
+    return torch.cat(chosen)
 
 
 def rank_of_gram(gram: Tensor) -> float:

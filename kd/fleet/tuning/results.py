@@ -12,6 +12,7 @@ import yaml
 from kd.fleet.tuning.plan import SearchPlan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
+from kd.proof.seeds import gain_over_seeds
 from kd.report import terminal
 from kd.storage.elsewhere import text_of, yaml_of
 from kd.storage.writing import write_text
@@ -20,10 +21,6 @@ BEST = "best.yaml"
 """The recipe that repeats the best trial."""
 SHOWN = 10
 """Trials in the printed table."""
-T95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t: half of a 95 % interval in standard errors, by degrees of freedom."""
-T95_MANY = 2.0
-"""The same for more degrees of freedom than :data:`T95` has."""
 
 
 def chosen(study: Study, plan: SearchPlan) -> Any | None:
@@ -144,23 +141,11 @@ class Confirmation:
     """Values of the recipe without the search, by seed."""
 
     def interval(self) -> tuple[float, float]:
-        """Mean difference (winner - default) and half of its 95 % interval, paired by seed.
-
-        Of ``n`` differences with standard deviation ``s`` half of the interval is ``t(n - 1) * s / sqrt(n)``, by
-        Student's t; it is infinite for one seed.
+        """Mean difference (winner - default) and half of its 95 % interval, paired by seed
+        (:func:`kd.proof.seeds.gain_over_seeds`); it is infinite for one seed.
         """
-        differences = []
-        for best, default in zip(self.best, self.default, strict=True):
-            differences.append(best - default)
-        n = len(differences)
-        if n < 2:
-            return differences[0], math.inf
-        degrees = n - 1
-        t = T95_MANY
-        if degrees < len(T95):
-            t = T95[degrees]
-        half = t * statistics.stdev(differences) / n**0.5
-        return statistics.mean(differences), half
+        gain = gain_over_seeds(self.best, self.default)
+        return gain.mean, gain.half
 
     def text(self) -> str:
         """The finding in two sentences: both means over fresh seeds, and the 95 % interval of their difference."""

@@ -1,7 +1,8 @@
 """The student alone: weights that plain timm loads."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -195,24 +196,53 @@ def load_student(
         path: the file. It is data: what it says of its model runs no code but timm's and :mod:`kd.models`'.
         builder: the class that has built its model, where that is one of your own.
     """
-    try:
-        meta: dict[str, Any] = {}
-        for name, text in read_metadata(path).items():
-            meta[name] = text if name == "arch" else json_of(text)
-        if "builder" in meta:
-            make = _of_builder(path, meta, builder)
-        else:
-            make = _of_timm(path, meta)
-        preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
-        if builder is None:
-            _check_shapes(path, make)
+    with _reading(path):
+        make, preprocess, classes = _described(path, builder)
         model = make()
         model.load_state_dict(load_file(regular(path, LARGEST_STUDENT)))
+    return model.eval(), preprocess, classes
+
+
+def untrained_student(path: Path, seed: int, builder: type | None = None) -> nn.Module:
+    """The model that ``student.safetensors`` describes, in eval mode, with new random weights.
+
+    Args:
+        path: the file, see :func:`load_student`.
+        seed: of the weights; the random state of torch is left as it was.
+        builder: see :func:`load_student`.
+    """
+    with _reading(path), torch.random.fork_rng(devices=[]):
+        make, _, _ = _described(path, builder)
+        torch.manual_seed(seed)
+        return make().eval()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever a damaged file makes the readers raise becomes one line that names it."""
+    try:
+        yield
     except UserError:
         raise
-    except Exception as error:  # a damaged file makes the readers raise many kinds
+    except Exception as error:
         raise UserError(f"{path}: its model can't be built: {plain(error)}") from error
-    return model.eval(), preprocess, [str(name) for name in meta["classes"]]
+
+
+def _described(
+    path: Path, builder: type | None
+) -> tuple[Callable[[], nn.Module], Preprocess, list[str]]:
+    """What makes the model that a file describes, its input, and its class names."""
+    meta: dict[str, Any] = {}
+    for name, text in read_metadata(path).items():
+        meta[name] = text if name == "arch" else json_of(text)
+    if "builder" in meta:
+        make = _of_builder(path, meta, builder)
+    else:
+        make = _of_timm(path, meta)
+    preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
+    if builder is None:
+        _check_shapes(path, make)
+    return make, preprocess, [str(name) for name in meta["classes"]]
 
 
 def builder_in(path: Path) -> str:

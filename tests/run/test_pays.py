@@ -1,0 +1,313 @@
+"""``kd-eval RUN pays=DIR``: what a distilled backbone is worth, measured on real runs of tiny models."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from kd.cli import main
+from kd.models import Preprocess
+from kd.report.pays import pays
+from kd.report.records import read_run
+from kd.ship.export.student import load_student, read_metadata, untrained_student
+from kd.tasks.features import half_of_each_class, ridge_outcomes
+from tests._helpers import ARCH, TINY, save_teacher, write_recipe
+
+CNN = "resnet10t"
+LEVELS = ("maps@stride16", "maps@stride32")
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """A finished run of a CNN that learned a teacher's maps, without labels."""
+    root = tmp_path_factory.mktemp("pays")
+    weights = save_teacher(root / "dino.safetensors", seed=1, img_size=64)
+    taps = {}
+    losses = {}
+    for layer in LEVELS:
+        name = layer.removeprefix("maps@")
+        taps[name] = {"student": layer, "teacher": "maps"}
+        losses[name] = {"class_path": "kd.losses.RADIOLoss", "init_args": {"standardize": "phi_s"}}
+    recipe = write_recipe(
+        root / "tiny.yaml",
+        pictures,
+        None,
+        data__img_size=64,
+        data__crop_ratio=1.0,
+        data__source={"class_path": "kd.data.sources.Pictures", "init_args": {"root": str(pictures)}},
+        model__teachers={"dino": {"arch": ARCH, "img_size": 64, "kwargs": TINY, "checkpoint": str(weights)}},
+        model__student={"arch": CNN, "img_size": 64, "head": False},
+        model__task_loss_weight=0.0,
+        model__distill_losses=losses,
+        model__taps=taps,
+        model__teacher_of=dict.fromkeys(losses, "dino"),
+    )  # fmt: skip
+    assert main("train", [f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    return root / "runs" / "tiny" / "000"
+
+
+@pytest.fixture(scope="module")
+def pale(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ImageFolder of 4 classes that only a slight tint tells apart, below the noise of a picture."""
+    root = tmp_path_factory.mktemp("pale")
+    rng = np.random.RandomState(1)
+    tints = np.array([[14, 0, 0], [0, 14, 0], [0, 0, 14], [0, 0, 0]])
+    for split, count in (("train", 12), ("val", 12)):
+        for name, tint in zip("abcd", tints, strict=True):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                light = rng.uniform(100, 150) + rng.normal(0, 5, 3)
+                pixels = light + tint + rng.normal(0, 30, (64, 64, 3))
+                image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+                image.save(folder / f"{number:02d}.png")
+    return root
+
+
+@pytest.fixture()
+def run(distilled: Path, tmp_path: Path) -> Path:
+    """A copy of the run as training left it."""
+    shutil.copytree(distilled, tmp_path / "distilled")
+    return tmp_path / "distilled"
+
+
+def measured(run: Path) -> dict:
+    return json.loads((run / "pays.json").read_text())["probe"]
+
+
+def files_of(folder: Path, split: str) -> tuple[list[Path], Tensor]:
+    """Pictures of an ImageFolder's split in its order, and their class ids."""
+    files = []
+    labels = []
+    for class_id, of_class in enumerate(sorted((folder / split).iterdir())):
+        for file in sorted(of_class.iterdir()):
+            files.append(file)
+            labels.append(class_id)
+    return files, torch.tensor(labels)
+
+
+def pooled_by_timm(model: nn.Module, prepare: Preprocess, files: list[Path]) -> Tensor:
+    """The maps of strides 16 and 32 by timm's own way to them, averaged over positions; pictures of 64 px."""
+    pictures = [pil_to_tensor(Image.open(file)) for file in files]
+    with torch.no_grad():
+        images = prepare(torch.stack(pictures))
+        maps = model.forward_intermediates(images, indices=[3, 4], intermediates_only=True)
+    return torch.cat([each.mean(dim=(2, 3)) for each in maps], dim=1)
+
+
+def with_weights(run: Path, change: Callable[[Tensor], Tensor]) -> Path:
+    """A run whose student has changed weights."""
+    file = run / "student.safetensors"
+    state = {name: change(value) for name, value in load_file(file).items()}
+    save_file(state, file, read_metadata(file))
+    return file
+
+
+def test_starts_differ_by_their_weights_alone(
+    run: Path, pale: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The distilled start as plain timm computes it; the answer in the terminal, the summary, and on the page."""
+    assert main("eval", [str(run), f"pays={pale}"]) == 0
+    out = capsys.readouterr().out
+    probe = measured(run)
+    assert probe["features"] == list(LEVELS)
+    assert (probe["classes"], probe["labelled"], probe["judged"]) == (4, 48, 48)
+    assert list(probe["starts"]) == ["random", "distilled"]
+
+    student, prepare, _ = load_student(run / "student.safetensors")
+    fitted_files, fitted_labels = files_of(pale, "train")
+    judged_files, judged_labels = files_of(pale, "val")
+    bank = pooled_by_timm(student, prepare, fitted_files)
+    asked = pooled_by_timm(student, prepare, judged_files)
+    for seed in range(3):
+        half = half_of_each_class(fitted_labels, seed)
+        right = ridge_outcomes(bank[half], fitted_labels[half], asked, judged_labels)
+        accuracy = float(right.double().mean())
+        assert 0.3 < accuracy < 0.9
+        assert probe["starts"]["distilled"]["seeds"][seed] == pytest.approx(accuracy)
+
+    (gain,) = probe["gains"]
+    means = {name: start["mean"] for name, start in probe["starts"].items()}
+    assert gain["points"] == pytest.approx(100 * (means["distilled"] - means["random"]), abs=1e-3)
+    assert gain["low"] <= gain["points"] <= gain["high"]
+    (answer,) = json.loads((run / "summary.json").read_text())["pays"]["answers"]
+    assert answer in out
+    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    (section,) = pays(read_run(run))
+    assert section["title"] == "Does it pay?"
+    assert answer[0].upper() + answer[1:] in section["note"]
+    assert [row[0] for row in section["rows"]] == ["random", "distilled"]
+
+
+def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
+    """The student as the pre-trained start: the same halves, the same pictures, so no difference at all."""
+    same = shutil.copy(run / "student.safetensors", tmp_path / "same.safetensors")
+    out = tmp_path / "figures.json"
+    items = [f"pays={pictures}", f"pretrained={same}", "seeds=2", f"out={out}"]
+    assert main("eval", [str(run), *items]) == 0
+    probe = measured(run)
+    starts = probe["starts"]
+    assert starts["pretrained"] == starts["distilled"]
+    assert len(starts["distilled"]["seeds"]) == 2
+    over_pretrained = probe["gains"][1]
+    assert over_pretrained == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
+    assert json.loads(out.read_text()) == json.loads((run / "pays.json").read_text())
+
+
+def test_useless_weights_do_not_pay(
+    run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Colours tell these classes apart, also through random layers; a student of zeros sees nothing."""
+    good = shutil.copy(run / "student.safetensors", tmp_path / "good.safetensors")
+    zeros = with_weights(run, torch.zeros_like)
+    assert main("eval", [str(run), f"pays={pictures}", f"pretrained={good}"]) == 0
+    out = capsys.readouterr().out
+    assert measured(run)["starts"]["distilled"]["mean"] == 0.25
+    assert "it does not pay: -" in out
+    assert "points" in out
+    shutil.copy(zeros, tmp_path / "zeros.safetensors")
+    shutil.copy(good, run / "student.safetensors")
+    items = [f"pays={pictures}", f"pretrained={tmp_path / 'zeros.safetensors'}"]
+    assert main("eval", [str(run), *items]) == 0
+    assert "it pays: +" in capsys.readouterr().out
+
+
+def test_random_starts_are_new_each_time_and_the_same_again(run: Path) -> None:
+    file = run / "student.safetensors"
+    state = torch.random.get_rng_state()
+    first, again, other = (untrained_student(file, seed) for seed in (0, 0, 1))
+    assert torch.equal(state, torch.random.get_rng_state())
+    trained = load_student(file)[0]
+    name = "layer4.0.conv1.weight"
+    weights = [model.state_dict()[name] for model in (first, again, other, trained)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[3])
+    assert not first.training
+
+
+def test_norms_of_random_starts_know_the_pictures(
+    run: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As drawn they hold mean 0 and variance 1."""
+    seen: list[nn.Module] = []
+
+    def noted(*args: object) -> nn.Module:
+        seen.append(untrained_student(run / "student.safetensors", 0))
+        return seen[-1]
+
+    monkeypatch.setattr("kd.run.pays.untrained_student_in", noted)
+    assert main("eval", [str(run), f"pays={pictures}"]) == 0
+    norm = seen[0].get_submodule("layer1.0.bn1")
+    assert norm.running_mean.abs().max() > 0.01
+    assert not seen[0].training
+    student = load_student(run / "student.safetensors")[0]
+    kept = load_file(run / "student.safetensors")
+    assert torch.equal(student.state_dict()["layer1.0.bn1.running_mean"], kept["layer1.0.bn1.running_mean"])  # fmt: skip
+
+
+def test_a_run_starts_with_the_weights_that_it_began_with(run: Path, pictures: Path) -> None:
+    """Its own pre-trained start is a row without being named; a file that is gone is an error that says so."""
+    torch.manual_seed(5)
+    began = run / "began.pth"
+    torch.save(timm.create_model(CNN, num_classes=0).state_dict(), began)
+    config = run / "config.yaml"
+    text = config.read_text()
+    student = text.index("student:", text.index("model:"))
+    place = text.index("checkpoint: null", student)
+    config.write_text(f"{text[:place]}checkpoint: {began}{text[place + len('checkpoint: null') :]}")
+    assert main("eval", [str(run), f"pays={pictures}"]) == 0
+    assert list(measured(run)["starts"]) == ["random", "pretrained", "distilled"]
+
+
+def test_a_classifier_is_probed_below_its_head(with_test: Path, pictures: Path) -> None:
+    """A run of labels and logits: the classifier's input counts."""
+    assert main("eval", [str(with_test), f"pays={pictures}"]) == 0
+    assert measured(with_test)["features"] == ["prelogits"]
+
+
+def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) -> None:
+    assert main("eval", [str(run), f"pays={pictures}"]) == 0
+    assert measured(run)["notes"] == []  # a folder that is called val names validation pictures
+    turned = run.parent / "turned"
+    for split, other in (("train", "val"), ("val", "train")):
+        shutil.copytree(pictures / split, turned / other, copy_function=lambda a, b: Path(b).symlink_to(a))  # fmt: skip
+    assert main("eval", [str(run), f"pays={turned}"]) == 0
+    assert measured(run)["notes"] == ["43 of the 48 were distilled on, without their labels"]
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["pays=/nowhere"], "pays: "),
+        (["pays=true"], "pays: must be a folder of labelled pictures"),
+        (["pays="], "pays: must be a folder of labelled pictures"),
+        (["pays=PICTURES", "seeds=1"], "seeds: must be a whole number from 2 to 20, got '1'"),
+        (["pays=PICTURES", "pretrained=/nowhere.pth"], "pretrained: there is no /nowhere.pth"),
+        (["pays=PICTURES", "pretrained=false"], "pretrained: must be true or a weights file"),
+        (["pays=PICTURES", "margin=1"], "margin: can't be given together with pays="),
+        (["pays=PICTURES", "split=val"], "split: can't be given together with pays="),
+        (["pays=PICTURES", "out=x.csv"], "out: must be FILE.json with pays="),
+        (["pretrained=true"], "pretrained: has no effect without pays=DIR"),
+        (["seeds=4"], "seeds: has no effect without pays=DIR"),
+    ],
+)
+def test_a_wrong_key_is_one_line(
+    run: Path, pictures: Path, items: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    words = [item.replace("PICTURES", str(pictures)) for item in items]
+    assert main("eval", [str(run), *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"kd-eval: {text}"), err
+    assert len(err.strip().splitlines()) == 1
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
+
+
+def test_weights_of_another_model_are_refused(
+    run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run.parent / "other.pth"
+    torch.save(timm.create_model("resnet18", num_classes=0).state_dict(), other)
+    assert main("eval", [str(run), f"pays={pictures}", f"pretrained={other}"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"kd-eval: pretrained: {other} does not fit")
+    assert not (run / "pays.json").exists()
+    assert main("eval", [str(run), str(run), f"pays={pictures}"]) == 2
+    assert "pays: takes one run, got 2" in capsys.readouterr().err
+
+
+def test_a_folder_of_classes_alone_is_refused_by_its_key(
+    run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("eval", [str(run), f"pays={pictures / 'train'}"]) == 2
+    assert capsys.readouterr().err.startswith("kd-eval: pays: ")
+
+
+def test_the_page_offers_what_was_not_measured(run: Path, with_test: Path) -> None:
+    """Of a backbone alone; a damaged file leaves the page whole."""
+    (section,) = pays(read_run(run))
+    assert "kd-eval RUN pays=DIR" in section["rows"][0][0]
+    assert pays(read_run(with_test)) == []
+    (run / "pays.json").write_text('{"probe": {"starts": 3}}')
+    records = read_run(run)
+    assert "kd-eval RUN pays=DIR" in pays(records)[0]["rows"][0][0]
+    assert "pays.json can't be read" in records.notes
+
+
+def test_halves_are_of_each_class_and_by_the_seed() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 5 + [3])
+    half = half_of_each_class(labels, 0)
+    assert np.bincount(labels[half]).tolist() == [5, 3, 0, 1]
+    assert len(set(half.tolist())) == 9
+    assert torch.equal(half, half_of_each_class(labels, 0))
+    assert not torch.equal(half, half_of_each_class(labels, 1))
