@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import webbrowser
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,12 +90,17 @@ def run(request: Request) -> int | None:
 
 
 def _write_page(explained: "list[Explained]", folder: Path) -> Path:
-    """Writes the page of one run, or of several, whose comparison is printed too; returns the file."""
+    """Writes the page of one run, or of several, and prints its findings or the comparison; returns the file."""
     from kd.report.comparison import headline
     from kd.report.html import write_comparison, write_report
+    from kd.report.terminal import print_diagnosis
 
     if len(explained) == 1:
-        return write_report(explained[0], folder / "report.html")
+        (of_one,) = explained
+        file = write_report(of_one, folder / "report.html")
+        findings = [asdict(finding) for finding in of_one.findings]
+        print_diagnosis(findings, of_one.verdict)
+        return file
     file = write_comparison(explained, folder / "comparison.html")
     print("\n".join(headline(explained)))
     return file

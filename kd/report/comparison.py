@@ -302,7 +302,8 @@ def headline(explained: Sequence[Explained]) -> list[str]:
         values = [name + ":"]
         for student in facts.run.students:
             value = format_metric(facts.run.primary, facts.best_val(student))
-            values.append(f"{student} val {facts.run.primary} {value or 'unknown'},".lstrip())
+            if value:
+                values.append(f"{student} val {facts.run.primary} {value},".lstrip())
         seconds = _product(facts.hours, 3600)
         values.append(f"in {duration(seconds) or 'an unknown time'}")
         lines.append(" ".join(values))

@@ -363,10 +363,7 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     processes = counted(summary["world_size"], "process", "processes")
     print(f"{speed}{summary['device']}, {summary['precision']}, {processes}")
-    for finding in summary.get("findings", []):
-        print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
-    if "verdict" in summary:
-        print(f"{summary['verdict']['text']} (report.html)")
+    print_diagnosis(summary.get("findings", []), summary.get("verdict"))
     if of_teacher:
         return
     where = (
@@ -379,6 +376,19 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
         else "nothing was trained, no student is exported"
     )
     print(f"run folder: {folder} ({held})", flush=True)
+
+
+def print_diagnosis(findings: list[dict[str, str]], verdict: dict[str, Any] | None) -> None:
+    """Prints what went wrong in a run, a line for each rule that fired, and last what limits its speed.
+
+    Args:
+        findings: ``rule``, ``text`` and ``lever`` of each, as in ``summary.json``.
+        verdict: of :attr:`kd.report.rules.Explained.verdict`; None: the run has none.
+    """
+    for finding in findings:
+        print(on_terminal(f"{finding['rule']}: {finding['text']}; {finding['lever']}"))
+    if verdict is not None:
+        print(on_terminal(f"{verdict['text']} (report.html)"))
 
 
 def print_cascade(found: dict[str, Any] | None) -> None:

@@ -1,12 +1,15 @@
 """Runs side by side: what differs, per device and per device-hour, what it costs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kd.cli import report_main
+from kd.report.records import read_run
+from kd.report.rules import Explained
 from tests._pages import made, sections_of
 
 
@@ -49,6 +52,34 @@ def test_it_opens_with_what_came_of_the_runs(
     assert rows["student ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
     assert moved["rows"] == [["bread", "60.0", "80.0", "+20.0"]]
     assert verdict["kind"] == "verdict"
+
+
+def test_a_run_without_an_accuracy_is_compared_by_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A training that is not kd's has no validation of kd's: nothing is said of it."""
+    before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
+    for folder in (before, after):
+        (folder / "summary.json").unlink()
+        (folder / "metrics.csv").unlink()
+    assert report_main([str(before), str(after)]) == 0
+    first, second, change, *_ = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\S+/a: in [\d.]+ \w+", first)
+    assert re.fullmatch(r"\S+/b: in [\d.]+ \w+", second)
+    assert re.fullmatch(r"\S+/b against \S+/a: [\d.]+x the time", change)
+
+
+def test_the_page_of_one_run_is_written_and_its_verdict_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made(tmp_path / "a", 1, 10, 4, "GPU")
+    assert report_main([str(folder)]) == 0
+    *findings, verdict, place = capsys.readouterr().out.splitlines()
+    explained = Explained(read_run(folder))
+    assert verdict == f"{explained.verdict['text']} (report.html)"
+    rules = [finding.rule for finding in explained.findings]
+    assert [line.split(":")[0] for line in findings] == rules
+    assert place == f"written to {folder / 'report.html'}"
 
 
 def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
