@@ -37,11 +37,11 @@ def print_pays(result: dict[str, Any]) -> None:
     """Prints the accuracies of each start, and whether the distilled one pays.
 
     Args:
-        result: the content of ``pays.json``.
+        result: the content of ``pays.json``; ``newest`` names the part that was just measured.
     """
-    probe = result["probe"]
-    print_table(None, COLUMNS_OF_PAYS, pays_rows(probe), left=COLUMNS_OF_PAYS[:1])
-    for line in pays_lines(probe):
+    part = result[result["newest"]]
+    print_table(None, COLUMNS_OF_PAYS, pays_rows(part), left=COLUMNS_OF_PAYS[:2])
+    for line in pays_lines(part):
         print(line)
 
 

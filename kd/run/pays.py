@@ -1,12 +1,13 @@
-"""``kd-eval RUN pays=DIR``: what a distilled backbone is worth, by a linear probe on its frozen features.
+"""``kd-eval RUN pays=DIR``: what a distilled backbone is worth, by a linear probe on its frozen features, or by a detector.
 
-Each start has the same layers: those that the run's losses have taught. Each seed fits a ridge classifier
+In the probe each start has the same layers: those that the run's losses have taught. Each seed fits a ridge classifier
 (:func:`kd.tasks.features.ridge_classifier`) to another half of the labelled training pictures, the same half for all
 starts, and all are judged by the same validation pictures.
 """
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from kd.data.boxes import boxes_below, has_boxes
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
 from kd.data.splits import PROBE, files_of
@@ -27,15 +29,16 @@ from kd.models.taps import PRELOGITS, Taps
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
-from kd.report.pays import DISTILLED, FILE, gain_line
+from kd.report.pays import DISTILLED, FILE, PARTS, gain_line
 from kd.run.build import untrained_student_in
-from kd.run.pays_wish import PaysWish
+from kd.run.pays_wish import STEPS, PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.settings import Probe
 from kd.ship.export.student import read_metadata
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import json_of, mapping_of
+from kd.storage.objects import is_url
 from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 
@@ -93,73 +96,56 @@ class Starts:
 
     run: FinishedRun
     """The distilled one."""
-    layers: list[str]
-    """Whose outputs are its features."""
-    models: dict[str, list[nn.Module]]
-    """By name of the start: a model for each seed, or one for all seeds."""
+    trusted: list[str]
+    """What the user trusts beside the list of classes."""
+    pretrained: nn.Module | None
+    """The same architecture with pre-trained weights, where there are any."""
 
-    def features(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """What gives features of pictures, by the start's name and the model's number."""
-        by_name: dict[str, Callable[[Tensor], Tensor]] = {}
-        for name, models in self.models.items():
-            for number, model in enumerate(models):
-                taught = TaughtFeatures(model, self.layers, self.run.preprocess)
-                by_name[f"{name} {number}"] = taught
-        return by_name
+    @property
+    def names(self) -> list[str]:
+        """Of the starts, the distilled one last."""
+        if self.pretrained is None:
+            return [RANDOM, DISTILLED]
+        return [RANDOM, PRETRAINED, DISTILLED]
 
-    def features_of(self, labelled: Labelled, name: str, seed: int) -> Tensor:
-        """The features of a start in one repetition, ``(N, D)``."""
-        number = seed % len(self.models[name])
-        return labelled.features[f"{name} {number}"]
+    def new(self, name: str, seed: int) -> nn.Module:
+        """A backbone of its own, in eval mode, which may be trained: a random start is another one for each seed."""
+        if name == RANDOM:
+            file = self.run.folder / "student.safetensors"
+            return untrained_student_in(file, self.trusted, seed)
+        of_start = self.run.model
+        if name == PRETRAINED and self.pretrained is not None:
+            of_start = self.pretrained
+        return copy.deepcopy(of_start).eval()
 
 
 def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path]:
-    """Measures a run's backbone beside its other starts; writes ``pays.json`` and the answer into ``summary.json``.
+    """Measures a run's backbone beside its other starts; writes ``pays.json`` and the answers into ``summary.json``.
 
     Args:
         request: the command line; it names one run.
         wish: its own keys.
 
     Returns:
-        The content of ``pays.json``, and the file.
+        The content of ``pays.json``, with ``newest``, the part that was measured; and the file.
 
     Raises:
-        UserError: not one finished run, no labelled pictures, or pre-trained weights that do not fit.
+        UserError: not one finished run, neither labelled pictures nor boxes, or pre-trained weights that do not fit.
     """
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
+    boxes = not is_url(wish.folder) and has_boxes(Path(wish.folder))
+    if wish.steps is not None and not boxes:
+        raise UserError(f"steps: has no effect: {wish.folder} has no boxes")
     run = Run.open(request.rest[0], request)
     if not hasattr(run.preprocess, "mean"):
         raise UserError("pays: needs a model whose input kd prepares")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = run.load_data()
-    data.splits.probe = Probe(wish.folder)
-    try:
-        data.split("probe")
-    except UserError as error:
-        raise UserError(str(error).replace(PROBE, "pays")) from error
-    starts = _starts(run, wish, request, device)
-    _settle_norms(starts.models[RANDOM], run.preprocess, data, device)
-    batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
-    labelled = look_at(starts.features(), data, batches, device)
-    probe = _probed(starts, labelled, wish)
-    probe["notes"] = _notes(data, probe["judged"])
-    return _written(run.folder, probe)
-
-
-def _starts(run: FinishedRun, wish: PaysWish, request: Request, device: torch.device) -> Starts:
-    """A random start for each seed, pre-trained weights where there are any, and the student."""
-    file = run.folder / "student.safetensors"
     _, trusted = Run.settings(run.folder / "config.yaml", request)
-    models = {RANDOM: [untrained_student_in(file, trusted, seed) for seed in range(wish.seeds)]}
-    pretrained = _pretrained(run, wish)
-    if pretrained is not None:
-        models[PRETRAINED] = [pretrained]
-    models[DISTILLED] = [run.model]
-    for of_start in models.values():
-        for model in of_start:
-            model.to(device).eval()
-    return Starts(run, _taught_layers(run.config), models)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    starts = Starts(run, trusted, _pretrained(run, wish))
+    if boxes:
+        return _written(run.folder, "detector", _detected(starts, wish, device))
+    return _written(run.folder, "probe", _probed(starts, wish, device))
 
 
 def _taught_layers(config: Mapping[str, Any]) -> list[str]:
@@ -242,39 +228,69 @@ def _settle_norms(
     side.eval()
 
 
-def _probed(starts: Starts, labelled: Labelled, wish: PaysWish) -> dict[str, Any]:
-    """The accuracies of all starts, and what the distilled one gains over each other."""
-    bank = labelled.bank
-    labels = labelled.class_ids
+# -- frozen features -------------------------------------------------------------------------------------------------
+def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, Any]:
+    """The accuracies of linear probes on all starts, and what the distilled one gains over each other."""
+    run = starts.run
+    data = run.load_data()
+    data.splits.probe = Probe(wish.folder)
+    try:
+        data.split("probe")
+    except UserError as error:
+        raise UserError(str(error).replace(PROBE, "pays")) from error
+
+    models: dict[str, nn.Module] = {}  # by start and seed
+    for name in starts.names:
+        count = wish.seeds if name == RANDOM else 1
+        for seed in range(count):
+            models[f"{name} {seed}"] = starts.new(name, seed).to(device)
+    of_random = [model for name, model in models.items() if name.startswith(RANDOM)]
+    _settle_norms(of_random, run.preprocess, data, device)
+
+    layers = _taught_layers(run.config)
+    taught = {}
+    for name, model in models.items():
+        taught[name] = TaughtFeatures(model, layers, run.preprocess)
+    batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
+    labelled = look_at(taught, data, batches, device)
+
     right_by_start: dict[str, np.ndarray] = {}  # (S, N)
-    for name in starts.models:
+    for name in starts.names:
         rows = []
         for seed in range(wish.seeds):
-            features = starts.features_of(labelled, name, seed)
-            fitted = half_of_each_class(labels[:bank], seed)
-            is_right = ridge_outcomes(
-                features[fitted], labels[fitted], features[bank:], labels[bank:]
-            )
-            rows.append(is_right.cpu().numpy())
+            features = labelled.features[f"{name} {seed if name == RANDOM else 0}"]
+            rows.append(_right(features, labelled, seed))
         right_by_start[name] = np.stack(rows)
-    of_starts = {}
-    for name, right_SN in right_by_start.items():
-        of_seeds = right_SN.mean(axis=1).tolist()
-        of_starts[name] = {"mean": float(np.mean(of_seeds)), "seeds": of_seeds}
+    accuracies = {}
     gains = []
     for name, right_SN in right_by_start.items():
+        accuracies[name] = {"accuracy": right_SN.mean(axis=1).tolist()}
         if name != DISTILLED:
             gain = gain_in_accuracy(right_by_start[DISTILLED], right_SN)
             gains.append({"over": name, **_points(gain)})
+
+    judged = len(labelled.class_ids) - labelled.bank
+    how = (
+        f"linear probe on frozen features ({', '.join(layers)}): {wish.seeds} fits, each to another half of "
+        f"{labelled.bank:,} labelled pictures of {len(labelled.class_ids.unique())} classes, judged by {judged:,} others"
+    )
     return {
         "folder": wish.folder,
-        "classes": len(labels.unique()),
-        "labelled": bank,
-        "judged": len(labels) - bank,
-        "features": starts.layers,
-        "starts": of_starts,
+        "metrics": ["accuracy"],
+        "starts": accuracies,
         "gains": gains,
+        "how": how,
+        "notes": _notes(data, judged),
     }
+
+
+def _right(features: Tensor, labelled: Labelled, seed: int) -> np.ndarray:
+    """Whether a fit to half of the reference is right on each judging picture, ``(N,)``."""
+    bank = labelled.bank
+    labels = labelled.class_ids
+    half = half_of_each_class(labels[:bank], seed)
+    is_right = ridge_outcomes(features[half], labels[half], features[bank:], labels[bank:])
+    return is_right.cpu().numpy()
 
 
 def _points(gain: Gain) -> dict[str, float]:
@@ -296,16 +312,53 @@ def _notes(data: DistillationDataModule, judged: int) -> list[str]:
     return []
 
 
-def _written(folder: Path, probe: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-    """Writes the figures into ``pays.json``, and with their answers into ``summary.json``."""
-    content = {
-        "run": str(folder),
-        "probe": probe,
-        "answers": [gain_line(gain) for gain in probe["gains"]],
+# -- a detector ------------------------------------------------------------------------------------------------------
+def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, Any]:
+    """The mAP of detectors that were fine-tuned from all starts, and what the distilled one gains over each other."""
+    from kd.run.pays_boxes import Budget, check_extra, detectors, gains_of
+
+    check_extra("pays")
+    pictures = boxes_below(Path(wish.folder), "pays")
+    budget = Budget(wish.steps or STEPS)
+    scores = detectors(starts, pictures, budget, wish.seeds, device)
+    gains = []
+    for name, metric, gain in gains_of(scores, DISTILLED):
+        gains.append({"over": name, "of": metric, **_points(gain)})
+    how = (
+        f"FasterRCNN, all layers trained for {budget.steps:,} steps of {budget.batch} of {len(pictures.train):,} pictures "
+        f"with boxes of {len(pictures.kinds)} classes, {wish.seeds} detectors of each start, judged by "
+        f"{len(pictures.judged):,} others; the interval is over the detectors alone"
+    )
+    return {
+        "folder": wish.folder,
+        "metrics": list(next(iter(scores.values()))),
+        "starts": scores,
+        "gains": gains,
+        "how": how,
+        "notes": [],
     }
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+def _written(folder: Path, part: str, figures: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """Writes the figures into ``pays.json``, and with their answers into ``summary.json``.
+
+    The other part stays beside them, if it was measured of the same student.
+    """
     file = folder / FILE
-    write_json(file, content)
     summary = mapping_of(folder / "summary.json")
+    before = mapping_of(file)
+    content: dict[str, Any] = {"run": str(folder), "steps": summary.get("steps")}  # the student's
+    answers = []
+    for name in PARTS:
+        if name == part:
+            content[name] = figures
+        elif name in before and before.get("steps") == content["steps"]:
+            content[name] = before[name]
+        if name in content:
+            answers += [gain_line(gain) for gain in content[name]["gains"]]
+    content["answers"] = answers
+    write_json(file, content)
     if summary:
         write_json(folder / "summary.json", {**summary, "pays": content})
-    return content, file
+    return {**content, "newest": part}, file

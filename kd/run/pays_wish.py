@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from kd.errors import UserError
 from kd.run.own_keys import whole_number
 
-KEYS = ("pays", "pretrained", "seeds")
+KEYS = ("pays", "pretrained", "seeds", "steps")
 MOST_SEEDS = 20
+STEPS = 300
+"""Of a detector, 4 pictures each."""
+MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -15,11 +18,13 @@ class PaysWish:
     """What the distilled backbone is compared with, and on what."""
 
     folder: str
-    """Labelled pictures: ``folder/train/<class>/*.jpg`` and ``folder/val/<class>/*.jpg``, or its URL."""
+    """Labelled pictures, ``folder/train/<class>/*.jpg`` and ``folder/val/<class>/*.jpg``, or pictures with boxes."""
     pretrained: str = ""
     """``true``: timm's pre-trained weights of the same architecture; else their file. "": the run's own start."""
     seeds: int = 3
     """How often each start is measured, >= 2."""
+    steps: int | None = None
+    """Of each detector, where the folder has boxes; None: :data:`STEPS`."""
 
 
 def pays_of(options: Mapping[str, str]) -> PaysWish | None:
@@ -36,10 +41,13 @@ def pays_of(options: Mapping[str, str]) -> PaysWish | None:
     folder = options["pays"]
     if folder.lower() in ("", "true", "false"):
         raise UserError(
-            f"pays: must be a folder of labelled pictures, DIR/train/<class> and DIR/val/<class>, got '{folder}'"
+            f"pays: must be a folder of pictures with classes (DIR/train/<class>, DIR/val/<class>) or boxes, got '{folder}'"
         )
     pretrained = options.get("pretrained", "")
     if "pretrained" in options and pretrained.lower() in ("", "false"):
         raise UserError(f"pretrained: must be true or a weights file, got '{pretrained}'")
     seeds = whole_number(options, "seeds", default=3, low=2, high=MOST_SEEDS)
-    return PaysWish(folder, pretrained, seeds)
+    steps = None
+    if "steps" in options:
+        steps = whole_number(options, "steps", default=STEPS, high=MOST_STEPS)
+    return PaysWish(folder, pretrained, seeds, steps)

@@ -119,8 +119,8 @@ def test_starts_differ_by_their_weights_alone(
     assert main("eval", [str(run), f"pays={pale}"]) == 0
     out = capsys.readouterr().out
     probe = measured(run)
-    assert probe["features"] == list(LEVELS)
-    assert (probe["classes"], probe["labelled"], probe["judged"]) == (4, 48, 48)
+    assert ", ".join(LEVELS) in probe["how"]
+    assert "48 labelled pictures of 4 classes, judged by 48 others" in probe["how"]
     assert list(probe["starts"]) == ["random", "distilled"]
 
     student, prepare, _ = load_student(run / "student.safetensors")
@@ -133,19 +133,19 @@ def test_starts_differ_by_their_weights_alone(
         right = ridge_outcomes(bank[half], fitted_labels[half], asked, judged_labels)
         accuracy = float(right.double().mean())
         assert 0.3 < accuracy < 0.9
-        assert probe["starts"]["distilled"]["seeds"][seed] == pytest.approx(accuracy)
+        assert probe["starts"]["distilled"]["accuracy"][seed] == pytest.approx(accuracy)
 
     (gain,) = probe["gains"]
-    means = {name: start["mean"] for name, start in probe["starts"].items()}
+    means = {name: np.mean(start["accuracy"]) for name, start in probe["starts"].items()}
     assert gain["points"] == pytest.approx(100 * (means["distilled"] - means["random"]), abs=1e-3)
     assert gain["low"] <= gain["points"] <= gain["high"]
     (answer,) = json.loads((run / "summary.json").read_text())["pays"]["answers"]
     assert answer in out
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     (section,) = pays(read_run(run))
-    assert section["title"] == "Does it pay?"
+    assert section["title"] == "Does it pay? Frozen features"
     assert answer[0].upper() + answer[1:] in section["note"]
-    assert [row[0] for row in section["rows"]] == ["random", "distilled"]
+    assert [row[1] for row in section["rows"]] == ["random", "distilled"]
 
 
 def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -
     probe = measured(run)
     starts = probe["starts"]
     assert starts["pretrained"] == starts["distilled"]
-    assert len(starts["distilled"]["seeds"]) == 2
+    assert len(starts["distilled"]["accuracy"]) == 2
     over_pretrained = probe["gains"][1]
     assert over_pretrained == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
-    assert json.loads(out.read_text()) == json.loads((run / "pays.json").read_text())
+    assert json.loads(out.read_text())["probe"] == probe
 
 
 def test_useless_weights_do_not_pay(
@@ -171,7 +171,7 @@ def test_useless_weights_do_not_pay(
     zeros = with_weights(run, torch.zeros_like)
     assert main("eval", [str(run), f"pays={pictures}", f"pretrained={good}"]) == 0
     out = capsys.readouterr().out
-    assert measured(run)["starts"]["distilled"]["mean"] == 0.25
+    assert measured(run)["starts"]["distilled"]["accuracy"] == [0.25] * 3
     assert "it does not pay: -" in out
     assert "points" in out
     shutil.copy(zeros, tmp_path / "zeros.safetensors")
@@ -232,7 +232,7 @@ def test_a_run_starts_with_the_weights_that_it_began_with(run: Path, pictures: P
 def test_a_classifier_is_probed_below_its_head(with_test: Path, pictures: Path) -> None:
     """A run of labels and logits: the classifier's input counts."""
     assert main("eval", [str(with_test), f"pays={pictures}"]) == 0
-    assert measured(with_test)["features"] == ["prelogits"]
+    assert "(prelogits)" in measured(with_test)["how"]
 
 
 def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) -> None:
@@ -249,8 +249,8 @@ def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) ->
     ("items", "text"),
     [
         (["pays=/nowhere"], "pays: "),
-        (["pays=true"], "pays: must be a folder of labelled pictures"),
-        (["pays="], "pays: must be a folder of labelled pictures"),
+        (["pays=true"], "pays: must be a folder of pictures with classes"),
+        (["pays="], "pays: must be a folder of pictures with classes"),
         (["pays=PICTURES", "seeds=1"], "seeds: must be a whole number from 2 to 20, got '1'"),
         (["pays=PICTURES", "pretrained=/nowhere.pth"], "pretrained: there is no /nowhere.pth"),
         (["pays=PICTURES", "pretrained=false"], "pretrained: must be true or a weights file"),
@@ -259,6 +259,7 @@ def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) ->
         (["pays=PICTURES", "out=x.csv"], "out: must be FILE.json with pays="),
         (["pretrained=true"], "pretrained: has no effect without pays=DIR"),
         (["seeds=4"], "seeds: has no effect without pays=DIR"),
+        (["pays=PICTURES", "steps=9"], "steps: has no effect: PICTURES has no boxes"),
     ],
 )
 def test_a_wrong_key_is_one_line(
@@ -268,7 +269,7 @@ def test_a_wrong_key_is_one_line(
     words = [item.replace("PICTURES", str(pictures)) for item in items]
     assert main("eval", [str(run), *words]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"kd-eval: {text}"), err
+    assert err.startswith(f"kd-eval: {text.replace('PICTURES', str(pictures))}"), err
     assert len(err.strip().splitlines()) == 1
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 

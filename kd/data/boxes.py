@@ -1,0 +1,240 @@
+"""Pictures with boxes around things, in the layouts of Pascal VOC and of YOLO; they judge backbones, no task is trained.
+
+VOC: ``JPEGImages/*.jpg``, ``Annotations/*.xml`` and ``ImageSets/Main/{train,val,trainval,test}.txt``, in the folder or in
+its only subfolder. YOLO: ``images/{train,val}/*.jpg`` and ``labels/{train,val}/*.txt``, with ``data.yaml``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from kd.data.pictures import decode
+from kd.data.sources.places import IMAGE_SUFFIXES
+from kd.errors import UserError
+from kd.storage.elsewhere import bytes_of, text_of, yaml_of
+
+LARGEST_PICTURE = 2**28
+"""Bytes."""
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+Sample = tuple[Tensor, dict[str, Tensor]]
+"""A picture ``(3, H, W)`` in 0..1, with ``boxes`` ``(N, 4)`` in pixels (left, top, right, bottom) and ``labels`` ``(N,)``
+from 1, as torchvision's detectors take them.
+"""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box around a thing."""
+
+    kind: str
+    """Name of its class."""
+    sides: tuple[float, float, float, float]
+    """Left, top, right, bottom."""
+    relative: bool = False
+    """The sides are shares of the picture's width and height; else pixels."""
+
+    def in_pixels(self, height: int, width: int) -> list[float]:
+        """The sides in pixels of a picture, cut off at its edges."""
+        left, top, right, bottom = self.sides
+        if self.relative:
+            left, top, right, bottom = left * width, top * height, right * width, bottom * height
+        return [max(left, 0), max(top, 0), min(right, width), min(bottom, height)]
+
+
+class BoxPictures(Dataset):
+    """A split of pictures with boxes.
+
+    Args:
+        files: of the pictures.
+        boxes: of each picture.
+        kinds: names of the classes; their labels begin at 1.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], boxes: Sequence[list[Box]], kinds: Sequence[str]
+    ) -> None:
+        self.files = list(files)
+        self.boxes = list(boxes)
+        self.kinds = list(kinds)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> Sample:
+        pixels_3HW = decode(bytes_of(self.files[number], LARGEST_PICTURE))
+        _, height, width = pixels_3HW.shape
+        boxes = []
+        labels = []
+        for box in self.boxes[number]:
+            left, top, right, bottom = box.in_pixels(height, width)
+            if right > left and bottom > top:  # some sets have empty boxes
+                boxes.append([left, top, right, bottom])
+                labels.append(1 + self.kinds.index(box.kind))
+        target = {
+            "boxes": torch.tensor(boxes, dtype=torch.float32).view(-1, 4),
+            "labels": torch.tensor(labels, dtype=torch.int64),
+        }
+        return pixels_3HW / 255, target
+
+
+@dataclass(frozen=True)
+class BoxFolder:
+    """A folder of pictures with boxes."""
+
+    kinds: list[str]
+    """Names of the classes, sorted; of YOLO in its order."""
+    train: BoxPictures
+    """What a detector learns from: of VOC ``trainval`` where ``test`` is there too."""
+    judged: BoxPictures
+    """What it is judged by: ``test`` of VOC where it is there, else ``val``."""
+
+
+def has_boxes(folder: Path) -> bool:
+    """Whether a folder has one of the layouts; nothing is read."""
+    return _voc_root(folder) is not None or (folder / "labels").is_dir()
+
+
+def boxes_below(folder: Path, key: str) -> BoxFolder:
+    """The pictures and boxes of a folder.
+
+    Args:
+        folder: in one of the layouts.
+        key: the setting that names it, for messages.
+
+    Raises:
+        UserError: none of them, no pictures, or annotations that can't be read.
+    """
+    voc = _voc_root(folder)
+    if voc is not None:
+        return _voc(voc, key)
+    if (folder / "labels").is_dir():
+        return _yolo(folder, key)
+    raise UserError(
+        f"{key}: {folder} has no boxes: neither Annotations/ and ImageSets/ (VOC) nor labels/ and images/ (YOLO)"
+    )
+
+
+# -- Pascal VOC ------------------------------------------------------------------------------------------------------
+def _voc_root(folder: Path) -> Path | None:
+    """The folder with ``Annotations``: itself, or a subfolder."""
+    for place in (folder, *sorted(folder.glob("*/"))):
+        if (place / "Annotations").is_dir() and (place / "ImageSets").is_dir():
+            return place
+    return None
+
+
+def _voc(root: Path, key: str) -> BoxFolder:
+    lists = root / "ImageSets" / "Main"
+    names = ("train", "val")
+    if (lists / "test.txt").is_file():
+        names = ("trainval" if (lists / "trainval.txt").is_file() else "train", "test")
+    splits = []
+    for name in names:
+        words = _text(lists / f"{name}.txt", key).splitlines()
+        stems = [word.split()[0] for word in words if word.split()]
+        files = [_picture(root / "JPEGImages", stem, key) for stem in stems]
+        boxes = [_voc_boxes(root / "Annotations" / f"{stem}.xml", key) for stem in stems]
+        splits.append((files, boxes))
+    kinds = sorted({box.kind for _, boxes in splits for of_one in boxes for box in of_one})
+    return _folder(splits, kinds, root, key)
+
+
+def _voc_boxes(file: Path, key: str) -> list[Box]:
+    text = _text(file, key)
+    try:
+        if "<!ENTITY" in text:  # an entity may unfold to more than memory holds
+            raise ValueError("it declares entities")
+        boxes = []
+        for thing in ElementTree.fromstring(text).iter("object"):
+            left, top, right, bottom = (
+                float(thing.findtext(f"bndbox/{side}", "")) for side in SIDES
+            )
+            boxes.append(Box(thing.findtext("name", ""), (left, top, right, bottom)))
+        return boxes
+    except (ElementTree.ParseError, ValueError) as error:
+        raise UserError(f"{key}: {file}: boxes can't be read: {error}") from error
+
+
+# -- YOLO ------------------------------------------------------------------------------------------------------------
+def _yolo(root: Path, key: str) -> BoxFolder:
+    kinds = _yolo_kinds(root, key)
+    splits = []
+    for name in ("train", "val"):
+        folder = root / "images" / name
+        files = sorted(file for file in folder.glob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        boxes = [
+            _yolo_boxes(root / "labels" / name / f"{file.stem}.txt", kinds, key) for file in files
+        ]
+        splits.append((files, boxes))
+    return _folder(splits, kinds, root, key)
+
+
+def _yolo_kinds(root: Path, key: str) -> list[str]:
+    """Names of the classes in ``data.yaml``, a list or a mapping of numbers."""
+    file = root / "data.yaml"
+    try:
+        content = yaml_of(_text(file, key))
+        names = content["names"]
+        if isinstance(names, dict):
+            names = [names[number] for number in range(len(names))]
+        return [str(name) for name in names]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{key}: {file}: needs 'names', the names of the classes") from error
+
+
+def _yolo_boxes(file: Path, kinds: Sequence[str], key: str) -> list[Box]:
+    """Lines of class, middle and size, in shares of the picture; a picture without a file has no boxes."""
+    if not file.is_file():
+        return []
+    boxes = []
+    for line in _text(file, key).splitlines():
+        words = line.split()
+        if not words:
+            continue
+        try:
+            number = int(words[0])
+            if number < 0:
+                raise ValueError("a class's number is not negative")
+            kind = kinds[number]
+            x, y, width, height = (float(word) for word in words[1:])
+        except (ValueError, IndexError) as error:
+            raise UserError(
+                f"{key}: {file}: must have lines of class, x, y, width and height, got '{line[:60]}'"
+            ) from error
+        sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+        boxes.append(Box(kind, sides, relative=True))
+    return boxes
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+def _folder(
+    splits: Sequence[tuple[list[Path], list[list[Box]]]], kinds: list[str], root: Path, key: str
+) -> BoxFolder:
+    parts = []
+    for files, boxes in splits:
+        if not any(boxes):
+            raise UserError(f"{key}: {root} has no pictures with boxes to train with and to judge")
+        parts.append(BoxPictures(files, boxes, kinds))
+    train, judged = parts
+    return BoxFolder(kinds, train, judged)
+
+
+def _picture(folder: Path, stem: str, key: str) -> Path:
+    for suffix in sorted(IMAGE_SUFFIXES):
+        file = folder / f"{stem}{suffix}"
+        if file.is_file():
+            return file
+    raise UserError(f"{key}: picture {folder / stem} not found")
+
+
+def _text(file: Path, key: str) -> str:
+    try:
+        return text_of(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}: {file} can't be read: {error}") from error
