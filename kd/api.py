@@ -119,7 +119,8 @@ def evaluate(
 def size(
     recipe: str | Path, settings: Mapping[str, Any] | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json`` and its page likewise.
+    """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json`` and its page
+    likewise.
 
     Args:
         recipe: a recipe's name, or a YAML file.
@@ -127,8 +128,8 @@ def size(
 
     Returns:
         All candidates (``name``, ``arch``, ``kwargs``, ``latency_ms``, ``mb``, ``params``, ``front``, ``within``, and
-        ``score`` where it is within the budget, a share in 0..1), and the chosen one, None where the
-            search has chosen none.
+        ``score`` where it is within the budget, a share in 0..1), and the chosen one, None where the search has chosen
+        none.
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
@@ -143,10 +144,10 @@ def size(
 
 
 def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
-    """Settings as a command line has them; values that are no text are handed on as they are.
+    """Settings as the request of a command line: text and paths as words, all else as the values that they are.
 
     Args:
-        settings: values by key.
+        settings: values by key; ``config`` may be a list of overlays.
         first: words before them.
     """
     words = list(first)
@@ -166,7 +167,10 @@ def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
 
 
 def _plain(value: object) -> object:
-    """Numbers and arrays of NumPy and torch as numbers or lists, paths as text; also in lists and dicts."""
+    """A value in plain types, as YAML and JSON have them; also in lists and dicts.
+
+    Numbers and arrays of NumPy and torch become numbers or lists, anything unknown its text.
+    """
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -29,7 +29,10 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    """``NAME_main``, the entry point of each command; ``pyproject.toml`` names them so."""
+    """``NAME_main``, the entry point of the command NAME: a function without arguments that returns the exit status.
+
+    ``pyproject.toml`` names the entry points so; Python calls this for a name that the module does not hold.
+    """
     command = name.removesuffix("_main")
     if command == name or find_spec(f"kd.commands.{command}") is None:
         raise AttributeError(f"module 'kd.cli' has no attribute '{name}'")
@@ -55,7 +58,10 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
 
 def kd_main(argv: Sequence[str] | None = None) -> int:
-    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone lists the commands."""
+    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone lists the commands.
+
+    Returns the exit status: 2 for an unknown name.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else ""
     if name in commands():
@@ -70,7 +76,11 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands() -> dict[str, str]:
-    """Each command's name with the first line of its help, the trainer first."""
+    """Each command's name with the first line of its help, the trainer first; read as text from
+    ``kd/commands/NAME.py``.
+
+    So each of these files begins its ``HELP`` with ``kd-NAME: ``.
+    """
     files = Path(__file__).with_name("commands").glob("[a-z]*.py")
     first_lines = {}
     for file in sorted(files, key=lambda file: (file.stem != "train", file)):
@@ -81,7 +91,16 @@ def commands() -> dict[str, str]:
 
 
 def _status(command: str, argv: Sequence[str]) -> int:
-    """Runs a command with its arguments ``argv``; the one place that turns errors into a line and an exit status."""
+    """Runs a command; the one place that turns errors into a line and an exit status.
+
+    Args:
+        command: its name; ``run`` of its file takes the request and returns the status, None for its help.
+        argv: its arguments.
+
+    Returns:
+        The command's own status; 2 for a user's mistake or an error that nobody foresaw, 1 for a disk that can't be
+        written, 130 after Ctrl-C, 128 + signal where a search was stopped.
+    """
     try:
         module = import_module(f"kd.commands.{command}")
         request = translate(argv)

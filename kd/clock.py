@@ -136,7 +136,10 @@ class Clock:
             self._marks.append((phase, self._event()))
 
     def enter(self, phase: str) -> None:
-        """Opens a phase inside the current one; time counts for the innermost alone."""
+        """Opens a phase inside the current one; time counts for the innermost alone, until :meth:`leave`.
+
+        ``phase``: one of :data:`PHASES`.
+        """
         changes = phase != self._open[-1]
         if changes:
             self._mark()
@@ -170,7 +173,9 @@ class Clock:
             self._data_ready = self._ready_ms()
 
     def within(self, scope: str | None) -> None:
-        """From now on all but checkpoints counts as ``scope``, which is no part of the step; ``None`` ends it."""
+        """From now on all but checkpoints counts as ``scope`` (``validation``), which is no part of the step; None ends
+        it.
+        """
         self._mark()
         ready = self._ready_ms()
         if scope is None and self.scope is not None:
@@ -204,7 +209,11 @@ class Clock:
         self._begin()
 
     def take(self, wait: bool = False) -> list[StepTimes]:
-        """Ended steps whose times are known, oldest first, each once; with ``wait`` all that have ended."""
+        """Ended steps whose times are known, oldest first, each once.
+
+        Args:
+            wait: for all that have ended; else only where more than :data:`PENDING` are unknown.
+        """
         while self._pending:
             step, first, marks = self._pending[0]
             if not marks[-1][1].query():
@@ -229,7 +238,7 @@ _called_at: float | None = None
 
 @contextmanager
 def start_counts_from_now() -> Iterator[None]:
-    """Inside, a run's start counts from here: a function's caller may be a program that is hours old."""
+    """Inside, a run's start (:func:`process_start`) counts from here: a function's caller may be hours old."""
     global _called_at
     before = _called_at
     _called_at = time.time()
@@ -304,7 +313,10 @@ def run_clock(clock: Clock | None) -> None:
 
 @contextmanager
 def outside_of_the_step(name: str) -> Iterator[None]:
-    """What runs inside is recorded as ``name`` and is no part of the step."""
+    """What runs inside is recorded as ``name``, one of the phases beside the step such as ``validation``.
+
+    Nothing happens where no clock runs.
+    """
     clock = _running
     if clock is not None:
         clock.within(name)
@@ -317,7 +329,9 @@ def outside_of_the_step(name: str) -> Iterator[None]:
 
 @contextmanager
 def unclocked() -> Iterator[None]:
-    """What runs inside belongs to the phase around it: events of a second CUDA stream bound no phase."""
+    """What runs inside belongs to the phase around it, and marks no change of phase: events of a second CUDA stream
+    would bound none.
+    """
     clock = _running
     run_clock(None)
     try:
@@ -341,7 +355,7 @@ class annotate(ContextDecorator):
     """
 
     def __init__(self, name: str) -> None:
-        """``name``: one of :data:`PHASES`, or any other for profilers alone."""
+        """Nothing is opened yet; ``name``: one of :data:`PHASES`, or any other for profilers alone."""
         self.name = name
         self._clock: Clock | None = None
         self._named: Any = None
@@ -365,7 +379,7 @@ class annotate(ContextDecorator):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Closes what :meth:`__enter__` has opened."""
+        """Closes what :meth:`__enter__` has opened, also after an error, which passes on."""
         if self._clock is not None:
             self._clock.leave()
         if self._named is not None:

@@ -120,7 +120,11 @@ def first_line(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words."""
+    """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
+
+    Args:
+        error: with its causes: a RunError's own line; a worker that was killed; a lost connection; else kind and text.
+    """
     lines = str(error).splitlines() or [""]
     first = lines[0]
     if "in DataLoader worker process" in first:  # its own traceback follows, then the message
@@ -158,7 +162,9 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
 
 
 def plain(error: BaseException) -> str:
-    """An error that nobody foresaw, in one line."""
+    """An error that nobody foresaw, in one line of at most some 240 characters: its kind and text, or the file and
+    why.
+    """
     if isinstance(error, OSError) and error.strerror:
         if error.filename:
             return f"{error.strerror}: {error.filename!s:.120}"

@@ -91,7 +91,11 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
 def last_line(error: Exception) -> str:
     """The last line of a Ray error, at most 200 characters: there a library's own reason is."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
+    lines = str(error).strip().splitlines()
+    if not lines:
+        lines = [type(error).__name__]
+    last = lines[-1].strip()
+    return last[:200]
 
 
 def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:

@@ -25,7 +25,7 @@ def is_timms(kind: type[Optimizer]) -> bool:
 
 @cache
 def own_muon() -> type[Optimizer]:
-    """The class: of a copy of timm's module, which itself stays as it is."""
+    """The class of timm's Muon with kd's iteration: of a copy of timm's module, which itself stays as it is."""
     spec: Any = muon.__spec__
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

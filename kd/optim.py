@@ -152,7 +152,11 @@ class Pace:
     """Whether torch's fused steps may be used."""
 
     def epochs(self, max_epochs: int | None) -> int:
-        """The epochs that the run will have, as far as its settings tell: whichever bound comes first."""
+        """The epochs that the run will have, as far as its settings tell: whichever bound comes first; 1 without any.
+
+        Args:
+            max_epochs: the Trainer's; None or -1: no bound.
+        """
         bounds = []
         if max_epochs is not None and max_epochs > 0:
             bounds.append(max_epochs)

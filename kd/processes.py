@@ -87,7 +87,7 @@ def any_process(strategy: Strategy, answer: bool) -> bool:
 
 
 def all_processes(strategy: Strategy, answer: bool) -> bool:
-    """Whether every process says yes; every process must call this, and nothing waits for a GPU."""
+    """Whether every process says yes to ``answer``; every process must call this, and nothing waits for a GPU."""
     processes = 1
     if _together():
         processes = dist.get_world_size()
@@ -134,7 +134,7 @@ def _together() -> bool:
 
 
 def _count_of_yes(strategy: Strategy, answer: bool) -> int:
-    """How many processes say yes; every process must call this."""
+    """How many processes say yes to ``answer``; every process must call this."""
     if not _together():  # asked after each batch: alone, without a tensor
         return int(answer)
     count = torch.tensor(int(answer))

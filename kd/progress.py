@@ -21,7 +21,7 @@ class Lines:
         self.stream = stream
 
     def write(self, text: str) -> None:
-        """Writes each redrawing of a bar as a line of its own."""
+        """Writes each redrawing of a bar as a line of its own; tqdm calls it with what it would draw on a terminal."""
         lines = text.replace("\x1b[A", "\r")  # a bar below another goes up to it
         for part in lines.replace("\n", "\r").split("\r"):
             if part.strip():
@@ -57,7 +57,9 @@ class WholeItems(tqdm):
     """A bar that loses whole items, the last first, where a terminal is too narrow for all of them."""
 
     def __str__(self) -> str:
-        """The bar as it is drawn: its picture goes first, then what stands after the last comma."""
+        """The bar as it is drawn, at most ``ncols`` wide: its picture goes first, then what comes after the last
+        comma.
+        """
         facts = self.format_dict
         columns = facts["ncols"]
         whole = self.format_meter(**{**facts, "ncols": None})

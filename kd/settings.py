@@ -33,8 +33,13 @@ class Range:
     text: str
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a value; empty for one that is inside, or no number."""
-        several = value if isinstance(value, list | tuple) else [value]
+        """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
+
+        Of a list all numbers count.
+        """
+        several = [value]
+        if isinstance(value, list | tuple):
+            several = list(value)
         numbers = [one for one in several if isinstance(one, int | float)]
         for part in self.text.split(" and "):
             sign, limit = part.split()
@@ -64,7 +69,7 @@ Limit: TypeAlias = Range | Like
 
 
 def limits(kind: object) -> list[Limit]:
-    """The limits in a type, also in the parts of a union."""
+    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also in the parts of a union."""
     all_limits = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
     for part in get_args(kind):
         all_limits += limits(part)

@@ -171,7 +171,12 @@ def _accuracy(counts: Tensor, order: Tensor) -> float:
 
 
 def _is_clear(counts: Tensor, order: Tensor) -> bool:
-    """Whether an order is clearly better than the data's, and than guessing, on pictures of the counts ``(C, C)``."""
+    """Whether an order of classes is clearly better than the data's, and than guessing (paired tests).
+
+    Args:
+        counts: pictures by the teacher's column and their class, ``(C, C)``.
+        order: the data's class of each of the teacher's columns, ``(C,)``.
+    """
     all_columns = torch.arange(len(order))
     gain, changed = _gain(counts, order, all_columns)
     deviation = max(1, changed) ** 0.5
@@ -208,7 +213,10 @@ def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:
 
 
 def _matched(counts: Tensor) -> Tensor:
-    """The class of each column ``(C,)``, where groups of columns that do not gain clearly stay in their places."""
+    """The class of each column ``(C,)``, where groups of columns that do not gain clearly stay in their places.
+
+    ``counts``: pictures by the teacher's column and their class, ``(C, C)``.
+    """
     # pairs of column and class, the most frequent first; of equally frequent ones those that change nothing first
     columns, classes = counts.nonzero(as_tuple=True)
     frequency = 2 * counts[columns, classes] + (columns == classes)

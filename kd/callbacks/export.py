@@ -59,7 +59,14 @@ class Export(Callback):
                 )
 
     def _best(self, trainer: Trainer, path: Path) -> Path | None:
-        """The best epoch's checkpoint, or the last one where it is damaged; it alone holds a sharded student whole."""
+        """The checkpoint that the student's file is written from: the best epoch's, or the last where it is damaged.
+
+        None: the student in memory is the one. Of a sharded student only a checkpoint holds the whole weights.
+
+        Args:
+            trainer: of the run.
+            path: of the best epoch's checkpoint.
+        """
         if "" not in self.best.best:
             sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights
             if sharded:

@@ -115,9 +115,12 @@ class FidelityRecord(Callback):
 def _merged(each: Sequence[Compared | None]) -> Compared | None:
     """The comparisons of all processes as one, added into the first; None where no process has one."""
     known = [found for found in each if found is not None]
-    for other in known[1:]:
-        known[0].add(other)  # type: ignore[arg-type]
-    return known[0] if known else None
+    if not known:
+        return None
+    first, *others = known
+    for other in others:
+        first.add(other)  # type: ignore[arg-type]
+    return first
 
 
 def write(
@@ -136,9 +139,10 @@ def write(
     content["examples"] = examples(found, data, split, classes)
     if found.kind == "segmentation":
         palette = colours(len(classes))
-        content["colours"] = {
-            name: f"#{bytes(colour).hex()}" for name, colour in zip(classes, palette, strict=False)
-        }
+        content["colours"] = {}
+        for name, colour in zip(classes, palette, strict=False):
+            digits = bytes(colour).hex()
+            content["colours"][name] = f"#{digits}"
     write_text(folder / FILE, json.dumps(content) + "\n")
 
 
@@ -206,7 +210,10 @@ def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     for model, answers in entry.items():
         if model == "truth":
             continue
-        named[model] = [[classes[class_id], round(share, 4)] for class_id, share in answers]
+        answers_of_model = []
+        for class_id, share in answers:
+            answers_of_model.append([classes[class_id], round(share, 4)])
+        named[model] = answers_of_model
     return named
 
 

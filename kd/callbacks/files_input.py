@@ -77,7 +77,11 @@ class FilesInput:
         self.counts += counts.to(self.counts.device)
 
     def remedy(self, run: RunContext) -> str:
-        """The keys that mend it, where the weights' own input is clearly better (a paired test); otherwise ""."""
+        """The settings that mend the teacher's input, for the message, where the weights' own is clearly better; else
+        "".
+
+        A paired test decides; all ranks must call this.
+        """
         counts = total_of_tensors(run.trainer.strategy, self.counts)
         both, named_alone, set_alone, pictures = counts.tolist()
         gain = named_alone - set_alone

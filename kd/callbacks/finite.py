@@ -60,7 +60,11 @@ class Finite(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keeps NaN weights out of the file: the one before stays the last good one."""
+        """Keeps NaN weights out of the file, which is not written then: the one before stays the last good one.
+
+        Raises:
+            RunError: a loss so far, or a trained weight, is NaN or infinite.
+        """
         run = RunContext.of(trainer)
         self._look(trainer, wait=True)
         trained = [own(p).detach() for p in run.module.parameters() if p.requires_grad]

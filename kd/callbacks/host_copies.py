@@ -17,10 +17,13 @@ class HostCopies(Generic[Tag]):
         self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
 
     def add(self, tag: Tag, *tensors: Tensor) -> None:
-        """Begins to copy tensors to the host without a wait; ``tag`` comes back with them."""
+        """Begins to copy tensors to the host without a wait; ``tag`` comes back with them from :meth:`take`."""
         done = None
         if any(tensor.device.type == "cuda" for tensor in tensors):
-            tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+            copies = []
+            for tensor in tensors:
+                copies.append(tensor.to("cpu", non_blocking=True))
+            tensors = tuple(copies)
             done = torch.cuda.Event()
             done.record()
         self._pending.append((tag, list(tensors), done))

@@ -24,7 +24,9 @@ class MetricsCSV(LazyCSVLogger):
         return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
 
     def make_writer(self, kind: type[CSVWriter] = CSVWriter) -> CSVWriter:
-        """Lightning's writer, which continues the file of a resumed run with that file's columns."""
+        """Lightning's writer, which continues the file of a resumed run with that file's columns; ``kind``: its
+        class.
+        """
         aside = file_for(self._file.with_name(f"{self._file.name}.part"))
         if file_for(self._file).is_file():
             move(self._file, aside)  # Lightning's writer removes a file of this name
@@ -60,9 +62,10 @@ class MetricsCSV(LazyCSVLogger):
                 cells.append((row, row.rstrip("\r\n").split(",")))
         at = names.index("step")
         kept = []
-        for r, c in cells:
-            if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step:
-                kept.append(r)
+        for row, values in cells:
+            is_whole = len(values) == len(names) and values[at].isdecimal()
+            if is_whole and int(values[at]) < step:
+                kept.append(row)
         write_text(self._file, "".join([header, *kept]))
 
     def rows(self) -> list[tuple[int, dict[str, float]]]:
@@ -98,7 +101,12 @@ class StudentCSV(MetricsCSV):
         self._student = f"{name}/"
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Writes the student's metrics under the names that a single student's have; rows without any are skipped."""
+        """Writes the student's metrics under the names that a single student's have; rows without any are skipped.
+
+        Args:
+            metrics: of all students, by name.
+            step: optimizer steps done.
+        """
         own = {}
         for k, v in metrics.items():
             if k.startswith(self._student):

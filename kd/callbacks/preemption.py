@@ -136,7 +136,10 @@ class Preemption(Closing):
         raise Preempted(self._received or signal.SIGTERM, self._last.path)
 
     def interruption(self, error: BaseException) -> Preempted | None:
-        """``error`` as an interruption, if it is one or follows from the signal; else None."""
+        """An error as an interruption, if it is one or follows from the signal; else None.
+
+        The run's status depends on it.
+        """
         if isinstance(error, Preempted):
             return error
         if self._received is None or not KILLED_WORKER.search(str(error)):

@@ -74,7 +74,10 @@ def missing_ranks(
     """
     reasons = {}
     for rank in range(world_size):
-        if rank not in after or (rank in before and before[rank].number == after[rank].number):
+        is_silent = rank not in after
+        if rank in after and rank in before:
+            is_silent = before[rank].number == after[rank].number
+        if is_silent:
             reasons[rank] = "does not run (stopped, or its machine is gone)"
         elif after[rank].batches < batches:
             reasons[rank] = "is held up before it"

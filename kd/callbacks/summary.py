@@ -66,7 +66,7 @@ class Summary(Callback):
         self._last_step = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Host clock between two steps' ends: no wait for the device."""
+        """Notes the ms from one step's end to the next by the host's clock, without a wait for the device."""
         now = time.perf_counter()
         if self._last_step is not None:
             self._steps_ms.append(1000 * (now - self._last_step))
@@ -83,7 +83,9 @@ class Summary(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
+        """Writes ``summary.json`` of a run that failed or was stopped, with the reason; the traceback goes to
+        ``error.txt``.
+        """
         run = RunContext.of(trainer)
         stopped = (
             isinstance(exception, KeyboardInterrupt)

@@ -86,7 +86,10 @@ class OwnTransform(nn.Module):
         is_tensor = isinstance(view, Tensor)
         if is_tensor and view.dtype == torch.uint8 and view.shape == grey.shape:
             return
-        made = f"{str(view.dtype)[6:]} {tuple(view.shape)}" if is_tensor else type(view).__name__
+        made = type(view).__name__
+        if is_tensor:
+            dtype = str(view.dtype).removeprefix("torch.")
+            made = f"{dtype} {tuple(view.shape)}"
         wanted = f"uint8 {tuple(grey.shape)}: kd cuts before it and normalises after it"
         raise UserError(f"{KEY}: {self.name} gives {made}, it must give {wanted}")
 

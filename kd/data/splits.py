@@ -178,7 +178,11 @@ class Splits:
         return [split]
 
     def split(self, name: str) -> Split:
-        """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
+        """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`.
+
+        Args:
+            name: ``train``, ``val``, ``probe``, or one that only the source knows.
+        """
         if name in self._splits:
             return self._splits[name]
         if name == "probe":

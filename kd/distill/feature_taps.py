@@ -166,7 +166,9 @@ class FeatureTaps:
         """
         layers = self._layers[name]
         student_features = features(layers.student, layers.tokens)
-        teacher_features = [answer.features[layer] for layer in layers.teacher]
+        teacher_features = []
+        for layer in layers.teacher:
+            teacher_features.append(answer.features[layer])
         return student_features, teacher_features
 
     def regressions(

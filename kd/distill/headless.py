@@ -61,7 +61,12 @@ class HeadlessStudent(Student):
 
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
-        """Subtracts the features' mean over a sample: in their cosines it would hide how pictures differ."""
+        """Subtracts the features' mean over a sample from the last norm's shift: in cosines it would hide how pictures
+        differ.
+
+        Args:
+            pictures: uint8 ``(N, 3, H, W)``.
+        """
         bias = getattr(final_norm(self.model), "bias", None)
         if bias is None:
             return

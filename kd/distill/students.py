@@ -77,7 +77,8 @@ class Students(nn.ModuleDict):
         """Parameters that no term reaches, by their name in this module (``student.module.weight``)."""
         names = []
         for key, student in zip(self, self.named().values(), strict=True):
-            names += [f"{key}.{name}" for name in student.without_gradient()]
+            for name in student.without_gradient():
+                names.append(f"{key}.{name}")
         return names
 
     def begin(

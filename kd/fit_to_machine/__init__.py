@@ -20,7 +20,15 @@ __all__ = ["Memory", "apply_auto", "restore_auto"]
 
 
 def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher | None:
-    """Measures what the settings leave to it; the teacher, behind a cache of its answers where that is set, or pays."""
+    """Measures what the settings leave to it: batch size, loader processes, and whether a cache pays.
+
+    Args:
+        run: the module, attached to its trainer.
+        data: whose batch size and workers are set.
+
+    Returns:
+        The teacher, behind a cache of its answers where that is set, or pays; None without one.
+    """
     _tune(run, data)
     for student in run.students.named().values():
         check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
@@ -117,7 +125,14 @@ def restore_auto(
     data: DistillationDataModule,
     before: bool,
 ) -> RunTeacher | None:
-    """The teacher with or without a cache as the resumed run began (``before``), where ``cache=auto`` chose."""
+    """The teacher with or without a cache as the resumed run began, where ``cache=auto`` chose.
+
+    Args:
+        run: the module, attached to its trainer.
+        answering_teacher: with the cache that was chosen now, or without.
+        data: follows the choice.
+        before: whether the run began with a cache.
+    """
     teacher = run.teacher
     now = answering_teacher is not teacher
     if teacher is None or before == now or teacher.cache_modes != {"auto"}:
@@ -134,7 +149,14 @@ def restore_auto(
 def _cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
 ) -> RunTeacher:
-    """The teacher behind a cache of its answers, with the pixels of views where these are wanted, or pay."""
+    """The teacher behind a cache of its answers, with the pixels of views where these are wanted, or pay.
+
+    Args:
+        run: the module, attached to its trainer.
+        teacher: the live one.
+        data: follows the cache's views.
+        announce: whether a line about the cache is printed.
+    """
     modes = {member.spec.cache_pixels for member in teacher.members.values()}
     pixels = False
     if "auto" in modes:

@@ -92,7 +92,12 @@ class StepCost:
 
 
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
-    """Times the parts of a step on a batch of the training set; leaves the students as they are."""
+    """Times the parts of a step, in ms, on a batch of the training set; leaves the students as they are.
+
+    Args:
+        run: the module, attached to its trainer.
+        data: of the run.
+    """
     device = run.trainer.strategy.root_device
     batch_size = data.batch_size
 
@@ -113,7 +118,9 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
 
 
 def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
-    """A forward and backward of copies of all students on pictures."""
+    """A function that runs a forward and backward of copies of all students on pictures ``(N, 3, H, W)``, on
+    ``device``.
+    """
     copies = []
     for student in run.students.named().values():
         model = copy.deepcopy(student.model).to(device)
@@ -128,7 +135,12 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
 
 
 def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
-    """The largest batch of a process that fits into memory, and one line that says why."""
+    """The largest batch of a process that fits into memory, in pictures, and one line that says why.
+
+    Args:
+        run: the module, attached to its trainer.
+        data: bounds it by the training set.
+    """
     device = run.trainer.strategy.root_device
     memory = Memory(run)
     available = available_bytes(device, run.trainer.num_devices)
@@ -212,7 +224,12 @@ def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
-    """The fewest loader processes that make a step fastest, and a message; all ranks call it together."""
+    """The fewest loader processes that make a step fastest, and a message; all ranks must call it together.
+
+    Args:
+        run: the module, attached to its trainer.
+        data: whose loaders are tried.
+    """
     devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)
     learn = _learner(run, data)
@@ -334,7 +351,15 @@ def _no_view_again(epochs: int, views: int) -> str:
 def pixels_pay(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
 ) -> tuple[bool, str]:
-    """Whether pixels of views are worth their disk beside cached answers, and why, in one line."""
+    """Whether pixels of views are worth their disk beside cached answers, and why, in one line.
+
+    They are where a step with loading takes :data:`WORTH` times the student alone, and views come again.
+
+    Args:
+        run: the module, attached to its trainer.
+        teacher: whose answers are cached.
+        data: pictures and views.
+    """
     member = next(m for m in teacher.members.values() if m.spec.cache_pixels == "auto")
     fits, room = pixels_fit(member, Layout(data))
     if not fits or room == KEPT:

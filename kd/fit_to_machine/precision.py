@@ -22,7 +22,11 @@ PLUGINS: dict[str, Callable[[], Precision]] = {
 
 
 def choose_precision(accelerator: str) -> tuple[str, str]:
-    """The precision, bf16-mixed where the device has it, and the reason; empty on a GPU with bfloat16."""
+    """The Trainer's precision, bf16-mixed where the device has it, and the reason; "" on a GPU with bfloat16.
+
+    Args:
+        accelerator: the Trainer's word: ``auto``, ``gpu``, ``cpu``, ...
+    """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16-mixed", ""
@@ -82,7 +86,15 @@ def choose_kernels(
 
 
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
-    """All processes train in rank 0's precision: machines with other CPUs may have chosen another."""
+    """All processes train in rank 0's precision: machines with other CPUs may have chosen another.
+
+    Args:
+        trainer: whose precision plugin is replaced.
+        chosen: precision by rank.
+
+    Raises:
+        UserError: a plugin that can't be replaced, or precisions that kd does not choose.
+    """
     different = set(chosen)
     if len(different) == 1:
         return

@@ -89,7 +89,10 @@ def die_with_parent() -> None:
 
 
 def end_with_parent() -> None:
-    """In such a child, as it starts: asks the kernel for a SIGTERM at the parent's end. Elsewhere nothing."""
+    """In a child of kd's, as it starts: asks the kernel for a SIGTERM at the parent's end.
+
+    In any other process nothing.
+    """
     # popped: processes that this one starts have another parent
     parent = os.environ.pop(PARENT, None)
     if parent is None or not sys.platform.startswith("linux"):

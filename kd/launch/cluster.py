@@ -42,7 +42,7 @@ class Cluster:
     """Machines that prepare data."""
 
     def settings(self) -> dict[str, int]:
-        """Those of the trainer, by key; {} where one machine trains by itself."""
+        """The trainer's settings that follow from the job, by key; {} where one machine trains by itself."""
         if self.launcher == "KD_DATA_NODES":
             return {}
         devices = {}

@@ -131,7 +131,13 @@ def _current(
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
-    """The group that trains: by ``KD_ROLE`` of this machine's group, the words in the groups' names, or what is left."""
+    """The group that trains: by ``KD_ROLE`` of this machine's group, the words in the groups' names, or what is left.
+
+    Args:
+        groups: host names by group.
+        current: this machine's group.
+        role: its ``KD_ROLE``; None: not set.
+    """
     roles = {name: _role_by_name(name) for name in groups}
     if len(groups) == 1:
         roles = {current: "train"}
@@ -161,7 +167,12 @@ def _role_by_name(group: str) -> str | None:
 
 
 def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
-    """Refuses to train on machines without GPUs while others have some."""
+    """Refuses to train on machines without GPUs while others have some.
+
+    Args:
+        groups: of SageMaker's ``resourceconfig.json``, with ``instance_type`` and ``hosts``.
+        train: host names of the machines that train.
+    """
     with_gpus = []
     training: dict[str, Any] = {}
     for group in groups:
@@ -204,7 +215,7 @@ def too_old(machine: str) -> str:
 
 
 def gpus_of(instance_type: str) -> int | None:
-    """GPUs of an instance type; 0 without any, None where the type is not known."""
+    """GPUs of an instance type of AWS (``ml.g5.12xlarge``): 0 without any, None where the type is not known."""
     if not has_gpus(instance_type):
         return 0 if has_gpus(instance_type) is False else None
     family, _, size = instance_type.removeprefix("ml.").partition(".")

@@ -44,7 +44,9 @@ def _address(cluster: Cluster) -> tuple[str, int]:
 
 
 def _own_address(host: str) -> list[str]:
-    """The first machine's address as the others know it: Ray would take that of the way to the internet."""
+    """The argument of ``ray start`` with this machine's address by its name ``host``, as the others know it; [] where
+    there is none. Ray would take the address of the way to the internet.
+    """
     with suppress(OSError, UnicodeError), socket.socket(type=socket.SOCK_DGRAM) as own:
         address = socket.gethostbyname(host)
         own.bind((address, 0))  # it may be one that leads here from outside

@@ -111,7 +111,11 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
 
 
 def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
-    """What ``kd-serve`` takes where SageMaker has started this container as an endpoint, with the word "serve"."""
+    """The command line of ``kd-serve`` where SageMaker has started this container as an endpoint (with the word
+    "serve").
+
+    [] elsewhere; ``env``: the process's environment.
+    """
     model = base(env) / "model" / "student" / "1" / "model.onnx"
     port = env.get("SAGEMAKER_BIND_TO_PORT", "8080")
     if model.is_file():

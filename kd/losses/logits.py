@@ -65,7 +65,10 @@ class KDLoss(LogitLoss):
 
     @property
     def topk_temperature(self) -> float | None:
-        """The one temperature of the teacher's side, where there is one: then its largest logits are enough."""
+        """The one temperature of the teacher's side, where there is one: then a cache of its largest logits is enough.
+
+        None: all logits are needed.
+        """
         if self.final_temperature is not None:
             return None
         if self.teacher_temperature not in (None, self.temperature):

@@ -54,7 +54,12 @@ class FeatureRegression(_Projected):
             self.equal_on_all_ranks = STATISTICS
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """Features of N pictures -> ``(N,)``: :meth:`compare` of the projected student and the standardised teacher."""
+        """A loss for each picture, ``(N,)``: :meth:`compare` of the projected student and the standardised teacher.
+
+        Args:
+            student_features: ``(N, C, H, W)`` or ``(N, D)``.
+            teacher_features: of the same pictures; a map is brought to the student's grid.
+        """
         target = self._on_students_grid(student_features, teacher_features)
         if self.standardize != "none":
             target = self.targets(target)

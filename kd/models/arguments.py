@@ -130,7 +130,7 @@ def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_numbers(value: object) -> Iterator[int]:
-    """Those in nested lists and dicts, and in text such as ``ir_r2_k3``."""
+    """The whole numbers in nested lists and dicts, and the repeats in text such as ``ir_r2_k3`` (2)."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, str):

@@ -32,7 +32,9 @@ class InFloat32(TorchFunctionMode):
         args: Sequence[Tensor] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Calls ``func``, an attention with its floating-point arguments in float32."""
+        """Calls ``func``; an attention of up to :data:`LONGEST` tokens in float32, its result in the dtype of its first
+        argument.
+        """
         named = kwargs or {}
         is_attention = func == scaled_dot_product_attention
         if not is_attention or not args:
@@ -56,7 +58,12 @@ def _in_float32(value: object) -> object:
 
 
 def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
-    """The context of a forward with gradients: :class:`InFloat32` where faster; none if compiled or checkpointed."""
+    """The context of a forward with gradients: :class:`InFloat32` where faster; none if compiled or checkpointed.
+
+    Args:
+        model: of the forward.
+        pictures: its input, ``(N, 3, H, W)``, whose device decides.
+    """
     if pictures.device.type != "cpu" or MATRIX_INSTRUCTIONS or torch.compiler.is_compiling():
         return nullcontext()
     in_bfloat16 = (

@@ -109,7 +109,13 @@ def _built(
 
 @torch.no_grad()
 def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
-    """A forward without values (meta tensors) finds arguments that a model can be built with and not run with."""
+    """Refuses arguments that a model can be built with and not run with, by a forward without values (meta tensors).
+
+    Args:
+        model: built.
+        spec: its settings.
+        key: of the settings, for messages.
+    """
     size = preprocess_for(model, spec.img_size).size
     weights = {
         name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())
@@ -126,7 +132,9 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 
 
 def hidden_pixels(model: nn.Module) -> str:
-    """What a ViT does not see of its pictures, as timm leaves out pixels that fill no patch; or an empty text."""
+    """What a ViT does not see of its pictures, in words, as timm leaves out pixels that fill no patch; "" for
+    nothing.
+    """
     embed = getattr(backbone_of(model), "patch_embed", None)
     size = getattr(embed, "img_size", None)
     patch = getattr(embed, "patch_size", None)
@@ -180,7 +188,9 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
 
 
 def timm_model(arch: str, **kwargs: Any) -> nn.Module:
-    """``timm.create_model``; without ``img_size`` for models that take any size and no such argument."""
+    """``timm.create_model(arch, **kwargs)``; without ``img_size`` for models that take any size and no such
+    argument.
+    """
     try:
         model = timm.create_model(arch, **kwargs)
     except TypeError as error:

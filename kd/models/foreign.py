@@ -85,7 +85,13 @@ def foreign_models(
 
 
 def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
-    """The tensors of the ViT below the prefix ``inner`` under timm's names, queries, keys and values in one layer."""
+    """The ViT of a file under timm's names, queries, keys and values in one layer.
+
+    Args:
+        tensors: of the file, by name.
+        inner: the prefix that it is below.
+        library: whose names it has, a key of the rules.
+    """
     # transformers' classifier is beside the model.
     outer = inner[: inner.rstrip(".").rfind(".") + 1]
     named: dict[str, Tensor] = {}
@@ -158,9 +164,13 @@ def _mobilenet_renamed(
 def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
     """Sort key of a module's name: torchvision's MobileNets in the order in which pictures pass them, classifier last."""
     parts = module.split(".")
-    return parts[0] == "classifier", [
-        (int(part), "") if part.isdigit() else (0, part) for part in parts
-    ]
+    order: list[tuple[int, str]] = []
+    for part in parts:
+        if part.isdigit():
+            order.append((int(part), ""))
+        else:
+            order.append((0, part))
+    return parts[0] == "classifier", order
 
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

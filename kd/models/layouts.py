@@ -186,7 +186,13 @@ def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
 def _layouts(
     tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None
 ) -> Iterator[FileModel]:
-    """Every way to read the file as the model. Where a place has its names and shapes, no other way is tried there."""
+    """Every way to read the file as the model. Where a place has its names and shapes, no other way is tried there.
+
+    Args:
+        tensors: of the file, by name.
+        model: that they are for.
+        img_size: of its input; None: its own.
+    """
     expected = {}
     for name, value in model.state_dict().items():
         if not name.endswith(COUNTER):
@@ -261,7 +267,16 @@ def _fitted(
     expected: Mapping[str, Tensor],
     img_size: Size | None,
 ) -> FileModel:
-    """The state through the architecture's filter, and how well it fits."""
+    """The state through the architecture's filter, and how well it fits: how many names and shapes are the model's.
+
+    Args:
+        prefix: of the place in the file.
+        state: see the module.
+        library: whose names were brought into timm's; "": timm's own.
+        model: that they are for.
+        expected: see the module.
+        img_size: likewise.
+    """
     filtered, positions = _in_the_models_layout(state, model, img_size)
     same_names = 0
     same_shapes = 0
@@ -275,7 +290,11 @@ def _fitted(
 def _in_the_models_layout(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
 ) -> tuple[dict[str, Tensor], str]:
-    """Applies the architecture's own checkpoint filter; a plain timm file becomes a dense model's backbone."""
+    """Applies the architecture's own checkpoint filter; a plain timm file becomes a dense model's backbone.
+
+    Returns:
+        The state under the model's names, and a note on position embeddings that were resampled, or "".
+    """
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
         return _filtered(state, model, img_size)
@@ -306,7 +325,12 @@ def _below_backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _filtered(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
 ) -> tuple[dict[str, Tensor], str]:
-    """timm keeps a filter for foreign layouts and other position embeddings beside the model class."""
+    """The state through timm's filter for foreign layouts and other position embeddings, which timm keeps beside the
+    class.
+
+    Returns:
+        As of :func:`_in_the_models_layout`.
+    """
     state, positions = _with_positions(state, model, img_size)
     convert: Callable[..., dict[str, Tensor]] | None = getattr(
         sys.modules[type(model).__module__], "checkpoint_filter_fn", None

@@ -188,9 +188,20 @@ def _shapes_of(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, t
 def _reads_two_tokens(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]
 ) -> bool:
-    """Whether the file's classifier takes twice the wanted one's width, as transformers' DINOv2 does."""
-    weights = [name for name in last if name.endswith("weight") and name in state]
-    return any(state[name].shape[1:] == (2 * expected[name].shape[1],) for name in weights)
+    """Whether the file's classifier takes twice the wanted one's width, as transformers' DINOv2 does.
+
+    Args:
+        state: tensors of the file, by name.
+        expected: the model's own.
+        last: names of the classifier's tensors.
+    """
+    for name in last:
+        if not name.endswith("weight") or name not in state:
+            continue
+        width = expected[name].shape[1]
+        if state[name].shape[1:] == (2 * width,):
+            return True
+    return False
 
 
 def has_new_classifier(model: nn.Module) -> bool:
@@ -230,7 +241,7 @@ def _other_classes(
 
 
 def classifier_names(model: nn.Module) -> list[str]:
-    """The module paths of a model's last layers (two for a model with a distillation token)."""
+    """The module paths of a model's last layers, as timm names them (two with a distillation token); else ``head``."""
     names = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
     if isinstance(names, str):
         return [names]

@@ -57,7 +57,7 @@ def logits_of(output: object) -> Tensor:
 
 
 def classes_of(model: nn.Module) -> int:
-    """A model's ``num_classes``, or its last linear or convolutional layer's outputs; 0 where unknown."""
+    """How many classes a model answers with: its ``num_classes``, or its last layer's outputs; 0 where unknown."""
     known = getattr(model, "num_classes", None)
     if isinstance(known, int):
         return known

@@ -25,6 +25,14 @@ TRIAL = 2  # number of pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 
 
+def _is_larger_than_a_pixel(x: Tensor) -> bool:
+    """Whether tokens ``(N, L, D)``, or a map of four axes with more than one place."""
+    if x.ndim == 3:
+        return True
+    places = x.shape[2] * x.shape[3]
+    return places > 1
+
+
 def layer_paths(
     model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()
 ) -> list[str]:
@@ -155,7 +163,10 @@ class Taps:
         if share is None:
             return pattern
         names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
-        place = max(1, math.ceil(len(names) * int(share[1]) / int(share[2])))  # from 1
+        numerator = int(share[1])
+        denominator = int(share[2])
+        place = math.ceil(len(names) * numerator / denominator)
+        place = max(1, place)  # from 1
         if place > len(names):
             raise UserError(
                 f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}"
@@ -217,7 +228,7 @@ class Taps:
             vars(self._model).pop("forward_features", None)
             for handle in hooks:
                 handle.remove()
-        larger_than_a_pixel = [x for _, x in maps if x.ndim == 3 or x.shape[2] * x.shape[3] > 1]
+        larger_than_a_pixel = [x for _, x in maps if _is_larger_than_a_pixel(x)]
         candidates = features or larger_than_a_pixel
         if not maps or not candidates:
             raise UserError(

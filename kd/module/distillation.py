@@ -136,13 +136,17 @@ class DistillationModule(Inference):
             UserError: students with different teachers or tasks.
         """
         first = next(iter(modules.values()))
-        if any(module.resume.teacher != first.resume.teacher for module in modules.values()):
-            raise UserError(
-                "students: all must have the same model.teacher, which answers once for all"
-            )
-        if len({type(module.task) for module in modules.values()}) > 1:
+        students = {}
+        for name, module in modules.items():
+            if module.resume.teacher != first.resume.teacher:
+                raise UserError(
+                    "students: all must have the same model.teacher, which answers once for all"
+                )
+            students[name] = module.student_of_one
+        tasks = {type(module.task) for module in modules.values()}
+        if len(tasks) > 1:
             raise UserError("students: all must have the same model.task")
-        first.take(Students({name: module.student_of_one for name, module in modules.items()}))
+        first.take(Students(students))
         return first
 
     @property
@@ -345,7 +349,10 @@ class DistillationModule(Inference):
         }
 
     def _seed(self, batch_idx: int) -> None:
-        """Dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
+        """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew.
+
+        ``batch_idx`` is that of the epoch. In a loop of the user's own nothing is seeded.
+        """
         if self.data is None:  # a loop of the user's own, and its random numbers
             return
         step = self.current_epoch * 1_000_003 + batch_idx

@@ -349,7 +349,13 @@ def _any_number(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_any_state(content: object, parameter: Tensor, place: str) -> None:
-    """Of an optimizer that the user made: tensors of the parameter's shape, or numbers; all finite."""
+    """Checks the state of an optimizer that the user made: tensors of the parameter's shape, or numbers; all finite.
+
+    Args:
+        content: of the checkpoint, for one parameter.
+        parameter: of the run.
+        place: see the module.
+    """
     if not isinstance(content, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(content)}")
     for key, value in content.items():

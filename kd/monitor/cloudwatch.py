@@ -117,9 +117,11 @@ class CloudWatch(Outlet):
                 values = {(): mean(list(values.values()))}
             for key, value in values.items():
                 if math.isfinite(value):  # it takes no other numbers
-                    # nor empty names
-                    of = self._own | {k: v for k, v in zip(labels, key, strict=True) if v}
-                    dimensions = [{"Name": k, "Value": v} for k, v in of.items()]
+                    own_labels = dict(self._own)
+                    for label, text in zip(labels, key, strict=True):
+                        if text:  # nor empty names
+                            own_labels[label] = text
+                    dimensions = [{"Name": k, "Value": v} for k, v in own_labels.items()]
                     yield {
                         "MetricName": name,
                         "Dimensions": dimensions,

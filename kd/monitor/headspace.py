@@ -150,7 +150,11 @@ class Headspace(Callback):
             return
         run = RunContext.of(trainer)
         steps = trainer.num_training_batches - 1 - WARM_UP
-        now, free_input, both = (1000 * (ends[1] - ends[0]) / steps for ends in self._ends.values())
+        step_ms = []  # of each part, in their order
+        for ends in self._ends.values():
+            seconds = ends[1] - ends[0]
+            step_ms.append(1000 * seconds / steps)
+        now, free_input, both = step_ms
         found = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
         if run.module.teacher is not None:
             found["free_input_and_teacher_ms"] = round(both, 3)

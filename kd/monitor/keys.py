@@ -84,7 +84,8 @@ class MonitorSpec(MonitorSettings):
 def _known(key: str, name: str, names: list[str]) -> None:
     """Raises a user's error for a ``name`` outside ``names``: it begins with ``key`` and suggests the nearest."""
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1) or names
-        raise UserError(
-            f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}"
-        )
+        shown = difflib.get_close_matches(name, names, 1)
+        if not shown:
+            shown = names
+        known = ", ".join(shown) or "none"
+        raise UserError(f"{key}: no '{name}'; known: {known}")

@@ -1,5 +1,6 @@
 """``kd.Monitor``: watches a training, its machine and its learning; of kd's own runs and of any other."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -228,7 +229,10 @@ def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
     try:
         return MonitorSpec(**cast(dict[str, Any], settings))
     except (TypeError, ValueError) as error:
-        reason = first_line(error).replace("monitor.", "")
+        names = "|".join(known)
+        # before the name of a setting alone: a path or an address may hold the word too
+        outer_key = rf"(?<![\w./-])monitor\.(?=(?:{names})\b)"
+        reason = re.sub(outer_key, "", first_line(error))
         raise UserError(f"kd.Monitor: {reason}") from error
 
 

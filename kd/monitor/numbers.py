@@ -84,8 +84,10 @@ class RunNumbers:
             return {}
         seconds = mean([step["ms"] for step in steps]) / 1000
         phases: Values = {}
-        for name in sorted({name for step in steps for name in step["p"]}):
-            phases[(name,)] = mean([step["p"].get(name, 0.0) for step in steps]) / 1000
+        names = {name for step in steps for name in step["p"]}
+        for name in sorted(names):
+            milliseconds = [step["p"].get(name, 0.0) for step in steps]
+            phases[(name,)] = mean(milliseconds) / 1000
         pictures = self.phases.images_per_step
         speed: Values = {(): pictures / max(seconds, 1e-9)} if pictures else {}
         return {

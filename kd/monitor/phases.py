@@ -212,7 +212,9 @@ class Phases(Recording):
         self.clock.ranges = torch.cuda.nvtx if on else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the rank's file, writes its header and starts the clock."""
+        """Opens the rank's file ``records/phases.rank<r>.jsonl``, writes its header, which reports read, and starts the
+        clock.
+        """
         self.header = {
             "of": "steps",
             "rank": trainer.global_rank,

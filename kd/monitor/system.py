@@ -216,8 +216,10 @@ class SystemReader:
             net = psutil.net_io_counters()
             counted |= {"net_r": net.bytes_recv, "net_w": net.bytes_sent}
         rates = {}
-        for k, v in counted.items():
-            rates[k] = round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3)
+        for name, count in counted.items():
+            before = self._before.get(name, count)
+            megabytes = max(0.0, count - before) / MB
+            rates[name] = round(megabytes / seconds, 3)
         self._before = counted
         return rates
 
@@ -253,9 +255,11 @@ class SystemReader:
             with suppress(psutil.Error):
                 found |= {child.pid: child for child in rank.children(recursive=True)}
         ranks = {rank.pid for rank in self._ranks}
-        return {
-            pid: self._children.get(pid, child) for pid, child in found.items() if pid not in ranks
-        }
+        children = {}
+        for pid, child in found.items():
+            if pid not in ranks:
+                children[pid] = self._children.get(pid, child)
+        return children
 
 
 class System(Callback):

@@ -326,7 +326,9 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _what_would_do(found: dict[str, Any]) -> str:
-    """The end of a sentence: how many pictures would give a certificate, where it was not given."""
+    """The end of a sentence: how many pictures would give a certificate; "" where ``found`` (the certificate) is
+    given.
+    """
     if found["shown"]:
         return ""
     needed = found["pictures_needed"]

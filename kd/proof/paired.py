@@ -71,10 +71,11 @@ def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float)
 
 
 def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.ndarray:
-    """The likeliest ``p_c`` of counts if ``p_b - p_c = margin``, at least what the margin asks for.
+    """The likeliest ``p_c`` of counts if ``p_b - p_c = margin``, in the shape of the counts, at least what the margin
+    asks for.
 
     The larger root of ``A q^2 + B q + C``, with ``A = 2 n``, ``B = -b - c + (2 n - b + c) m``, ``C = -c m (1 - m)``
-    (Tango, Statistics in Medicine 17:891-908, 1998, equations 11 and 12).
+    (Tango, Statistics in Medicine 17:891-908, 1998, equations 11 and 12). Arguments as of :func:`tango_score`.
     """
     A = 2 * n
     B = -b - c + (A - b + c) * margin
@@ -99,7 +100,7 @@ def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, floa
 
 
 def _tango_margin(counts: PairedCounts, z: float) -> float:
-    """The smallest margin whose score reaches z; the score rises with the margin."""
+    """The smallest margin, in -1..1, whose score reaches z, by halving; the score rises with the margin."""
     n = counts.pictures
     b = counts.only_reference
     c = counts.only_candidate
@@ -151,7 +152,12 @@ def loss_p_value(counts: PairedCounts, margin: float) -> float:
 
 
 def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
-    """Shares of pictures on which the models may differ, ``(GRID,)``; empty where none is possible."""
+    """Shares of pictures, in [0, 1], on which the models may differ: ``(GRID,)``; empty where none is possible.
+
+    Args:
+        counts: pictures, and those on which the models differ.
+        margin: m, in -1..1: fewer than ``|m|`` can't differ.
+    """
     low, high = both_bounds(counts.discordant, counts.pictures, NUISANCE)
     low = max(low, abs(margin))
     if high < low:
@@ -160,7 +166,12 @@ def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
 
 
 def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
-    """Numbers k of n that are not practically impossible (8 standard deviations and more) under all shares."""
+    """Numbers k of n, ascending, that are not practically impossible (8 standard deviations) under all of the shares.
+
+    Args:
+        n: pictures.
+        shares: in [0, 1], any shape.
+    """
     means = n * shares
     deviations = np.sqrt(n * shares * (1 - shares))
     spreads = 8 * deviations + 20

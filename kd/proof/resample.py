@@ -77,7 +77,13 @@ def _resampled(statistic: Statistic, groups: int, seed: int) -> np.ndarray:
 
 
 def _acceleration(statistic: Statistic, groups: int) -> float:
-    """The skewness of what single groups change, over 6: ``sum(d^3) / (6 sum(d^2)^1.5)``."""
+    """The skewness of what single groups change, over 6: ``sum(d^3) / (6 sum(d^2)^1.5)``; 0 where none changes
+    anything.
+
+    Args:
+        statistic: weights of the groups ``(R, G)`` -> gains ``(R,)``.
+        groups: G.
+    """
     parts = []
     for first in range(0, groups, CHUNK):
         left_out = np.arange(first, min(groups, first + CHUNK))
@@ -161,7 +167,12 @@ def iou_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) ->
 
 
 def _mean_iou(weights_RG: np.ndarray, counts_G2C: np.ndarray) -> np.ndarray:
-    """The mean over classes of right pixels by pixels of the union, ``(R,)``."""
+    """The mean over classes of right pixels by pixels of the union, ``(R,)``; classes that do not occur are left out.
+
+    Args:
+        weights_RG: how often each group counts, ``(R, G)``.
+        counts_G2C: right pixels and those of the union, ``(G, 2, C)``.
+    """
     right_GC = counts_G2C[:, 0]
     union_GC = counts_G2C[:, 1]
     right_RC = weights_RG @ right_GC
@@ -215,6 +226,11 @@ def _average_precision(
     """The average precision of a label, ``(R,)``, and whether the label occurs, bool ``(R,)``.
 
     It is the mean over the label's pictures of the precision among pictures that score as high or higher.
+
+    Args:
+        weights_RN: how often each picture counts, ``(R, N)``.
+        scores_N: ``(N,)``.
+        labels_N: 0 and 1, ``(N,)``.
     """
     order = np.argsort(-scores_N, kind="stable")
     rising = -scores_N[order]

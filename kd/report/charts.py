@@ -124,7 +124,11 @@ def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
 def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:
     """``value`` of each of up to :data:`BINS` equal slices."""
     size = max(1, math.ceil(len(items) / BINS))
-    return [value(items[i : i + size]) for i in range(0, len(items), size)]
+    values = []
+    for first in range(0, len(items), size):
+        part = items[first : first + size]
+        values.append(value(part))
+    return values
 
 
 def _average(values: Sequence[float | None]) -> float:

@@ -317,7 +317,9 @@ def headline(explained: Sequence[Explained]) -> list[str]:
             changes.append(f"{student} {change}".lstrip())
     if first.hours and last.hours:
         changes.append(f"{times(first.hours, last.hours)} the time")
-    lines.append(f"{names[-1]} against {names[0]}: {', '.join(filter(None, changes)) or 'unknown'}")
+    known = [change for change in changes if change]
+    in_words = ", ".join(known) or "unknown"
+    lines.append(f"{names[-1]} against {names[0]}: {in_words}")
     lines.append(_verdict(explained, names, _settings(runs))["text"])
     return lines
 
@@ -358,7 +360,9 @@ def _largest_change(before: Facts, after: Facts) -> str:
     """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
     changes = {}
     for name in PHASES:
-        changes[name] = abs(before.phases.get(name, 0.0) - after.phases.get(name, 0.0))
+        ms_before = before.phases.get(name, 0.0)
+        ms_after = after.phases.get(name, 0.0)
+        changes[name] = abs(ms_before - ms_after)
     largest = max(PHASES, key=lambda name: changes[name])
     if changes[largest] <= 0.02 * max(before.step_ms, after.step_ms):
         return ""

@@ -121,7 +121,9 @@ def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
 
 
 def costs_by_kind(facts: Facts) -> Section | None:
-    """The table of the page: on demand, on spot, and half of the hours on each."""
+    """The table of the page: the price of an hour, 1000 steps, an epoch and the run, on demand, on spot, and half of
+    each.
+    """
     prices = facts.header.get("prices")
     if not prices:
         return None

@@ -474,8 +474,14 @@ def _share_cores(facts: Facts) -> str:
         "loader process": processes * facts.workers,
         "compute thread": processes * facts.threads,
     }
-    *first, last = [_count(count, what) for what, count in counts.items() if count]
-    sharers = f"{', '.join(first)} and {last}" if first else last
+    in_words = []
+    for what, count in counts.items():
+        if count:
+            in_words.append(_count(count, what))
+    *first, last = in_words
+    sharers = last
+    if first:
+        sharers = f"{', '.join(first)} and {last}"
     return f"{sharers} share {_count(facts.cores, 'core')}"
 
 

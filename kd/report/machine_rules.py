@@ -343,10 +343,13 @@ def scheduler_delay(
 
 def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding | None:
     """A GPU lowered its clocks (heat, power) in more than ``share`` of the samples."""
-    hits = mean([bool(reasons_of_sample) for reasons_of_sample in reasons])
+    throttled = [bool(reasons_of_sample) for reasons_of_sample in reasons]
+    hits = mean(throttled)
     if not hits > share:
         return None
-    different = {name for reasons_of_sample in reasons for name in reasons_of_sample}
+    different: set[str] = set()
+    for reasons_of_sample in reasons:
+        different.update(reasons_of_sample)
     names = ", ".join(sorted(different))
     text = f"the GPU lowered its clocks in {hits:.0%} of the samples ({names})"
     return Finding("Throttling", text, "cooling, or a higher power limit")

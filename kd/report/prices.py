@@ -91,7 +91,10 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
             raise UserError(
                 f"monitor.instances: no price of '{item}'; known: {', '.join(list(known)[:20])}"
             )
-    return sum(count * known[name] for count, name in machines)
+    price: float = 0
+    for count, name in machines:
+        price += count * known[name]
+    return price
 
 
 def by_kind(

@@ -279,7 +279,10 @@ class RunRecords:
     def confusion_of(self, student: str) -> dict[str, Any] | None:
         """The newest count of a student's mistakes, where the classes have names."""
         first = self.students[0]
-        counts = [record for record in self.confusion if record.get("student", first) == student]
+        counts = []
+        for record in self.confusion:
+            if record.get("student", first) == student:
+                counts.append(record)
         if not counts or not self.classes:
             return None
         return counts[-1]

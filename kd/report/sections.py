@@ -306,7 +306,9 @@ def _headspace(run: RunRecords) -> Section | None:
     rows = []
     for key, text in names.items():
         if key in result:
-            rows.append([text, result[key], f"{ratio(result['now_ms'], result[key]):.2f}x"])
+            ms = result[key]
+            factor = ratio(result["now_ms"], ms)
+            rows.append([text, ms, f"{factor:.2f}x"])
     return table("Headspace", ["", "ms a step", "speed"], rows)
 
 

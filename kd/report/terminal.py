@@ -64,7 +64,12 @@ def print_evaluation(result: dict[str, Any]) -> None:
 
 
 def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
-    """Each model, each teacher once, and the differences to the first in points."""
+    """Prints each model, each teacher once, and the differences to the first in points.
+
+    Args:
+        results: of ``kd-eval``, one a run.
+        pairs: of each run after the first: pictures on which the first alone is right, and on which it alone is.
+    """
     first = results[0]
     names = without_common_folders([result["run"] for result in results])
 
@@ -252,8 +257,10 @@ def _print_robust(accuracies: dict[str, dict[str, list[float]]], whose: str = ""
     rows: list[list[str]] = []
     for damage, models in accuracies.items():
         for model, values in models.items():
-            cells = [f"{value:.1%}" for value in values]
-            rows.append([damage, model, *cells])
+            cells = [damage, model]
+            for value in values:
+                cells.append(f"{value:.1%}")
+            rows.append(cells)
     title = f"{whose}on damaged pictures, by strength"
     print_table(title, ("", "", "1", "2", "3"), rows, left=("",))
 
@@ -304,8 +311,11 @@ def without_column(
 
 def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
     """Whether a table is at most ``width`` characters wide: each cell has a space on both sides and a line."""
-    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
-    return sum(widths) + 1 <= width
+    total = 1  # the first line
+    for cells in zip(columns, *rows, strict=True):
+        longest = max(map(len, cells))
+        total += longest + 3
+    return total <= width
 
 
 def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -318,7 +318,12 @@ def similar_across_runs(
         common = [step for step in own if step in loss]
         if len(common) < least:
             continue
-        if all(abs(own[step] - loss[step]) <= near * max(1.0, abs(own[step])) for step in common):
+        are_alike = True
+        for step in common:
+            difference = abs(own[step] - loss[step])
+            size = max(1.0, abs(own[step]))
+            are_alike = are_alike and difference <= near * size
+        if are_alike:
             text = f"train/loss is that of {name} in all {len(common)} steps that both have logged"
             lever = "the setting that differs has no effect, or nothing differs"
             return Finding("SimilarAcrossRuns", text, lever)
@@ -412,7 +417,10 @@ def _above(shares: Mapping[str, float], limit: float) -> dict[str, float]:
 
 def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000) -> Finding | None:
     """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
-    finite = [(deviation, layer) for layer, deviation in spread.items() if math.isfinite(deviation)]
+    finite = []
+    for layer, deviation in spread.items():
+        if math.isfinite(deviation):
+            finite.append((deviation, layer))
     if len(finite) < 2:
         return None
     low, lowest = min(finite, key=itemgetter(0))
@@ -485,8 +493,13 @@ def tensor_variance(
     spread: Mapping[str, float], low: float = 1e-10, high: float = 1e6
 ) -> Finding | None:
     """A layer's outputs have a variance below ``low`` or above ``high``."""
-    variances = {layer: deviation * deviation for layer, deviation in spread.items()}
-    outside = [layer for layer, variance in variances.items() if not low <= variance <= high]
+    variances = {}
+    outside = []
+    for layer, deviation in spread.items():
+        variance = deviation * deviation
+        variances[layer] = variance
+        if not low <= variance <= high:
+            outside.append(layer)
     if not outside:
         return None
     layer = min(outside)  # the first by name

@@ -129,10 +129,12 @@ def present(facts: Facts) -> DataMachines | None:
     tier = facts.tier
     if tier is None or not tier.makers or not tier.total("batches"):
         return None
-    count, hourly = len(tier.present), _hourly_price_of_tier(facts)
-    return DataMachines(
-        count=count, cores=tier.cores / count, price=None if hourly is None else hourly / count
-    )
+    count = len(tier.present)
+    hourly = _hourly_price_of_tier(facts)
+    price = None
+    if hourly is not None:
+        price = hourly / count
+    return DataMachines(count=count, cores=tier.cores / count, price=price)
 
 
 def _hourly_price_of_tier(facts: Facts) -> float | None:
@@ -280,8 +282,10 @@ def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int |
     """
     cores = machines.count * machines.cores
     if workers is None and facts.tier is not None:
-        setting = (facts.run.config.get("data") or {}).get("num_workers")
-        workers = setting if isinstance(setting, int) else None
+        data = facts.run.config.get("data") or {}
+        setting = data.get("num_workers")
+        if isinstance(setting, int):
+            workers = setting
     if workers:
         return min(workers, cores / processes)
     return float(cores // processes or cores / processes)

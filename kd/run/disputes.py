@@ -126,7 +126,9 @@ class Disputes:
         except ValueError as error:
             raise UserError(f"disputed: {error}") from error
         numbers_N = torch.cat(self.numbers)[is_known_N]
-        answers = {name: torch.cat(ids)[is_known_N] for name, ids in self.answers.items()}
+        answers = {}
+        for name, ids in self.answers.items():
+            answers[name] = torch.cat(ids)[is_known_N]
         rows = self._rows(disputed, labels_N[is_known_N], numbers_N, answers, pair, place)
         found = {
             "split": place,

@@ -46,7 +46,10 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
     bad = run.data.splits.skipped
     left_out = ""
     if bad:
-        left_out = f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})"
+        examples = "; ".join(bad[:3])
+        if len(bad) > 3:
+            examples += " ..."
+        left_out = f", {len(bad)} damaged left out ({examples})"
     without = ""
     if info.unlabeled:
         without = f" ({info.unlabeled} without a label)"

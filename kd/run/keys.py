@@ -236,7 +236,10 @@ def fields(group: type) -> dict[str, Key]:
     if group is not settings.TrainerSettings:
         return declared
     lightnings = arguments("Trainer")
-    with_texts = {name: replace(key, text=lightnings[name].text) for name, key in declared.items()}
+    with_texts = {}
+    for name, key in declared.items():
+        text = lightnings[name].text
+        with_texts[name] = replace(key, text=text)
     return lightnings | with_texts
 
 

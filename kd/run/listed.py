@@ -243,7 +243,10 @@ def classes() -> tuple[Listed, ...]:
 @cache
 def listed(name: str, kind: str) -> Listed | None:
     """The class of a kind that a name means; None where the list has none."""
-    return next((one for one in classes() if one.kind == kind and name in one.names), None)
+    for one in classes():
+        if one.kind == kind and name in one.names:
+            return one
+    return None
 
 
 def kind_at(key: str) -> str:

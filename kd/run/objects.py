@@ -153,7 +153,11 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
         if not (
             value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
         ):
-            given = ", ".join(f"{k}={v:g}" for k, v in vars(loss).items() if isinstance(v, float))
+            numbers = []
+            for setting, number in vars(loss).items():
+                if isinstance(number, float):
+                    numbers.append(f"{setting}={number:g}")
+            given = ", ".join(numbers)
             raise UserError(
                 f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})"
             )

@@ -96,6 +96,9 @@ def take_all(request: Request, *keys: str, of_data: bool = True) -> dict[str, st
         if not (of_data and item.startswith(("data.", "model.teacher")))
     ]
     if foreign:
-        key, known = foreign[0].split("=")[0], [*(f"{key}=" for key in keys), *["data.*"] * of_data]
+        key, _, _ = foreign[0].partition("=")
+        known = [f"{own_key}=" for own_key in keys]
+        if of_data:
+            known.append("data.*")
         raise UserError(f"no key '{key}' (it takes {', '.join(known)}){did_you_mean(key, keys)}")
     return own

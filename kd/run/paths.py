@@ -77,7 +77,10 @@ def listing(kind: str, prefix: str) -> str:
         kind: ``recipes`` or ``configs``.
         prefix: before each name, as one types it (``recipe=``).
     """
-    return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
+    text = ""
+    for name, first_line in names(kind).items():
+        text += f"  {prefix}{name:<22} {first_line}\n"
+    return text
 
 
 def part_of(overlay: str, recipe: str) -> list[Path]:

@@ -188,8 +188,13 @@ class Request:
         return words
 
     def _word(self, item: str) -> tuple[str, Word]:
+        """Key and value of ``key=value``; what Python handed over keeps its type, text is read as YAML."""
         key, _, text = item.partition("=")
-        return key, Word(text, self.values[item] if item in self.values else _read(text))
+        if item in self.values:
+            value = self.values[item]
+        else:
+            value = _read(text)
+        return key, Word(text, value)
 
     def value_of(self, key: str) -> str | None:
         """The value that ``key=value`` items give a key, the last one; None without any."""

@@ -210,7 +210,10 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
         *groups, _ = name.split(".")
         shared[name] = len(context.intersection(groups))
     most_shared = max(shared.values(), default=0)
-    nearest = [name for name, count in shared.items() if count == most_shared and name != key]
+    nearest = []
+    for name, count in shared.items():
+        if count == most_shared and name != key:
+            nearest.append(name)
     return nearest[:MOST]
 
 

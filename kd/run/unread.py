@@ -87,12 +87,15 @@ def _check(
         found = re.fullmatch(pattern, name)
         if not found:
             continue
-        decide = [found.expand(switch) for switch in switches]
-        below = {key: any(name.startswith(f"{key}.") for name in whole) for key in decide}
-        values = {key: below[key] or whole.get(key, _default(key)) for key in decide}
-        if enough(value not in (None, False, 0, "off") for value in values.values()):
+        values: dict[str, Any] = {}  # of the settings that decide
+        for switch in switches:
+            key = found.expand(switch)
+            has_keys_below = any(other.startswith(f"{key}.") for other in whole)
+            values[key] = has_keys_below or whole.get(key, _default(key))
+        are_on = [value not in (None, False, 0, "off") for value in values.values()]
+        if enough(are_on):
             continue
-        if not any(_newest(layers, key) > source for key in decide):
+        if not any(_newest(layers, key) > source for key in values):
             words = []
             for key, switch in values.items():
                 text = "null" if switch is None else str(switch).lower()

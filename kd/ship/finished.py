@@ -200,7 +200,9 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
     Raises:
         UserError: it can't be built.
     """
-    on_one_device = {name: replace(spec, placement="same") for name, spec in specs.items()}
+    on_one_device = {}
+    for name, spec in specs.items():
+        on_one_device[name] = replace(spec, placement="same")
     single = on_one_device.pop("", None)
     teacher = build_teachers(single, on_one_device, classes, task.dense)
     if teacher is not None:

@@ -94,8 +94,12 @@ def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a run's source by which a list's pictures are found."""
     if not source.get("class_path", "").endswith(".Manifest"):
         return {}
-    names = ("image_dir", "path_column", "delimiter")
-    return {name: source["init_args"][name] for name in names if name in source["init_args"]}
+    arguments = source["init_args"]
+    reading = {}
+    for name in ("image_dir", "path_column", "delimiter"):
+        if name in arguments:
+            reading[name] = arguments[name]
+    return reading
 
 
 def check_out(kind: str, out: Path | None) -> None:

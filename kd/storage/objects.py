@@ -355,8 +355,13 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
 
 def _state(info: dict[str, object]) -> str:
     """``SIZE-HASH`` of a file in a store: another one where its content may be another."""
-    facts = [str(info.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
-    return f"{info['size']}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}"
+    facts = []
+    for name in ("ETag", "LastModified", "mtime", "created"):
+        fact = str(info.get(name))
+        facts.append(fact)
+    text = "\0".join(facts)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{info['size']}-{digest[:16]}"
 
 
 def size_in(state: str) -> int:

@@ -261,7 +261,10 @@ class Copies:
     def is_ours(self, name: str, info: Mapping[str, Any]) -> bool:
         """Whether this machine has sent the file that the store has, or was sending it."""
         known = self.known.get(name, {})
-        return known.get("there") == tag_of(info) or known.get("sending") == int(info["size"])
+        if known.get("there") == tag_of(info):
+            return True
+        size = int(info["size"])
+        return known.get("sending") == size
 
     def differ(self, name: str, info: Mapping[str, Any]) -> bool:
         """Whether the file is missing here, or the store has another one than was last seen there."""

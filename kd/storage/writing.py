@@ -271,8 +271,12 @@ def folder_for(path: Path) -> Path:
     """
     make_folder(path)
     for place, folders, files in os.walk(path):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        for file in (Path(place, name) for name in [*files, *links]):
+        names = list(files)
+        for name in folders:
+            if Path(place, name).is_symlink():
+                names.append(name)
+        for name in names:
+            file = Path(place, name)
             if file.is_symlink() or file.suffix not in (".safetensors", ".ckpt"):
                 file_for(file)
     return path

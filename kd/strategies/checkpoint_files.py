@@ -22,8 +22,16 @@ class CheckpointFiles(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Writes one file, whole or not at all; when it returns, the file is on the disk. The ``last.ckpt`` before is
-        kept.
+        """Writes one file, whole or not at all; when it returns, the file is on the disk.
+
+        The ``last.ckpt`` before is kept.
+
+        Lightning calls it.
+
+        Args:
+            checkpoint: saved by ``torch.save``.
+            path: of the file.
+            storage_options: of Lightning's interface; not read.
 
         Raises:
             RunError: it can't be written; older checkpoints are unchanged.

@@ -71,7 +71,7 @@ class DDP(HookedDDP):
         self.join_process_group()
 
     def register_hooks(self) -> None:
-        """Lightning's own registers on GPUs alone; torch's hooks also run over gloo."""
+        """Registers the hook that compresses gradients, on a CPU too: Lightning's own registers on GPUs alone."""
         if self._compression is None:
             super().register_hooks()
             return

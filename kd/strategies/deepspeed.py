@@ -177,7 +177,16 @@ class DeepSpeed(DDPStrategy):
         model: LightningModule | nn.Module | None = None,
         **kwargs: object,
     ) -> object:
-        """Forward and backward pass by the closure, then the engine's step, which clips.
+        """Forward and backward pass by the closure, then the engine's step, which clips. Lightning calls it.
+
+        Args:
+            optimizer: the engine's.
+            closure: computes the loss and its gradients.
+            model: of Lightning's interface.
+            kwargs: likewise.
+
+        Returns:
+            What the closure returned.
 
         Raises:
             RunError: a gradient is NaN or infinite: the engine would skip this step, and every later one.
@@ -193,7 +202,7 @@ class DeepSpeed(DDPStrategy):
         return loss
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole tensors on rank 0; all ranks must call it."""
+        """The module's weights by name as whole tensors, on rank 0 alone; all ranks must call it."""
         assert self.lightning_module is not None
         state = {}
         for name, tensor in self.lightning_module.state_dict(keep_vars=True).items():
@@ -228,7 +237,9 @@ class DeepSpeed(DDPStrategy):
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes its shards of the state in any strategy's checkpoint; the weights were loaded before they were cut."""
+        """Takes its shards of the optimizer's state in any strategy's checkpoint; the weights were loaded before they
+        were cut.
+        """
         (optimizer,) = self.optimizers
         (saved,) = checkpoint["optimizer_states"]
         for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
@@ -258,7 +269,12 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
-    """State for each shard, as the first step would make it: DeepSpeed sets only what is there."""
+    """State for each shard, as the first step would make it: DeepSpeed sets only what is there.
+
+    Args:
+        optimizer: whose shards have no state yet.
+        example: the state of one parameter, whose names are made for all.
+    """
     first_group = optimizer.param_groups[0]
     step_on_device = first_group.get("fused") or first_group.get("capturable")
     # of stage 3, whose groups are empty between steps

@@ -69,7 +69,11 @@ class FSDP(ShardedDataParallel):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
+        """Loads weights and optimizer state of any strategy's checkpoint into the shards; Lightning calls it.
+
+        Raises:
+            UserError: weights or states that are not those of this run.
+        """
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
         weights = checkpoint["state_dict"]

@@ -145,7 +145,11 @@ class Classification(Task):
             classes: names by id.
         """
         if not answer.is_floating_point():
-            return {"": [classes[i] if 0 <= i < len(classes) else "" for i in answer.tolist()]}
+            names = []
+            for class_id in answer.tolist():
+                is_known = 0 <= class_id < len(classes)
+                names.append(classes[class_id] if is_known else "")
+            return {"": names}
         p = answer.float().softmax(1)
         return {
             **self.rows(p.argmax(1), classes),

@@ -143,7 +143,10 @@ class Fidelity:
         return logits.softmax(1)
 
     def _compare(self, batch: _Batch) -> None:
-        """Agreement and KL(teacher || student): also on pictures without a label; of pixels on those that count."""
+        """Adds a batch to agreement, KL(teacher || student) in nats and outcomes.
+
+        Agreement and KL count pictures without a label too; of pixels those that count.
+        """
         counted = batch.known
         if self.kind != "segmentation":
             counted = torch.ones_like(batch.known)
@@ -359,7 +362,11 @@ class Fidelity:
         """The pairs of classes that the student confuses most often, with the teacher's number."""
         student_pairs = self.pairs.get("student", Counter())
         teacher_pairs = self.pairs.get("teacher", Counter())
-        wrong = [(count, pair) for pair, count in student_pairs.items() if pair[0] != pair[1]]
+        wrong = []
+        for pair, count in student_pairs.items():
+            true_class, answer = pair
+            if true_class != answer:
+                wrong.append((count, pair))
         wrong.sort(key=lambda count_and_pair: (-count_and_pair[0], count_and_pair[1]))
         rows = []
         for count, (true_class, answer) in wrong[:CONFUSIONS]:

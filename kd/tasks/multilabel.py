@@ -126,5 +126,8 @@ class MultiLabel(Task):
 
     def chance(self, counts: Tensor, total: int) -> float:
         """A random order's precision is the labels' share; a fifth more, of it or of what is left, is no better."""
-        share = counts[counts > 0].sum().item() / max(1, int((counts > 0).sum())) / total
+        occurs = counts > 0
+        labels = max(1, int(occurs.sum()))
+        positives = counts[occurs].sum().item()
+        share = positives / labels / total
         return share + 0.2 * min(share, 1 - share)

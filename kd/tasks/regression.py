@@ -125,10 +125,13 @@ class Regression(Task):
             classes: the numbers' names.
         """
         columns = answer.float().T.tolist()
-        return {
-            f"_{name}": ["" if math.isnan(x) else f"{x:.6g}" for x in column]
-            for name, column in zip(classes, columns, strict=True)
-        }
+        texts: dict[str, list[str]] = {}
+        for name, column in zip(classes, columns, strict=True):
+            cells = []
+            for number in column:
+                cells.append("" if math.isnan(number) else f"{number:.6g}")
+            texts[f"_{name}"] = cells
+        return texts
 
     def judged(self, value: float, total: int) -> str:
         """The coefficient of determination in words: 0 is as good as the targets' mean, 1 without an error."""

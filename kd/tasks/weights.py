@@ -24,7 +24,9 @@ def check(given: ClassWeights) -> None:
             values = list(given.values())
         else:
             values = list(given)
-        if not all(0 <= value < float("inf") for value in values) or (values and not any(values)):
+        in_range = all(0 <= value < float("inf") for value in values)
+        are_all_zero = bool(values) and not any(values)
+        if not in_range or are_all_zero:
             raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
 
 

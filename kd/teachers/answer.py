@@ -31,8 +31,11 @@ class Wanted:
         return bool(self.logits or self.features)
 
     def __or__(self, other: "Wanted") -> "Wanted":
-        names = [*self.logits, *(name for name in other.logits if name not in self.logits)]
-        logits = {name: (*self.logits.get(name, ()), *other.logits.get(name, ())) for name in names}
+        """All that either of them wants; the losses of ``other`` follow."""
+        logits = dict(self.logits)
+        for name, losses in other.logits.items():
+            present = logits.get(name, ())
+            logits[name] = (*present, *losses)
         return Wanted(logits, {**self.features, **other.features})
 
     @property

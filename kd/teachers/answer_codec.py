@@ -505,7 +505,8 @@ class AnswerCodec:
         first = 0
         if len(logits) > UNITS_OF:
             first = UNITS_OF
-        exact = {name: x[first:].float().cpu() for name, x in exact.items()}
+        for name, x in exact.items():
+            exact[name] = x[first:].float().cpu()
         held_out_features = {feature: x[first:] for feature, x in features.items()}
         records = self.encode(logits[first:], held_out_features).cpu()
 

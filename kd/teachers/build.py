@@ -246,7 +246,9 @@ def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) ->
         key: of the settings, for messages.
         dense: whether its logits are maps.
     """
-    pool = {} if _pool is None else _pool
+    pool: dict[str, RunTeacher] = {}
+    if _pool is not None:
+        pool = _pool
     name = repr((spec, list(classes), dense))
     if name not in pool:
         pool[name] = build_teacher(spec, len(classes), classes, key, dense)

@@ -167,7 +167,10 @@ class CachedTeacher(RunTeacher):
         # compute them, unless a data tier has done so
         rows = torch.from_numpy(np.flatnonzero(missing_N)).to(device)
         if "made" in batch:
-            new = [batch["made"][_made_key(name, i)][rows] for i in range(len(self.entries))]
+            new = []
+            for number in range(len(self.entries)):
+                made = batch["made"][_made_key(name, number)]
+                new.append(made[rows])
         else:
             images = batch["image"]
             if not missing_N.all():
@@ -314,8 +317,11 @@ class AnsweringCollate:
         self.teachers: dict[str, RunTeacher] = {}
         self.codecs: dict[str, list[AnswerCodec]] = {}
         for name, cache in caches.items():
+            codecs = []
+            for entry in cache.entries:
+                codecs.append(entry.codec)
             self.teachers[name] = cache.live
-            self.codecs[name] = [entry.codec for entry in cache.entries]
+            self.codecs[name] = codecs
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""

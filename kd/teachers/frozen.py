@@ -136,7 +136,11 @@ class FrozenTeacher(RunTeacher):
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits (where it has a classifier) and the wanted layers, under its name."""
-        layers = [layer for layer in wanted.features if layer[0] == name]
+        layers = []
+        for layer in wanted.features:
+            teacher, _, _ = layer
+            if teacher == name:
+                layers.append(layer)
         logits, features = self.look(batch["image"], layers)
         if not self.has_head:
             return Answer({}, features)

@@ -1,5 +1,6 @@
 """``kd.Monitor`` on trainings that are not kd's: what it needs, what it names, what it leaves out."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,6 +183,21 @@ def test_a_problem_names_its_setting_and_is_printed_as_it_is(
     assert capsys.readouterr().err == f"kd.Monitor: otlp: {problem}\n"
     OwnRun().report(problem, "otlp")
     assert capsys.readouterr().err == f"kd-train: monitor.otlp: {problem}\n"
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"webhook": "ftp://monitor.lan/hook", "actions": {"LossRising": "webhook"}},
+     "webhook: an http(s) address to post LossRising to, got 'ftp://monitor.lan/hook'"),
+    ({"prices": "monitor.yaml", "instances": ["a"]}, "prices: monitor.yaml"),
+    ({"budget": 5}, "budget: 5 needs price_per_hour, "),
+    ({"instances": ["a"]}, "prices, instances: must be given together"),
+])  # fmt: skip
+def test_a_mistake_names_the_setting_as_it_was_given_and_the_value_whole(
+    tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
+    """In kd's own runs the settings are below ``monitor``, a word that addresses and files may hold too."""
+    with pytest.raises(UserError, match=re.escape(f"kd.Monitor: {message}")):
+        kd.Monitor(tmp_path / "run", **settings)
 
 
 def test_kds_own_runs_are_watched_by_the_same_parts(tmp_path: Path) -> None:

@@ -305,7 +305,9 @@ class DeviceViews:
             drawn: the pictures' places in the batch.
             axis: -1 mirrors left and right, -2 top and bottom.
         """
-        numbers = [number for number, _ in drawn]
+        numbers = []
+        for number, _ in drawn:
+            numbers.append(number)
         chosen = torch.tensor(numbers, dtype=torch.long)
         chosen = chosen.to(images.device, non_blocking=True)
         pictures = images[chosen]

@@ -72,8 +72,13 @@ def arc(
     radius: float, start: float, stop: float, squash: float = 1.0, steps: int = 30
 ) -> list[Point]:
     """Points along an elliptic arc around the origin, between two angles in radians."""
-    angles = [start + (stop - start) * i / steps for i in range(steps + 1)]
-    return [(radius * math.cos(angle), radius * squash * math.sin(angle)) for angle in angles]
+    points = []
+    for i in range(steps + 1):
+        angle = start + (stop - start) * i / steps
+        x = radius * math.cos(angle)
+        y = radius * squash * math.sin(angle)
+        points.append((x, y))
+    return points
 
 
 def box(left: float, top: float, right: float, bottom: float) -> list[Point]:
@@ -138,7 +143,12 @@ class Pen:
     def pixels(self, points: Sequence[Point]) -> list[Point]:
         """Points of the frame as pixels of the canvas."""
         a, b, c, d, e, f = self.matrix
-        return [(a * x + b * y + c, d * x + e * y + f) for x, y in points]
+        pixels = []
+        for x, y in points:
+            across = a * x + b * y + c
+            down = d * x + e * y + f
+            pixels.append((across, down))
+        return pixels
 
     def shape(self, points: Sequence[Point], fill: Colour) -> None:
         """A filled polygon."""

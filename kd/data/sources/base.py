@@ -59,7 +59,7 @@ class Source:
         return list(self.__dict__.get("_notes", ()))
 
     def note(self, *lines: str) -> None:
-        """Adds to :attr:`notes` what is not there yet."""
+        """Adds to :attr:`notes`, which a run prints, the lines that are not there yet."""
         # Not set in __init__: subclasses of others need not call an __init__ of ours.
         notes = self.__dict__.setdefault("_notes", [])
         for line in lines:
@@ -127,6 +127,7 @@ class Subset(Parts):
     """Some pictures of a split, under new numbers."""
 
     def __init__(self, split: Split, keep: Sequence[int]) -> None:
+        """A part of a split; ``keep``: numbers of its pictures, in the order that they have here."""
         self.split = split
         self.keep = list(keep)
         self.targets = [split.targets[i] for i in self.keep]
@@ -184,7 +185,7 @@ def fetch(split: Split, numbers: Iterable[int]) -> None:
 
 
 def size_of(split: Split, i: int) -> int:
-    """Bytes of a picture's file; 0 where it has none of its own."""
+    """Bytes of the file of picture ``i``; 0 where it has none of its own."""
     if hasattr(split, "size"):
         return int(split.size(i))
     with suppress(OSError):  # not every source has files
@@ -200,7 +201,7 @@ def labelled(split: Split, label: str) -> Split:
 
 
 def named(split: Split, i: int) -> str:
-    """How messages name a picture: its split, where a run has named it, and its file."""
+    """How messages name picture ``i``: its split, where a run has named it, and its file."""
     part = split
     if isinstance(split, Joined):
         part = split.part(i)[0]
@@ -226,7 +227,7 @@ def key_of(split: Split, i: int) -> str:
 
 
 def fingerprint(split: Split) -> str:
-    """A hash of a split's names, labels and stamps."""
+    """A hash of a split's names, labels and stamps: caches depend on it, so a change makes them unreadable."""
     lines = []
     for i, target in enumerate(split.targets):
         name = split.name(i)
@@ -251,6 +252,7 @@ def identity(split: Split) -> str:
 
 
 def _hash(texts: Iterable[str], errors: str = "backslashreplace") -> str:
+    """The first 16 hex digits of the SHA-256 of all texts in order, in UTF-8; ``errors``: as of ``str.encode``."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode("utf-8", errors))

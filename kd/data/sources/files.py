@@ -29,6 +29,14 @@ class FileSplit:
         left_out: dict[str, int] | None = None,
         place: Place = DISK,
     ) -> None:
+        """Stores the files as text.
+
+        Args:
+            paths: of the pictures, or URLs.
+            targets: of each, in the same order.
+            left_out: how many files were passed over, by ending.
+            place: that reads them.
+        """
         # Strings: thousands of Path objects make workers slow to start.
         self.paths = [str(p) for p in paths]
         self.targets = list(targets)

@@ -58,6 +58,7 @@ class ImageFolder(Source):
         val: str | None = None,
         cache_gb: float | None = None,
     ) -> None:
+        """Expands ``~`` in the root; the arguments are the class's. Nothing is listed yet."""
         self.root = expanded(root)
         self.folders = {"train": train, "val": val}
         self.cache_bytes = bytes_of(cache_gb)
@@ -221,7 +222,7 @@ class ImageFolder(Source):
                 )
 
     def _folder(self, split: str) -> str:
-        """The path or URL of a split's folder."""
+        """The path or URL of a split's folder; a user's error where a given one is not below the root of a store."""
         name = self._name(split)
         root = joined(self.root)
         folder = joined(root, name)
@@ -231,7 +232,7 @@ class ImageFolder(Source):
         return folder
 
     def _name(self, split: str) -> str:
-        """The folder of a split, below the root."""
+        """The folder of a split, relative to the root: as the layout, or its name among the root's folders, has it."""
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
         root = joined(self.root)

@@ -20,6 +20,7 @@ class FoodTagMini(ImageFolder):
     """
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
+        """Checks the numbers of pictures; they are drawn when they are first needed."""
         foodtag.check(train_per_class=train_per_class, val_per_class=val_per_class)
         super().__init__(root="")
         self.train_per_class = train_per_class
@@ -51,6 +52,7 @@ class FoodTagCalories(Source):
     kind = Numbers()
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
+        """Checks the numbers of pictures; they are drawn when they are first needed."""
         foodtag.check(train_per_class=train_per_class, val_per_class=val_per_class)
         self.train_per_class = train_per_class
         self.val_per_class = val_per_class

@@ -63,6 +63,7 @@ class HuggingFace(Source):
         image_column: str = "image",
         label_column: str | None = "label",
     ) -> None:
+        """Stores the arguments, which are the class's; nothing is loaded yet."""
         self.path = expanded(path)
         self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
@@ -125,7 +126,12 @@ class HuggingFace(Source):
         )
 
     def _read(self, name: str, split: str) -> LabelledRows:
-        """A whole split of the data set, read once."""
+        """A whole split of the data set, read once, with the split that its columns name for each row.
+
+        Args:
+            name: of the data set's split.
+            split: kd's, for messages.
+        """
         if name in self._whole:
             return self._whole[name]
         data = self._table(name)
@@ -247,7 +253,7 @@ class HuggingFace(Source):
 
 
 def _is_plain(data: HubTable, column: str) -> bool:
-    """Whether a column holds texts, numbers, yes or no."""
+    """Whether a column holds texts, whole numbers, yes or no: then it may say to which split a row belongs."""
     return getattr(data.features[column], "dtype", "") in (
         "string",
         "large_string",
@@ -262,12 +268,21 @@ def _is_plain(data: HubTable, column: str) -> bool:
 
 class _HuggingFaceSplit:
     def __init__(self, data: HubTable, column: str, targets: list[int], path: str) -> None:
+        """Stores the rows.
+
+        Args:
+            data: with the pictures still encoded.
+            column: that holds them.
+            targets: class ids, by row.
+            path: of the data set, for names of pictures.
+        """
         self.data = data
         self.column = column
         self.targets = targets
         self.path = path
 
     def read(self, i: int) -> bytes:
+        """The encoded bytes of picture ``i``: from the table itself, or from the file that it names."""
         picture = self.data[i][self.column]
         if picture["bytes"] is not None:
             return picture["bytes"]

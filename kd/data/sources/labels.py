@@ -158,7 +158,7 @@ def check_known(
 
 
 def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str, list[str]]:
-    """The names of the pictures with each label."""
+    """The names of the pictures with each label, in order; ``labels``: those of each picture."""
     pictures: dict[str, list[str]] = {}
     for name, labels_of_picture in zip(names, labels, strict=True):
         for label in labels_of_picture:
@@ -253,6 +253,10 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
     """What separates labels in cells of text, as far as the cells show it, and a note on it.
 
     A character separates labels if the parts of the cells that have it are labels of other cells too.
+
+    Args:
+        texts: of the cells.
+        several: whether a picture may have several labels; else cells that look so are refused.
     """
     cells_by_text = Counter(text for text in texts if text)
     if several and any(";" in text for text in cells_by_text):
@@ -308,6 +312,11 @@ def join_rows(
     """Rows of which no two have the same path and different labels, and notes.
 
     Where a picture may have several labels, those of its rows are joined.
+
+    Args:
+        paths: of the rows.
+        labels: of each.
+        several: whether a picture may have several.
 
     Raises:
         Unfit: a picture with one label is listed with two.

@@ -46,9 +46,17 @@ class ListContent(NamedTuple):
 
 
 def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
-    """The rows of a list; :class:`Unfit` for columns that are missing, and for contents that contradict each other.
+    """The rows of a list.
 
     A table (:data:`TABLES`) has its columns by name, or by number without a header; other suffixes are JSON.
+
+    Args:
+        content: of the file.
+        suffix: of its name, such as ``.csv``.
+        columns: which ones hold path, label and split.
+
+    Raises:
+        Unfit: columns are missing, or contents contradict each other.
     """
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
@@ -154,6 +162,7 @@ def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
 
 
 def _check_there(name: Column, names: Sequence[Column], given: str) -> None:
+    """Refuses a column that a list does not have; ``given``: the key below ``data.source`` that names it."""
     if name not in names:
         there = ", ".join(map(str, names))[:120]
         raise Unfit(
@@ -204,7 +213,12 @@ def _sniffed(first: str, path: Column) -> str:
 
 
 def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListContent:
-    """Annotations name a picture's categories; several of one category count once."""
+    """The rows of COCO's JSON: annotations name a picture's categories; several of one category count once.
+
+    Args:
+        content: of the file.
+        split_column: a field of its pictures that names their split; None: none.
+    """
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
     pictures = content["images"]
     labels_by_picture: dict[Any, list[str]] = {picture["id"]: [] for picture in pictures}
@@ -241,7 +255,7 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
 
 
 def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:
-    """The first line describes the data set, each further one a picture with its split and class ids."""
+    """The rows of Ultralytics' NDJSON: its first line describes the data set, each further one a picture."""
     names = {}
     for number, name in dict(records[0].get("class_names") or {}).items():
         names[str(number)] = str(name)

@@ -89,6 +89,12 @@ class Manifest(Source):
         split_column: int | str | None = None,
         label_separator: str | None = None,
     ) -> None:
+        """Checks the arguments, which are the class's; the lists are read when they are first needed.
+
+        Raises:
+            ValueError: an argument out of its range, or two that contradict each other; it begins with the argument's
+                name.
+        """
         if delimiter in ("\\t", "tab"):
             delimiter = "\t"
         if delimiter is not None and len(delimiter) != 1:
@@ -326,7 +332,13 @@ class Manifest(Source):
 def _check_same_numbers(
     paths: Sequence[str], values: Sequence[Sequence[object]], where: str
 ) -> None:
-    """Refuses a picture that is listed twice, with different numbers."""
+    """Refuses a picture that is listed twice, with different numbers.
+
+    Args:
+        paths: of the rows.
+        values: numbers of each.
+        where: the list, which begins the message.
+    """
     texts_by_path: dict[str, list[str]] = {}
     for path, numbers in zip(paths, values, strict=True):
         texts = [str(number) for number in numbers]

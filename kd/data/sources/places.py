@@ -65,6 +65,7 @@ class Disk:
         followed: set[str] = set()  # real folders that links lead to
 
         def is_walked(path: str) -> bool:
+            """Whether a folder is entered: a link only where it leads neither up nor to what is listed already."""
             if not os.path.islink(path):  # noqa: PTH114 - a Path each is slow
                 return True
             real = os.path.realpath(path)
@@ -114,6 +115,12 @@ class Store:
     """
 
     def __init__(self, root: str, limit: int | None = None) -> None:
+        """A store without files yet, see :meth:`of`.
+
+        Args:
+            root: URL that all files are below.
+            limit: most bytes of copies on this disk; None: all may be kept.
+        """
         self.root = root
         self.limit = limit
         self._states: dict[str, str] = {}  # size and hash by URL
@@ -163,6 +170,7 @@ class Store:
         return {**vars(self), "_urls": []}
 
     def _in(self, folder: str) -> list[str]:
+        """The URLs of all files below a folder, sorted."""
         start = f"{folder}/"
         first = bisect_left(self._urls, start)
         end = bisect_left(self._urls, start + PREFIX_END)
@@ -253,6 +261,9 @@ def _hash(text: str) -> str:
 
 
 def _check_plain(url: str, key: str) -> None:
+    """Refuses URLs that can't be listed: web servers, and one file system within another; ``key`` begins the
+    message.
+    """
     if "::" in url:
         raise UserError(
             f"{key}: {url}: '::' would name one file system within another, which only Shards reads"

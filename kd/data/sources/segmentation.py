@@ -37,6 +37,16 @@ class MaskSplit(FileSplit):
         place: Place = DISK,
         left_out: dict[str, int] | None = None,
     ) -> None:
+        """Stores pictures and masks.
+
+        Args:
+            paths: of the pictures.
+            masks: of their masks, in the same order.
+            classes: how many ids a mask may hold.
+            ignore: the id that does not count; None: all do.
+            place: that reads both.
+            left_out: how many files were passed over, by ending.
+        """
         super().__init__(paths, [0] * len(paths), left_out, place)
         self.masks = [str(p) for p in masks]
         self.classes = classes
@@ -75,7 +85,9 @@ class MaskSplit(FileSplit):
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
     def check_mask(self, i: int, height: int, width: int) -> None:
-        """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
+        """Raises a RuntimeError unless the mask of picture ``i`` holds class ids alone and is ``height`` x ``width``
+        pixels.
+        """
         mask = self.target(i)
         mask_height, mask_width = mask.shape[1:]
         size = f"{mask_width}x{mask_height}"
@@ -108,6 +120,7 @@ class SegmentationFolder(Source):
         masks: str = "masks",
         cache_gb: float | None = None,
     ) -> None:
+        """Checks the arguments, which are the class's; nothing is listed yet."""
         if ignore_index is not None and not 0 <= ignore_index <= 255:
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
         if not 2 <= len(class_names) <= 255:

@@ -163,7 +163,13 @@ def check_index(index: object) -> None:
 
 
 def _check_masks(masks: object, count: int, ignored: object) -> None:
-    """Refuses places of masks, or a value of ignored pixels, that are not as ``kd-pack`` writes them."""
+    """Refuses places of masks, or a value of ignored pixels, that are not as ``kd-pack`` writes them.
+
+    Args:
+        masks: offset and size of each, as the index has them.
+        count: of the pictures.
+        ignored: the value of ignored pixels, or None.
+    """
     if masks is not None:
         is_list = isinstance(masks, list) and len(masks) == count
         if not is_list or not all(map(_is_place, masks)):  # type: ignore[call-overload]
@@ -215,6 +221,14 @@ class ShardSplit:
     def __init__(
         self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None
     ) -> None:
+        """Takes an index that was checked; shards are opened when they are first read.
+
+        Args:
+            root: folder or URL of the pack.
+            index: of the split, as ``kd-pack`` writes it.
+            digest: of the index: names the copies of a URL's blocks.
+            cache_bytes: most bytes of these; None: all may be kept.
+        """
         self.root = root
         self.digest = digest
         self.shards: list[str] = index["shards"]
@@ -241,6 +255,11 @@ class ShardSplit:
         return self._read(*self.samples[i])
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
+        """``size`` bytes of a shard from ``offset`` on; each process opens a shard once.
+
+        Raises:
+            OSError: the shard ends before.
+        """
         if self._remote is not None:
             return self._remote.read(self.shards[shard], offset, size)
         process_and_shard = (os.getpid(), shard)
@@ -276,7 +295,7 @@ class ShardSplit:
 
     @cached_property
     def _stamps(self) -> list[str]:
-        """The stamp of each shard."""
+        """The stamp of each shard, size and time of its last change; "" at a URL, whose index names its content."""
         if is_url(self.root):
             return [""] * len(self.shards)
         stamps = []

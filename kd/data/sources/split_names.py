@@ -82,6 +82,7 @@ def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None
         return None
 
     def rank(name: str) -> tuple[int, int]:
+        """Where a name comes in the search: by its split, in the order wanted, then the usual names first."""
         if name in USUAL:
             usual = USUAL.index(name)
         else:
@@ -196,7 +197,7 @@ def _named_splits(
 
 
 def _some(values: Iterable[object]) -> str:
-    """A few of the different values, for a message."""
+    """Up to three of the different values, in quotes, for a message."""
     different: list[str] = []
     for value in values:
         text = "nothing"

@@ -29,6 +29,7 @@ class Pictures(Source):
     def __init__(
         self, root: str | None, val: str | None = None, cache_gb: float | None = None
     ) -> None:
+        """Stores the folders; the arguments are the class's."""
         self.folders = {
             "train": expanded(root) if root else root,
             "val": expanded(val) if val else val,

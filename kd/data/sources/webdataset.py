@@ -81,6 +81,7 @@ class WebDataset(Source):
         label: str = "auto",
         classes: list[str] | str | None = None,
     ) -> None:
+        """Checks ``label``; the arguments are the class's. No shard is read yet."""
         if label not in ("auto", "none", "cls", "txt") and not re.fullmatch(r"json\..+", label):
             raise ValueError(f"label must be cls, txt, json.FIELD, none or auto, got '{label}'")
         self.places = {
@@ -137,7 +138,7 @@ class WebDataset(Source):
         return f"WebDataset {self.places['train']}"
 
     def _split(self, split: str) -> dict[str, Shard]:
-        """The shards of a split, with its samples alone."""
+        """The shards of a split by name, with the split's samples alone; a user's error where it has none."""
         if split in self._shards:
             return self._shards[split]
         places = self.places.get(split)
@@ -276,6 +277,12 @@ class TarSplit(ShardSplit):
     """
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
+        """Takes the samples of all shards in order.
+
+        Args:
+            shards: by path or URL.
+            targets: class ids of all samples.
+        """
         places = []
         self.names = []
         for shard_number, shard in enumerate(shards.values()):
@@ -384,9 +391,19 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
 def _label(
     shard: IO[bytes], members: dict[str, tuple[int, int]], label: str, where: str
 ) -> str | None:
-    """A sample's label as text; None where it has none."""
+    """A sample's label as text; None where it has none.
+
+    Args:
+        shard: open.
+        members: offset and size in it, by ending.
+        label: the setting: ``cls``, ``txt``, ``json.FIELD``, ``auto`` or ``none``.
+        where: the sample, for messages.
+    """
 
     def text(ending: str) -> str:
+        """The text of the sample's member with this ending, at most :data:`MAX_LABEL` bytes; a user's error if it is
+        none.
+        """
         start, size = members[ending]
         shard.seek(start)
         try:
@@ -406,7 +423,12 @@ def _label(
 
 
 def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """The short fields of a sample's JSON whose names or values may say which split it belongs to."""
+    """The short fields of a sample's JSON whose names or values may say which split it belongs to.
+
+    Args:
+        shard: open.
+        members: offset and size in it, by ending.
+    """
     start, size = members.get("json", (0, 0))
     if not 0 < size <= MAX_LABEL:
         return {}

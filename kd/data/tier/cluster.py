@@ -148,7 +148,10 @@ class GpuMaker(BatchMaker):
             collate: samples -> a batch; this process calls it, the decoders make a list of their samples.
         """
         data_there = self.ray.put(data)
-        self._all([decoder.learn.remote(work, data_there, list) for decoder in self.decoders])
+        calls = []
+        for decoder in self.decoders:
+            calls.append(decoder.learn.remote(work, data_there, list))
+        self._all(calls)
         with self._known:
             super().learn(work, data, collate)
             self._known.notify_all()

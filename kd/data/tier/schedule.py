@@ -383,7 +383,9 @@ class Scheduler:
     # -- report ------------------------------------------------------------------------------------------------------
     def reading(self) -> dict[str, object]:
         """Batches that wait to be used, and may be asked for; what each machine has done so far."""
-        ready = sum(len(stream.ready) * stream.batch_bytes / MB for stream in self.streams)
+        ready: float = 0  # MB
+        for stream in self.streams:
+            ready += len(stream.ready) * stream.batch_bytes / MB
         most = sum(stream.ahead(len(self.makers)) for stream in self.streams)
         machines = [
             {

@@ -220,7 +220,10 @@ def _choose(
     """
     has_stem_stream = not isinstance(teacher.stages[0].downsample, nn.Identity)
     readers = _readers(teacher, has_stem_stream)
-    rows: dict[nn.Module, list[Tensor]] = {layer: [] for layers in readers for layer in layers}
+    rows: dict[nn.Module, list[Tensor]] = {}
+    for layers in readers:
+        for layer in layers:
+            rows[layer] = []
     blocks = [block for stage in teacher.stages for block in stage.blocks]
     changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
     for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):

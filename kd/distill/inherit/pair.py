@@ -314,7 +314,9 @@ def inherits_head(student: ViT, teacher: ViT) -> bool:
 
 
 def kept_prefix(student: ViT, teacher: ViT) -> list[int]:
-    """Places of the teacher's prefix tokens that the student has too: the class token, the first registers."""
+    """Places, in the teacher's tokens, of the prefix tokens that the student has too: the class token, the first
+    registers.
+    """
     places = []
     if student.cls_token is not None:
         places.append(0)

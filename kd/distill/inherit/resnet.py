@@ -67,8 +67,13 @@ def stem_layers(model: CNN) -> list[Layer]:
     stem = model.conv1
     if isinstance(stem, nn.Conv2d):
         return [(stem, model.bn1)]
-    convolutions = [layer for layer in stem if isinstance(layer, nn.Conv2d)]
-    norms = [layer for layer in stem if isinstance(layer, nn.BatchNorm2d)]
+    convolutions = []
+    norms = []
+    for layer in stem:
+        if isinstance(layer, nn.Conv2d):
+            convolutions.append(layer)
+        elif isinstance(layer, nn.BatchNorm2d):
+            norms.append(layer)
     norms.append(model.bn1)
     return list(zip(convolutions, norms, strict=True))
 
@@ -337,10 +342,16 @@ class _Fit:
         run_ours = partial(_stem, self.student)
         run_theirs = partial(_stem, self.teacher)
         colours = torch.arange(ours[0].shape[1])
-        layers = _Layers(stem_layers(self.student), stem_layers(self.teacher))
+        our_layers = stem_layers(self.student)
+        their_layers = stem_layers(self.teacher)
+        layers = _Layers(our_layers, their_layers)
         layers.fit(run_ours, run_theirs, ours, theirs, before=colours, after=chosen[0])
-        our_streams = [run_ours(part) for part in ours]
-        their_streams = [run_theirs(part) for part in theirs]
+        our_streams = []
+        for part in ours:
+            our_streams.append(run_ours(part))
+        their_streams = []
+        for part in theirs:
+            their_streams.append(run_theirs(part))
         return our_streams, their_streams
 
     def block(

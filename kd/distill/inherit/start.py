@@ -187,7 +187,9 @@ def _fit_students(fits: Sequence[_StudentFit]) -> None:
         label = f"the blocks of {len(fits)} students"
     measured = fits[0].measured
     # A part passes once through each of the teacher's blocks, and twice through each of a student's: two layers write.
-    passes = len(measured.model.blocks) + 2 * sum(len(each.blocks) for each in fits)
+    passes = len(measured.model.blocks)
+    for each in fits:
+        passes += 2 * len(each.blocks)
     with progress(label, passes * len(fits[0].streams)) as passed:
         measured.passed = passed.update
         for number in numbers:

@@ -175,7 +175,10 @@ class Job(Needs):
     @property
     def channels(self) -> list[str]:
         """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
-        values = [item.partition("=")[2] for item in self.items]
+        values = []
+        for item in self.items:
+            _, _, value = item.partition("=")
+            values.append(value)
         for path in self.files.values():
             content = files.read(path)
             values += [str(value) for _, value in files.leaves(content)]
@@ -192,8 +195,12 @@ class Job(Needs):
             settings += [(key, str(value)) for key, value in files.leaves(files.read(file))]
         paths = []
         for key, value in settings:
-            may_be_path = key.startswith(("data.", "model.")) and value and not is_url(value)
-            if may_be_path and Path(value).expanduser().exists():
+            if not value or not key.startswith(("data.", "model.")):
+                continue
+            if is_url(value):
+                continue
+            place = Path(value).expanduser()
+            if place.exists():
                 paths.append(f"{plain(key)}={value}")
         return sorted(set(paths))
 
@@ -207,7 +214,9 @@ class Job(Needs):
         return self.with_files({name: f"{place}/{name}" for name in self.files})
 
     def with_files(self, places: Mapping[str, object]) -> list[str]:
-        """The arguments of ``kd-train``, with the places of the job's own files."""
+        """The arguments of ``kd-train``, with the places of the job's own files; ``places``: on the machines, by the
+        path here.
+        """
         arguments = []
         for item in self.items:
             key, _, value = item.partition("=")

@@ -430,5 +430,7 @@ class _Log:
                 logGroupName=self.GROUP, logStreamName=name, startFromHead=True, **token
             )
             self._next[name] = page["nextForwardToken"]
+            _, _, stream = name.rpartition("/")
+            machine, _, _ = stream.rpartition("-")
             for event in page["events"]:
-                print(f"{name.split('/')[-1].rpartition('-')[0]}: {event['message']}", flush=True)
+                print(f"{machine}: {event['message']}", flush=True)

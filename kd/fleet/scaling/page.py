@@ -234,7 +234,10 @@ def _headline(scale: Mapping[str, Any]) -> str:
 
 def _assumed(scale: Mapping[str, Any]) -> list[str]:
     """What the reader of the page has to know: where time goes, and what the forecast assumes."""
-    weak = [m for m in scale["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak")]
+    weak = []
+    for m in scale["measured"]:
+        if m["strategy"] == "ddp" and m["kind"] == "weak":
+            weak.append(m)
     full = max(weak, key=lambda m: m["processes"])
     lines = []
     teacher_ms = full["parts_ms"]["teacher"]
@@ -296,11 +299,15 @@ def _cost(m: Mapping[str, Any], scale: Mapping[str, Any]) -> list[Any]:
     any_model = next(iter(scale["fitted"].values()))
     members = m["processes"]
     passes = PASSES[m["strategy"]]
-    ring_mb = passes * (members - 1) / members * any_model["gradient_mb"]
+    share_sent = passes * (members - 1) / members
+    ring_mb = share_sent * any_model["gradient_mb"]
     row = [_case(m), round(ring_mb, 2)]
     for key in ("sent_mb", "state_mb", "memory_mb"):
         recorded = m[key]
-        row.append("" if recorded is None else round(recorded, 2))
+        cell: Any = ""
+        if recorded is not None:
+            cell = round(recorded, 2)
+        row.append(cell)
     return row
 
 

@@ -85,10 +85,15 @@ def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
         "file (MB)",
         "",
     ]
-    filled = [
-        i for i, name in enumerate(columns) if not name or any(row_cells[i] for row_cells in cells)
-    ]
-    return [columns[i] for i in filled], [[row_cells[i] for i in filled] for row_cells in cells]
+    filled = []  # places of columns that hold anything; one without a name stays
+    for i, name in enumerate(columns):
+        if not name or any(row_cells[i] for row_cells in cells):
+            filled.append(i)
+    shown_columns = [columns[i] for i in filled]
+    shown_rows = []
+    for row_cells in cells:
+        shown_rows.append([row_cells[i] for i in filled])
+    return shown_columns, shown_rows
 
 
 def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:

@@ -334,7 +334,8 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
     if any(not exceeded(row, budget) for row in rows):
         return
     for key, most in budget.items():
-        least = min((row for row in rows if key in row), key=lambda row: row[key], default=None)
+        measured = [row for row in rows if key in row]
+        least = min(measured, key=lambda row: row[key], default=None)
         if least and least[key] > most:
             raise UserError(
                 f"{key}: no candidate is within {most:g}: the smallest is {least['name']} with "

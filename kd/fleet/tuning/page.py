@@ -181,7 +181,9 @@ def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
     axes = []  # key, and labels of both ends
     for space in plan.space:
         if space.choices:
-            axes.append([space.key, str(space.labels[0]), str(space.labels[-1])])
+            first = space.labels[0]
+            last = space.labels[-1]
+            axes.append([space.key, str(first), str(last)])
         else:
             axes.append([space.key, short(space.low), short(space.high)])
     axes.append([objective.name, f"{low:.4g}", f"{high:.4g}"])

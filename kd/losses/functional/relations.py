@@ -133,9 +133,11 @@ def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     >>> sp_loss(torch.eye(2), 3 * torch.eye(2))
     tensor(0.)
     """
-    student, teacher = (
-        directions(matmul(x, x.T), dim=1) for x in _embeddings(student_features, teacher_features)
-    )
+    student_ND, teacher_ND = _embeddings(student_features, teacher_features)
+    student_NN = matmul(student_ND, student_ND.T)
+    teacher_NN = matmul(teacher_ND, teacher_ND.T)
+    student = directions(student_NN, dim=1)
+    teacher = directions(teacher_NN, dim=1)
     return (student - teacher).square().mean()
 
 

@@ -56,7 +56,12 @@ def _signs(order: int) -> Tensor:
 
 
 def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % d for d in range(2, math.isqrt(number) + 1))
+    """Whether a number has no divisor but 1 and itself."""
+    if number < 2:
+        return False
+    largest = math.isqrt(number)
+    divisors = range(2, largest + 1)
+    return all(number % divisor for divisor in divisors)
 
 
 def _residues(prime: int) -> Tensor:
