@@ -101,7 +101,7 @@ def pack(
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:
-    """Adds a member to a shard; offset and size of its content in bytes."""
+    """Adds a member ``name`` with ``content`` to a shard; returns offset and size of the content in bytes."""
     offset = tar.offset + HEADER
     member = tarfile.TarInfo(name)
     member.size = len(content)

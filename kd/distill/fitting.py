@@ -108,7 +108,14 @@ def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: i
 
 
 def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> None:
-    """Checks that the data's pictures have the labels that a loss reads; raises a UserError."""
+    """Checks that the data's pictures have the labels that a loss reads; raises a UserError.
+
+    Args:
+        key: of the loss's settings, for the message.
+        loss: of a student.
+        task: says whether pictures have class ids.
+        data: says whether they have labels.
+    """
     if loss.needs_class_ids:
         needed = "a class id"
     elif loss.needs_labels:

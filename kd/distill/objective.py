@@ -340,7 +340,13 @@ class Objective(nn.Module):
         ]
 
     def _compared(self, name: str, features: Read, answer: Answer) -> tuple[Any, Any]:
-        """What a loss over features compares: a layer of each model, or lists of them."""
+        """What a loss over features compares: a layer of each model, or lists of them.
+
+        Args:
+            name: of the loss.
+            features: reads the student's layers.
+            answer: holds the teacher's.
+        """
         student, teacher = self.feature_taps.read(name, features, answer)
         if isinstance(self.losses[name], LayersLoss):
             return student, teacher

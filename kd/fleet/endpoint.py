@@ -242,7 +242,7 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
 
 
 def _wait(kind: str, name: str) -> Outcome:
-    """Waits until an ``endpoint`` or a ``transform_job`` is in service, done or failed."""
+    """Waits until an ``endpoint`` or a ``transform_job`` (``kind``) named ``name`` is in service, done or failed."""
     client = aws_session().client("sagemaker")
     word = kind.title().replace("_", "")
 
@@ -275,7 +275,12 @@ def invoke(name: str, picture: bytes) -> bytes:
 
 
 def _compare(name: str, opened: "FinishedRun") -> int:
-    """The endpoint's answer to the first validation picture beside ``kd-predict``'s."""
+    """Prints the endpoint's answer to the first validation picture beside ``kd-predict``'s; returns the exit status.
+
+    Args:
+        name: of the endpoint.
+        opened: the run whose student it serves.
+    """
     import torch
 
     from kd.ship.predict import predict

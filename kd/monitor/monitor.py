@@ -106,7 +106,13 @@ class Monitor(Callback):
         return monitor
 
     def _watch(self, watched: Watched, spec: MonitorSpec, stop_for: Callable[[str], None]) -> None:
-        """Makes the parts, in the order in which the trainer calls them."""
+        """Makes the parts, in the order in which the trainer calls them.
+
+        Args:
+            watched: the training.
+            spec: which parts there are.
+            stop_for: is called with the rule's name where one stops the run.
+        """
         self.spec = spec
         self.phases = Phases(watched, spec.costs(), spec.nvtx, spec.communication)
         self.parts = []

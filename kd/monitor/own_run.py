@@ -124,7 +124,13 @@ class OwnRun(Watched):
     def loss_shares(
         self, trainer: Trainer, name: str, terms: Mapping[str, float]
     ) -> dict[str, float]:
-        """The weighted terms' shares; {} where their sum is 0, NaN or infinite."""
+        """Each weighted term's share of the sum, in [0, 1]; {} where the sum is 0, NaN or infinite.
+
+        Args:
+            trainer: of the run.
+            name: of the student.
+            terms: unweighted, by name.
+        """
         student = RunContext.of(trainer).students.named()[name]
         objective = student.objective
         weights = {loss: objective.weight_of(loss) for loss in objective.losses}

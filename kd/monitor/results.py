@@ -69,7 +69,12 @@ class WatchedResults(Callback):
         trainer.loggers = [*trainer.loggers, self._metrics]
 
     def _begin(self, trainer: Trainer, module: LightningModule | None) -> str:
-        """Writes ``config.yaml``; returns why that is not possible, or ""."""
+        """Writes ``config.yaml``; returns why that is not possible, or "".
+
+        Args:
+            trainer: Lightning's, or the plain loop's.
+            module: named in the settings; None in a plain loop.
+        """
         resumes = trainer.ckpt_path is not None
         if self.folder.is_dir() and is_run(self.folder) and not resumes:
             return f"{self.folder}: holds the records of an earlier training; give another folder"

@@ -11,7 +11,14 @@ PERIOD_S = 60  # of CloudWatch's values and alarms
 
 
 def _alert(name: str, expression: str, held: str, summary: str) -> dict[str, Any]:
-    """Prometheus's rule on the series of ``monitor.prometheus_port`` or of kd-serve's ``/metrics``; in PromQL."""
+    """A rule of Prometheus on the series of ``monitor.prometheus_port`` or of kd-serve's ``/metrics``.
+
+    Args:
+        name: of the alert.
+        expression: in PromQL.
+        held: how long it must hold, such as ``5m``.
+        summary: a sentence, sent with the alert.
+    """
     summary = f"{{{{ $labels.instance }}}}: {summary}"
     return {
         "alert": name,
@@ -141,7 +148,12 @@ def grafana() -> dict[str, Any]:
 
 
 def cloudwatch(namespace: str, region: str) -> dict[str, Any]:
-    """The request of ``PutDashboard``: the panels of the Grafana dashboard."""
+    """The request of CloudWatch's ``PutDashboard``: the panels of the Grafana dashboard.
+
+    Args:
+        namespace: of the metrics, ``monitor.cloudwatch``.
+        region: of AWS.
+    """
     widgets = []
     for number, (title, expression, _, _, stacked) in enumerate(PANELS):
         names = dict.fromkeys(re.findall(r"kd_(\w+)", expression))

@@ -285,7 +285,7 @@ def _speed(compared: _Comparison) -> str:
 
 
 def fewest(facts: Facts, change: Change) -> int:
-    """Data machines from which on more make no step shorter."""
+    """The number of data machines from which on more make no step shorter, for a run with ``change``."""
 
     def step_ms(count: int) -> float:
         return predict(facts, replace(change, data_machines=count)).step_ms

@@ -310,7 +310,7 @@ def _call_dataloader(rule: Rule, facts: Facts) -> Finding | None:
 
 
 def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
-    """Applies the rules over losses, classes and teacher, then those of each student."""
+    """Applies the rules over losses, classes and teacher, then those of each student; ``book`` takes the findings."""
     run = facts.run
     losses = [row["train/loss"] for row in run.metrics if "train/loss" in row]
     book.apply_to("LossNotDecreasing", losses)
@@ -418,7 +418,13 @@ def _known_spread(reading: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
-    """Applies the rules over a student's metrics by epoch."""
+    """Applies the rules over a student's metrics by epoch.
+
+    Args:
+        run: with the rows of ``metrics.csv``.
+        student: its name; "" for a single one.
+        book: takes the findings.
+    """
     prefix = f"{student}/" if student else ""
 
     def values(name: str) -> list[float]:

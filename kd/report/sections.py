@@ -381,7 +381,7 @@ def _operations(facts: Facts) -> Section | None:
 
 
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
-    """Nested settings as rows of dotted key and value, both text."""
+    """Nested settings as rows of dotted key and value, both text; ``prefix``: the key of the whole."""
     if not isinstance(tree, dict) or not tree:
         return [[prefix, "" if tree is None else str(tree)]]
     rows = []

@@ -206,7 +206,15 @@ def print_table(
     left: Sequence[str],
     width: int = WIDTH_OF_A_FILE,
 ) -> None:
-    """Prints a table whose columns ``left`` hold text; ``width`` is that of a file."""
+    """Prints a table; cells that are too long for the terminal are folded.
+
+    Args:
+        title: above it; None: none.
+        columns: names.
+        rows: cells as text.
+        left: columns that hold text; all others are aligned to the right.
+        width: characters of a line where the output is no terminal.
+    """
     table = Table(title=title and on_terminal(title))
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in left else "right"

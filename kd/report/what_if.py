@@ -93,7 +93,17 @@ def read_change(items: list[str]) -> Change:
 
 
 def _number(key: str, text: str, low: int, kind: str) -> float:
-    """A number of at least ``low``, of the ``kind`` "number" or "whole number"."""
+    """The number in the word ``key=text`` of the command line.
+
+    Args:
+        key: of the word.
+        text: its value.
+        low: the least that it may be.
+        kind: "number" or "whole number".
+
+    Raises:
+        UserError: anything else.
+    """
     try:
         number = float(text)
     except ValueError:

@@ -191,7 +191,14 @@ def _fit(run: Run, resume_from: Path | None) -> int:
 def _ended_by(
     run: Run, error: Exception, resume_from: Path | None, say: Callable[..., None]
 ) -> int:
-    """Says why a run ended before its time; returns the exit status."""
+    """Reports why a run ended before its time, and how it is resumed; returns the exit status.
+
+    Args:
+        run: the training.
+        error: that ended it.
+        resume_from: the checkpoint that it was resumed from; None: it began anew.
+        say: prints a line, on the first process alone.
+    """
     stop = run.summary.preemption.interruption(error)
     known = cause_of_kind(error, RunError) or run.rank_watch.explain(error)
     if stop is not None:

@@ -295,7 +295,9 @@ class _Merge:
     def _put_class(
         self, before: Value, path: list[str], value: Value, kind: str, key: str
     ) -> object:
-        """A class, a list of classes, or one of Lightning's words."""
+        """A class, a list of classes, or one of Lightning's words, put at or below a place; arguments as of
+        :meth:`_put_below`.
+        """
         if not path:
             return self._class_of(before, value, kind, key)
         if isinstance(before, list) and before:  # more settings of the class that was added last
@@ -375,7 +377,14 @@ class _Merge:
         return {**node, "init_args": arguments}
 
     def _renamed(self, node: Tree, path: str, kind: str, key: str) -> Tree:
-        """A place with another class: arguments that the new class takes too are kept."""
+        """A place with another class: arguments that the new class takes too are kept.
+
+        Args:
+            node: ``{"class_path", "init_args"}`` so far.
+            path: name or path of the new class.
+            kind: of class that the place takes.
+            key: the place.
+        """
         one = listed.listed(path, kind)
         if one is not None:
             path = one.name
@@ -515,7 +524,7 @@ def _is_word(value: str, kind: str) -> bool:
 
 
 def _kind_below(kind: object, name: str) -> object:
-    """The type of a setting below a place, or of an entry of a dict."""
+    """The type of the setting ``name`` below a place of the type ``kind``, or of an entry of a dict."""
     group = group_in(kind)
     if group is not None:
         return fields(group)[name].kind

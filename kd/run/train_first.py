@@ -170,7 +170,12 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The teacher settings that its checkpoint's architecture replaces, by key; a typed architecture stays."""
+    """The teacher settings that its checkpoint's architecture replaces, by key; a typed architecture stays.
+
+    Args:
+        config: all settings.
+        overrides: words ``KEY=VALUE`` of the command line.
+    """
     typed = {item.partition("=")[0] for item in overrides}
     found: dict[str, Any] = {}
     for key, given in teachers_in(config["model"]).items():

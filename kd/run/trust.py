@@ -421,7 +421,12 @@ def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """The arguments of a class, beside its ``class_path`` or in ``init_args``, with their whole keys."""
+    """The arguments of a class, beside its ``class_path`` or in ``init_args``, with their whole keys.
+
+    Args:
+        value: the class's mapping.
+        key: its place.
+    """
     for name, inner in _nested(value, ""):
         holds_arguments = name in ("init_args", "dict_kwargs")
         if holds_arguments and isinstance(inner, dict):

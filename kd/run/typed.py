@@ -114,7 +114,7 @@ def wrong(kind: object, value: object) -> str:
 
 
 def no_plain_value(key: str, given: object) -> str:
-    """The message for a plain value where settings of its own belong."""
+    """The message for a plain value ``given`` at ``key``, where settings of its own belong."""
     model = key in ("model.teacher", "model.student")
     if model:
         own = f"{key}.arch=NAME, {key}.checkpoint=FILE"

@@ -34,7 +34,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndarray], object]:
-    """A run's ``student`` or ``teacher``, in the process that times it."""
+    """A run's ``student`` or ``teacher``, in the process that times it.
+
+    Args:
+        reopen: opens the run there.
+        model: which of the two.
+        threads: of torch.
+
+    Returns:
+        Pictures uint8 ``(N, H, W, 3)`` -> logits.
+    """
     torch.set_num_threads(threads)
     run = reopen()
     if model == "teacher":
@@ -203,7 +212,7 @@ def _repeats(measure: Measure, seconds: float) -> int:
 def _loaders(
     run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int
 ) -> dict[tuple[str, str], Any]:
-    """What opens each model in its process, by model and runtime."""
+    """What opens each model in its process, by model and runtime; arguments as of :func:`measure`."""
     loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
         if run.has_teacher:

@@ -108,7 +108,13 @@ def send(place: str, words: list[str]) -> str:
 
 
 def _newest(files: "AbstractFileSystem", path: str, url: str) -> str:
-    """The name of a recipe's newest run, from the object ``latest``."""
+    """The name of a recipe's newest run, from the object ``latest``.
+
+    Args:
+        files: the store.
+        path: of the object.
+        url: of the recipe's runs, for messages.
+    """
     try:
         return small_file(files, path, f"{url} can't be read").decode(errors="replace").strip()
     except FileNotFoundError as error:

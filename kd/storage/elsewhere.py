@@ -66,7 +66,11 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
-    """Plain values from YAML.
+    """Plain values from YAML; no tag makes an object.
+
+    Args:
+        text: the whole document.
+        loader: a safe one; the default bounds how deep it is nested.
 
     Raises:
         ValueError: not YAML, or nested too deeply.

@@ -272,7 +272,7 @@ class Mirror:
             raise OSError(self._lost)
 
     def _info(self, path: str, name: str) -> Mapping[str, Any] | None:
-        """What the store says of a file; None where it has none."""
+        """What the store says of the file at ``path`` now; None where it has none. ``name``: the file, for messages."""
         self.files.invalidate_cache()
         with suppress(FileNotFoundError):
             return dict(

@@ -93,7 +93,11 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 
 
 def fetched(url: str, key: str) -> Path:
-    """A copy of a store's file in the cache folder."""
+    """The path of a copy of a store's file in the cache folder, which is fetched once for each content.
+
+    Raises:
+        UserError: it can't be read; ``key`` begins the message.
+    """
     files, path = file_system(url, key)
     with _named(url, key):
         info = tried(lambda: files.info(path), f"{url} can't be read")
@@ -276,7 +280,7 @@ class Ranged:
         return data[start:end]
 
     def _fetched(self, name: str, number: int) -> bytes:
-        """A block of a file, from the store; the last one is shorter."""
+        """Block ``number`` of the file ``name``, from the store; the last one is shorter."""
         start = number * self.block
 
         def fetch() -> bytes:

@@ -147,7 +147,13 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
 
 
 def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
-    """A new file to write; what had the name is removed."""
+    """A new file to write in an open folder; what had the name is removed.
+
+    Args:
+        folder: descriptor of the open folder.
+        name: of the file in it.
+        path: the same as a path, for messages.
+    """
     try:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)

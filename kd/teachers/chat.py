@@ -131,7 +131,13 @@ class ChatAddress(Address):
         return headers
 
     def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
-        """A request for each view, some at once: logarithms of probabilities ``(N, C)``, float32."""
+        """Logarithms of probabilities ``(N, C)``, float32: a request for each view, some at once.
+
+        Args:
+            views: uint8 ``(N, H, W, 3)``.
+            classes: C.
+            exact: of the interface; not read.
+        """
         self._keep_rate(len(views))
         start = time.monotonic()
         with ThreadPoolExecutor(len(views)) as pool:

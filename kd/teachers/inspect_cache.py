@@ -208,7 +208,13 @@ def fit(
 
 
 def _differences(cache: Held, parts: Parts, key: str) -> list[str]:
-    """What differs, each with the key that sets it; other kinds of answers last."""
+    """What differs between a cache and a recipe, each with the key that sets it; other kinds of answers last.
+
+    Args:
+        cache: on disk.
+        parts: the fingerprint that the recipe would write.
+        key: of the teacher's settings.
+    """
     sentences = []
     for part in PARTS:
         wanted = json_of(json.dumps(parts[part]))  # with lists for tuples, as in the file

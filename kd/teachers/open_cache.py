@@ -163,7 +163,15 @@ def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
 def _announce(
     teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout, pixels: bool
 ) -> None:
-    """Prints the size of one teacher's cache, its format and its place."""
+    """Prints the size of one teacher's cache, its format and its place.
+
+    Args:
+        teacher: the live one.
+        name: of several teachers; "" for a single one.
+        kinds: of its answers.
+        layout: how many pictures there are.
+        pixels: whether the views' pixels are stored too.
+    """
     views = teacher.spec.cache_views
     size = sum(kind.codec.record_bytes for kind in kinds)
     description = described([kind.codec for kind in kinds])

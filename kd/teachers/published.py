@@ -27,7 +27,14 @@ PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes in
 
 
 def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) -> int:
-    """Writes a cache's answers of one kind beside a pack; returns the bytes written."""
+    """Writes a cache's answers of one kind beside a pack; returns the bytes written.
+
+    Args:
+        store: holds the answers, all of them.
+        split: that was answered.
+        out: folder or URL of this kind of answers.
+        views: numbers of the views, advanced as they are written.
+    """
     shards = _shards(split, store.samples, store.record_bytes)
     files, path = file_system(out, "out")
     written = 0

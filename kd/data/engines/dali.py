@@ -116,7 +116,14 @@ class DaliViews(DeviceViews):
         return finished
 
     def schedule(self, plan: Plan, device: torch.device) -> None:
-        """Begins to make a batch's views; the host does not wait."""
+        """Begins to make a batch's views on a device; the host does not wait.
+
+        :meth:`__call__` returns them, in this order.
+
+        Args:
+            plan: encoded pictures, boxes and what was drawn.
+            device: of the views; a GPU, or the CPU.
+        """
         count = len(plan.encoded)
         if self._pipeline is None or count > self._most:
             self._most = count

@@ -71,7 +71,15 @@ def polar(radius: float, angle: float) -> Point:
 def arc(
     radius: float, start: float, stop: float, squash: float = 1.0, steps: int = 30
 ) -> list[Point]:
-    """Points along an elliptic arc around the origin, between two angles in radians."""
+    """``steps + 1`` points along an elliptic arc around the origin, between two angles in radians.
+
+    Args:
+        radius: along x, in units of a pen's frame.
+        start: the first angle; from the x axis towards y.
+        stop: the last one.
+        squash: the radius along y over that along x.
+        steps: lines between the points.
+    """
     points = []
     for i in range(steps + 1):
         angle = start + (stop - start) * i / steps

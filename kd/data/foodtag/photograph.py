@@ -83,7 +83,12 @@ def _clouds(noise: np.random.RandomState, cells: int, rows: int = 0) -> np.ndarr
 
 
 def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
-    """Wood, cloth, marble, tiles, speckled stone or a plain table: the canvas, in RGB."""
+    """The canvas with a table on it: wood, cloth, marble, tiles, speckled stone or plain; RGB, twice a picture's sides.
+
+    Args:
+        rng: draws kind, colour and pattern.
+        noise: draws the grain.
+    """
     colour = pick_colour(rng, "metal", "metal", "skin", "chocolate", "any")
     angle = rng.uniform(0, math.pi)
     pitch = rng.uniform(12, 40)  # pixels from stripe to stripe
@@ -214,7 +219,13 @@ def _clutter(pen: Pen) -> None:
 
 
 def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState) -> Image.Image:
-    """Light and camera: focus, colour temperature, vignette, a cast shadow, noise. Halves the picture's sides."""
+    """Light and camera: focus, colour temperature, vignette, a cast shadow, noise. Halves the picture's sides.
+
+    Args:
+        image: RGB, twice as large as the result.
+        rng: draws the strengths, in a fixed order.
+        noise: draws the noise of the sensor.
+    """
     # Focus, size, saturation.
     blur = 1.8 * _SPREAD * rng.random()
     radius = rng.choice((0.0, 0.0, blur))

@@ -312,7 +312,12 @@ class _Fit:
         return guide
 
     def _readings(self, rows: Sequence[Tensor], reader: Part) -> list[Readout]:
-        """What reads a stream: the block after it, or the classifier (None)."""
+        """How strongly what follows a stream reads each of its channels; they are chosen by it.
+
+        Args:
+            rows: the stream at some positions, ``(n, C)`` of each part of the sample.
+            reader: the teacher's block after it; None: the classifier.
+        """
         spread = covariance(torch.cat(list(rows)))
         every_channel = torch.eye(len(spread))
         if reader is None:
@@ -497,7 +502,14 @@ class _Layers:
     def _outputs(
         run: Part, norm: nn.Module, inputs: Sequence[Tensor], channels: Tensor
     ) -> Iterator[Tensor]:
-        """What one of the teacher's norms gives at some channels, part by part."""
+        """What one of the teacher's norms gives at some channels, ``(N, len(channels), H, W)``, part by part.
+
+        Args:
+            run: runs the teacher's layers.
+            norm: one of them.
+            inputs: ``(N, C, H, W)`` of each part of the sample.
+            channels: that are kept.
+        """
         for part in inputs:
             with caught([norm], output=True) as outputs:
                 run(part)

@@ -130,7 +130,9 @@ def network(job: Job, data: list[Channel]) -> dict[str, Any]:
 
 
 def _ids(job: Job, key: str, prefix: str) -> list[str]:
-    """The ids in an option, with commas between; each must begin with ``prefix``."""
+    """The ids in the option ``key`` of a job, with commas between; a user's error unless each begins with
+    ``prefix``.
+    """
     ids = []
     for word in job.options.get(key, "").split(","):
         id_ = word.strip()

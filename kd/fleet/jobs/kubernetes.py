@@ -68,7 +68,12 @@ class Kubernetes(Target):
         return f"{_metadata(job)['namespace']} {job.name} {job.recipe} {job.need('claim', 'NAME')} {job.image}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints the TrainJob's state until its end, then deletes the machines that prepare data."""
+        """Prints the TrainJob's state until its end, then deletes the machines that prepare data.
+
+        Args:
+            handle: what :meth:`submit` returned.
+            folder: of the job here; not read.
+        """
         namespace, name, *_ = handle.split(" ")
         print(
             f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log"

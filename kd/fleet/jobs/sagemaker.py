@@ -81,7 +81,12 @@ class SageMaker(Target):
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints the job's status and its log's new lines until the end."""
+        """Prints the job's status and its log's new lines until the end.
+
+        Args:
+            handle: the job's name.
+            folder: of the job here; not read.
+        """
         session = aws_session()
         client = session.client("sagemaker")
         log = _Log(session.client("logs"), handle)

@@ -60,7 +60,12 @@ class SkyPilot(Target):
         return f"{job.name} {job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome."""
+        """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome.
+
+        Args:
+            handle: what :meth:`submit` returned.
+            folder: of the job here; not read.
+        """
         name, where = handle.split(" ", 1)
         status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
         if status:
@@ -68,7 +73,11 @@ class SkyPilot(Target):
         return Outcome(True, "SUCCEEDED", where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Downloads the run's folder from the bucket.
+        """Downloads the run's folder from the bucket, whole or not at all.
+
+        Args:
+            outcome: names its place.
+            into: the folder here.
 
         Raises:
             UserError: the store can't be read.

@@ -125,7 +125,12 @@ class Slurm(Target):
         return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints states and new lines of the log until the job has left the queue."""
+        """Prints states and new lines of the log until the job has left the queue.
+
+        Args:
+            handle: the job's id.
+            folder: of the job here, where its log is.
+        """
         log = Tail(folder / "log")
 
         def poll() -> tuple[str, Outcome | None]:

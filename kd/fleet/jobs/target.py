@@ -80,10 +80,19 @@ class Target(Protocol):
         """
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Waits for the job's end and prints its progress."""
+        """Waits for the job's end and prints its progress.
+
+        Args:
+            handle: what :meth:`submit` returned.
+            folder: of the job here.
+        """
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Brings the run's folder to ``into``, where a place that shares this machine's folders has it already."""
+        """Brings the run's folder to ``into``; a place that shares this machine's folders has it there already.
+
+        Returns:
+            ``into``; None where the job has left no folder.
+        """
         return into if into.is_dir() else None
 
 

@@ -145,7 +145,14 @@ def _by_cost(candidate: Candidate) -> tuple[int, str]:
 def _of_recipe(
     student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int]
 ) -> Candidate:
-    """The recipe's student; each of the sizes is checked with it."""
+    """The recipe's student; each of the sizes is checked with it.
+
+    Args:
+        student: the recipe's.
+        teacher: of the run.
+        archs: models by name that are compared; a second one of the same name is called ``NAME_own``.
+        sizes: sides of the input in pixels.
+    """
     spec = cast(StudentSpec, student.spec)
     for side in sizes:
         begun = _begin_without_values(replace(spec, img_size=side), student, teacher, "img_sizes")
@@ -299,7 +306,14 @@ def _of_shape(
 def _begin_without_values(
     spec: StudentSpec, student: Student, teacher: RunTeacher, key: str
 ) -> Begun:
-    """What a run by these settings trains, on the meta device: shapes without values."""
+    """What a run by these settings trains, on the meta device: shapes without values.
+
+    Args:
+        spec: the candidate's settings.
+        student: the recipe's, whose task and classes it has.
+        teacher: from which it may inherit.
+        key: the word of the command line that errors name.
+    """
 
     def build(wanted: StudentSpec) -> nn.Module:
         with torch.device("meta"):

@@ -77,7 +77,14 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
 def _distill(
     run: Run, module: DistillationModule, data: DistillationDataModule, label: str
 ) -> None:
-    """Trains the module's students for the run's ``max_steps``, with a bar in place of callbacks."""
+    """Trains the module's students for the run's ``max_steps``, with a bar in place of callbacks.
+
+    Args:
+        run: its settings make the trainer.
+        module: trained in place.
+        data: without validation.
+        label: of the bar.
+    """
     trainer = make_trainer(run)
     with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
 
@@ -157,7 +164,13 @@ def measured(
 def _of_answers(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    """Metrics of logits against labels, on the pictures held out."""
+    """The task's main metric of each candidate, and of the teacher, on the pictures held out, by name.
+
+    Args:
+        module: whose students are the candidates.
+        data: reads the pictures.
+        teacher: None: it is not scored again.
+    """
     students = module.students.named()
     task = module.task
     tasks = {name: student.task for name, student in students.items()}
@@ -184,7 +197,10 @@ def _of_answers(
 def _of_features(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    """Metrics of nearest neighbours by features, on the labelled pictures of ``data.probe``."""
+    """The metric of nearest neighbours by features of each candidate, and of the teacher, by name.
+
+    On the labelled pictures of ``data.probe``. Arguments as of :func:`_of_answers`.
+    """
     models: dict[str, Callable[[Tensor], Tensor]] = {}
     for name, student in module.students.named().items():
         models[name] = student.logits

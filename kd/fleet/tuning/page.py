@@ -44,7 +44,13 @@ def _name(trial: FrozenTrial) -> str:
 
 
 def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
-    """The page's verdict: the best trial's values, and how far they can be trusted."""
+    """The page's verdict: the best trial's values, and how far they can be trusted.
+
+    Args:
+        study: the trials.
+        plan: of the search.
+        confirmed: what fresh seeds have shown, in words; "": they were not tried.
+    """
     best = chosen(study, plan)
     if best is None:
         return {

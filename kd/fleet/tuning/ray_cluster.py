@@ -184,7 +184,12 @@ def _init(folder: Path) -> None:
 
 
 def _room(share: TrialShare, accelerator: str) -> list[TrialPlace]:
-    """A place for each trial that the cluster can run at a time."""
+    """A place for each trial that the cluster can run at a time.
+
+    Args:
+        share: cores and GPUs of a trial.
+        accelerator: the Trainer's, for messages.
+    """
     machines = []  # cores and GPUs of each
     for node in ray.nodes():
         if node["Alive"]:

@@ -67,7 +67,7 @@ def write_best(study: Study, plan: SearchPlan) -> None:
 
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
-    """Finished trials, the best first; then those stopped early, then those that failed."""
+    """All ended trials of a search: finished ones, the best first; then those stopped early, then those that failed."""
     sign = -1 if plan.objectives[0].maximize else 1
 
     def worst_last(trial: Any) -> float:

@@ -289,7 +289,7 @@ class Search:
             time.sleep(POLL_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first lets trials save; a second Ctrl-C waits for none of them."""
+        """The handler: the first signal lets trials save; a second Ctrl-C waits for none of them."""
         if self.stopped_by is not None and number == signal.SIGINT:
             for job in self.jobs():
                 job.patience_s = 0

@@ -207,6 +207,7 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
     ranges: list[TensorRange] = []
 
     def probe(tensor: str, node: "onnx.NodeProto", operation: str) -> None:
+        """Adds a probe of a tensor to the graph, whose numbers become its outputs, and an empty range to ``ranges``."""
         number = len(ranges)
         names = [f"kd/{what}/{number}" for what in PROBED]
         graph.node.append(make_node("Probe", [tensor], names, domain=DOMAIN))

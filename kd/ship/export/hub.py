@@ -38,7 +38,12 @@ class Hub(Format):
         return folder
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Built by timm from the folder alone, on pictures prepared as its ``config.json`` says."""
+        """Built by timm from the folder alone, on pictures prepared as its ``config.json`` says.
+
+        Args:
+            file: the folder.
+            threads: not read: torch's own.
+        """
         model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
         config = model.pretrained_cfg
         _channels, height, width = config["input_size"]
@@ -52,10 +57,10 @@ class Hub(Format):
 
 
 def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
-    """Architecture and arguments of a ``student.safetensors``.
+    """Architecture and arguments, for timm, of the ``student.safetensors`` at ``weights``.
 
     Raises:
-        UserError: timm has not built it.
+        UserError: timm has not built it; ``key`` begins the message.
     """
     builder = builder_in(weights)
     if builder:

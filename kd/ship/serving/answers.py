@@ -14,7 +14,16 @@ from kd.ship.export.manifest import ExportManifest
 
 
 def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
-    """Runs a model on two black pictures, which also warms it up."""
+    """Runs a model on two black pictures, which also warms it up.
+
+    Args:
+        model: its runtime.
+        manifest: says which shape its numbers have.
+        what: the model, which begins a user's error.
+
+    Raises:
+        UserError: it can't run, or its numbers are not what the manifest says.
+    """
     try:
         numbers = model(np.zeros((2, *manifest.shape), np.uint8))
     except Exception as error:  # a runtime's classes derive from Exception alone

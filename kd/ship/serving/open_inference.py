@@ -222,7 +222,12 @@ def _files_of_json(data: list[Any]) -> list[bytes]:
 
 
 def _split(raw: memoryview, count: int) -> list[bytes]:
-    """Elements of BYTES, each after its length in four bytes (little-endian)."""
+    """Elements of a tensor of BYTES, each after its length in four bytes (little-endian).
+
+    Args:
+        raw: all of them.
+        count: that the request's shape names; others are refused.
+    """
     elements: list[bytes] = []
     end = 0
     while end < len(raw):
