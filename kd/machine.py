@@ -42,7 +42,7 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def cache_dir() -> Path:
-    """Where data and teachers made by kd are kept: ``KD_CACHE``, else the user's cache folder."""
+    """The folder of data and teachers made by kd: ``KD_CACHE``, else the user's cache folder; it may not exist yet."""
     if "KD_CACHE" in os.environ:
         return Path(os.environ["KD_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"

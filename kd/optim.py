@@ -234,7 +234,7 @@ def parameter_groups(
 
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class and its arguments: timm's for the name, then those of the settings."""
+    """The optimizer's class and its arguments by name: timm's for the optimizer's name, then those of the settings."""
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     # timm gives one class several names, each with arguments of its own
     info = get_optimizer_info(spec.name)

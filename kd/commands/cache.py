@@ -43,6 +43,10 @@ def run(request: Request) -> int | None:
 
 
 def _fill(request: Request) -> int:
+    """Fills the caches of the recipe's teachers; ``out=`` also writes them beside a packed data set.
+
+    Returns the exit status.
+    """
     out = take(request, "out").get("out")
     if out is not None:
         place = out.rstrip("/")
@@ -56,6 +60,11 @@ def _fill(request: Request) -> int:
 
 
 def _describe(request: Request) -> int:
+    """Prints what a folder of caches holds, and with a recipe whether that could use it.
+
+    Returns:
+        The exit status: 1 where the recipe could not.
+    """
     import torch
 
     from kd.teachers import dtype_for
@@ -79,6 +88,7 @@ def _describe(request: Request) -> int:
 
 
 def _built(request: Request) -> Run:
+    """The run that a request describes, built, with its teachers trained first where they have no weights."""
     run = Run.of(request)
     run.with_teacher()
     from kd.run.objects import build

@@ -125,7 +125,15 @@ def run(request: Request) -> int | None:
 def _check_abilities(
     export_format: "Format", name: str, int8: bool, fp16: "Fp16", max_batch: bool
 ) -> None:
-    """Raises a UserError where a format lacks what was requested."""
+    """Raises a UserError where a format lacks what was requested.
+
+    Args:
+        export_format: whose abilities count.
+        name: of the format, as it was typed.
+        int8: whether an export in int8 is wanted.
+        fp16: how much of it in FP16; "": nothing.
+        max_batch: whether a largest batch was given.
+    """
     if int8 and not export_format.quantises:
         raise UserError(f"int8: to={name} has no int8 ({QUANTISE} have)")
     if fp16 and not export_format.halves:
@@ -139,7 +147,7 @@ def _check_abilities(
 
 
 def _fp16(options: dict[str, str]) -> "Fp16":
-    """What ``fp16=`` requests."""
+    """What ``fp16=`` of the command line requests: ``all`` layers, ``mixed``, or "" for none."""
     if options.get("fp16", "").lower() == "all":
         return "all"
     if options.get("fp16", "false").lower() not in ("true", "false"):
@@ -148,6 +156,7 @@ def _fp16(options: dict[str, str]) -> "Fp16":
 
 
 def _layout(options: dict[str, str]) -> "Layout":
+    """The memory order of the pictures that the export takes, by ``layout=``: ``nhwc``, the default, or ``nchw``."""
     layout = options.get("layout", "nhwc")
     if layout == "nhwc":
         return "nhwc"
@@ -157,7 +166,13 @@ def _layout(options: dict[str, str]) -> "Layout":
 
 
 def _share(options: dict[str, str], key: str, default: float) -> float:
-    """Per cent in an option, as a share in 0..1."""
+    """Per cent in an option, as a share in 0..1.
+
+    Args:
+        options: the command's own keys, as text.
+        key: of the number.
+        default: in per cent, where it is not given.
+    """
     try:
         percent = float(options.get(key, default))
     except ValueError:

@@ -70,6 +70,7 @@ def run(request: Request) -> int | None:
 
 
 def _print(latencies: dict[str, Any]) -> None:
+    """Prints the content of ``latency.json`` as a table, and a warning where rounds differ much."""
     from kd.report.terminal import print_table
 
     columns = {

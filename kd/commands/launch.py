@@ -141,7 +141,7 @@ def _show(job: Job, files: Mapping[str, str]) -> None:
 
 
 def usage() -> str:
-    """The help, with the keys of each place."""
+    """The help of ``kd-launch``, with the keys of each place; :mod:`kd.cli` prints it in place of ``HELP``."""
     text = HELP
     for place in TARGETS:
         target = _target(place)
@@ -152,7 +152,7 @@ def usage() -> str:
 
 
 def _target(place: str, *search: object) -> Target:
-    """The place by its name; ``search``: arguments of a search's place."""
+    """The place by its name, whose file is imported here; ``search``: arguments of a search's place."""
     module = place
     class_name = TARGETS.get(place, "")
     if place == SEARCH:
@@ -180,6 +180,7 @@ def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]
 
 
 def _search(place: str, request: Request) -> Target:
+    """The place of ``--tune``: SageMaker, with the search that the request describes; others are refused."""
     if place != "sagemaker":
         raise UserError(
             f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines"

@@ -237,6 +237,11 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
+    """Prints runs as a table.
+
+    Args:
+        rows: as ``--json`` prints them: shares in 0..1, sizes in bytes, times in Unix seconds.
+    """
     from kd.report.terminal import print_table
 
     cells = []
@@ -267,7 +272,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _age(seconds: float) -> str:
-    """How long ago, in one unit.
+    """How long ago, in one unit, for the table.
 
     >>> _age(7300)
     '2 h'

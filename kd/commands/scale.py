@@ -68,6 +68,13 @@ def run(request: Request) -> int | None:
 
 
 def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int:
+    """Runs all cases, fits the model and writes ``scale.json`` and the page; returns the exit status.
+
+    Args:
+        config: all settings of the recipe.
+        plan: which cases are run, where; settings that all have in common are added to it.
+        network: between the machines of the forecast.
+    """
     from kd.fit_to_machine.precision import choose_precision
     from kd.fleet.scaling.page import content, sections
     from kd.report.html import write_page
@@ -111,7 +118,7 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
 
 
 def _strategies(text: str) -> list[str]:
-    """The names in ``a,b`` or ``[a, b]``, with ``ddp`` first."""
+    """The names in ``a,b`` or ``[a, b]``, with ``ddp``, the reference, first; a user's error for an unknown one."""
     names = text.strip("[]").replace(" ", "").split(",")
     for name in names:
         if name not in STRATEGIES:
@@ -120,6 +127,7 @@ def _strategies(text: str) -> list[str]:
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:
+    """Pictures of a process's batch; a user's error unless all numbers of ``processes`` divide it."""
     batch = config["data"]["batch_size"]
     if batch == "auto":
         raise UserError("data.batch_size: kd-scale needs a number, got auto")
@@ -132,6 +140,7 @@ def _batch(config: dict[str, Any], processes: list[int]) -> int:
 
 
 def _check_gpus(config: dict[str, Any], processes: int) -> None:
+    """Refuses more ``processes`` than the machine has GPUs, where it has some and the run uses them."""
     import torch
 
     gpus = 0

@@ -127,7 +127,12 @@ def _model(request: Request, int8: bool) -> Path:
 
 
 def _rule(request: Request, options: dict[str, str]) -> "CascadeRule | None":
-    """When the teacher is asked; None without ``defer``."""
+    """When the teacher is asked, as ``kd-eval cascade=true`` has measured it; None without ``defer``.
+
+    Args:
+        request: names the run.
+        options: the command's own keys, as text.
+    """
     from kd.run.own_keys import truth
     from kd.ship.cascade_rule import read_rule
 
@@ -139,6 +144,11 @@ def _rule(request: Request, options: dict[str, str]) -> "CascadeRule | None":
 
 
 def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":
+    """What runs the teacher of the run that the request names, on pictures in the manifest's layout.
+
+    Raises:
+        UserError: an export, or a run without a teacher that has a classifier.
+    """
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: needs the run's folder; an export has no teacher")
     opened = Run.open(request.rest[0], request)

@@ -114,7 +114,7 @@ def run(request: Request) -> int:
 
 
 def _as_lightning_cli(request: Request) -> None:
-    """Takes what a user of LightningCLI types: ``fit --config FULL.yaml``."""
+    """Takes what a user of LightningCLI types, ``fit --config FULL.yaml``: the file becomes the request's recipe."""
     if request.rest[:1] == ["fit"]:
         del request.rest[0]
     if request.recipe or request.resume or not request.overlays or request.flags & ASKS:
@@ -139,7 +139,7 @@ def _unknown_word(word: str) -> UserError:
 
 
 def _information(request: Request) -> str:
-    """What ``--list``, ``--keys`` or ``--help`` prints."""
+    """The text that ``--list``, ``--keys`` or ``--help`` prints."""
     if "list" in request.flags:
         return listed(request.about)
     if "keys" in request.flags or request.about:

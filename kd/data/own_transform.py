@@ -58,7 +58,15 @@ class OwnTransform(nn.Module):
             return self.transform(picture, *masks)
 
     def _with_arrays(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Albumentations: ``(H, W, 3)`` uint8 and ``(H, W)``, by keyword; its generators are its own."""
+        """Calls a transform of Albumentations, by keyword; its generators are its own, seeded here.
+
+        Args:
+            picture: uint8 ``(3, H, W)``; the transform sees ``(H, W, 3)``.
+            masks: at most one, uint8 ``(1, H, W)``; the transform sees ``(H, W)``.
+
+        Returns:
+            The view, and the mask where there is one, in the shapes of before.
+        """
         if hasattr(self.transform, "set_random_seed"):
             self.transform.set_random_seed(_drawn())
         arrays = {"image": picture.permute(1, 2, 0).contiguous().numpy()}

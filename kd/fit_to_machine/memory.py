@@ -176,7 +176,9 @@ def _shards(run: AttachedModule) -> tuple[int, bool]:
 
 
 def _activations(run: AttachedModule, student: Student, count: int) -> int:
-    """Bytes that a student's forward of ``count`` pictures keeps for its backward."""
+    """Bytes that a student's forward of ``count`` pictures keeps for its backward, measured on a copy of the
+    student.
+    """
     device = run.trainer.strategy.root_device
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
     height, width = student.prepare.size

@@ -75,7 +75,16 @@ def _seconds_of_product(matrix: Tensor) -> float:
 def choose_kernels(
     trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool
 ) -> None:
-    """On a GPU: how float32 matrices are multiplied, and the fastest convolutions of a CNN (a ViT has only one)."""
+    """On a GPU: how float32 matrices are multiplied, and the fastest convolutions of a CNN (a ViT has only one).
+
+    Sets torch's process-wide settings.
+
+    Args:
+        trainer: whose device counts.
+        models: of the run.
+        products: ``highest``, ``high`` or ``medium``, as torch names precisions of products.
+        benchmark: whether cuDNN times its convolutions.
+    """
     if trainer.strategy.root_device.type != "cuda":
         return
     torch.set_float32_matmul_precision(products)

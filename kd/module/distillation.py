@@ -265,7 +265,10 @@ class DistillationModule(Inference):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _notes_on_the_pace(self, pace: Pace) -> list[str]:
-        """What the user may not expect of how the run goes through its batches."""
+        """Lines about what the user may not expect of how the run goes through its batches; [] where all is usual.
+
+        ``pace``: steps of the run and of an epoch.
+        """
         notes = []
         if math.isinf(pace.total_steps):
             notes.append(

@@ -291,7 +291,9 @@ def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
 
 
 def _link_states(optimizer: Any) -> None:
-    """DeepSpeed does it once, after the step of the first group, when the others' state is not there yet."""
+    """Has DeepSpeed connect weights and states again: it does so once, after the step of the first group, when the
+    others' state is not there yet.
+    """
     if hasattr(optimizer, "_hp_optimizer_states_linked"):  # stages 1 and 2
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()

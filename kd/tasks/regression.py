@@ -146,7 +146,10 @@ class Regression(Task):
         self.errors.update(logits, target)
 
     def compute(self) -> dict[str, Tensor]:
-        """``r2``, the mean over the targets; ``mae`` and ``rmse`` in units, by target where there are several."""
+        """``r2``, the mean over the targets; ``mae`` and ``rmse`` in units, by target where there are several.
+
+        {} where no process has a batch.
+        """
         errors: Any = super().compute().get("errors")
         if errors is None:
             return {}

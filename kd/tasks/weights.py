@@ -35,8 +35,6 @@ def weights_of(
 ) -> Tensor | None:
     """The weight of each class, float32 ``(C,)``; None where all count alike.
 
-    By class id or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training pictures.
-
     Args:
         given: by class id, or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training
             pictures, so that all classes weigh the same and the mean over the pictures is 1.

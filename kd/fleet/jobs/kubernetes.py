@@ -26,7 +26,8 @@ class Kubernetes(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``trainjob.yaml``: the TrainJob; with own files a ConfigMap, with data machines a Secret and their Job.
+        """``trainjob.yaml``, as text by its name: the TrainJob; with own files a ConfigMap, with data machines a Secret
+        and their Job.
 
         Raises:
             UserError: ``spot``, a channel, or a missing or wrong key.

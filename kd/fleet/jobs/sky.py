@@ -27,7 +27,7 @@ class SkyPilot(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``sky.yaml``: a task, or a job group of a training and a data task."""
+        """``sky.yaml``, as text by its name: a task, or a job group of a training and a data task."""
         documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
         if job.data_machines is None:
             documents[0]["name"] = job.name

@@ -109,7 +109,7 @@ class SearchPlan:
         return self.config["trainer"]["max_epochs"] or 1
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same for a search to go on."""
+        """What must be the same for a search to go on, by key: it is stored with the search and compared."""
         settings = {}
         for key, value in flatten(self.config).items():
             if key not in ("runs_dir", "resume"):

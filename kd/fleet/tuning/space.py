@@ -124,7 +124,7 @@ def _number(text: str) -> str | int | float:
 
 
 def item(key: str, value: object) -> str:
-    """``key=value`` for ``kd-train``.
+    """The word ``key=value`` for ``kd-train``'s command line, which YAML reads as the same value.
 
     >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
     ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')

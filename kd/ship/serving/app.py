@@ -282,7 +282,7 @@ class Server:
             future.exception()  # read, so that asyncio does not warn of it where the request has gone
 
     async def page(self, request: Request) -> Response:
-        """``GET /``: a page on which one drops a picture."""
+        """``GET /``: a page of HTML on which one drops a picture; it shows what the manifest says of the model."""
         about = {
             "arch": self.manifest.arch,
             "task": self.manifest.task,
