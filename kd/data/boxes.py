@@ -43,8 +43,15 @@ class Box:
         """The sides in pixels of a picture, cut off at its edges."""
         left, top, right, bottom = self.sides
         if self.relative:
-            left, top, right, bottom = left * width, top * height, right * width, bottom * height
-        return [max(left, 0), max(top, 0), min(right, width), min(bottom, height)]
+            left *= width
+            right *= width
+            top *= height
+            bottom *= height
+        left = max(left, 0)
+        top = max(top, 0)
+        right = min(right, width)
+        bottom = min(bottom, height)
+        return [left, top, right, bottom]
 
 
 class BoxPictures(Dataset):

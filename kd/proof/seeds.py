@@ -70,11 +70,15 @@ def gain_in_accuracy(better: np.ndarray, base: np.ndarray) -> Gain:
         better: whether each repetition is right on each picture, ``(S, N)``.
         base: likewise, with the same seeds and pictures.
     """
+    accuracies = better.mean(axis=1)
+    accuracies_of_base = base.mean(axis=1)
+    of_seeds = gain_over_seeds(accuracies.tolist(), accuracies_of_base.tolist())
     gains_SN = better.astype(np.float64) - base.astype(np.float64)
-    of_seeds = gain_over_seeds(better.mean(axis=1).tolist(), base.mean(axis=1).tolist())
     of_pictures_N = gains_SN.mean(axis=0)
+    count = len(of_pictures_N)
     half_of_pictures = math.inf
-    if len(of_pictures_N) > 1:
+    if count > 1:
         deviation = float(of_pictures_N.std(ddof=1))
-        half_of_pictures = NORMAL95 * deviation / math.sqrt(len(of_pictures_N))
-    return Gain(of_seeds.mean, math.hypot(of_seeds.half, half_of_pictures))
+        half_of_pictures = NORMAL95 * deviation / math.sqrt(count)
+    half = math.hypot(of_seeds.half, half_of_pictures)
+    return Gain(of_seeds.mean, half)

@@ -208,8 +208,8 @@ def _settle_norms(
 ) -> None:
     """Gives the batch norms of random starts the statistics of the labelled training pictures.
 
-    As drawn they hold mean 0 and variance 1, which would make a random start worse than a training's first step does.
-    Models without batch norms are left as they are.
+    As drawn they hold mean 0 and variance 1; a training gives them its pictures' statistics in its first steps. Models
+    without batch norms are left as they are.
     """
     labelled = data.split("probe")
     assert isinstance(labelled, Joined)
