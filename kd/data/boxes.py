@@ -104,7 +104,7 @@ class BoxFolder:
 
 def has_boxes(folder: Path) -> bool:
     """Whether a folder has one of the layouts; nothing is read."""
-    return _voc_root(folder) is not None or (folder / "labels").is_dir()
+    return _voc_root(folder) is not None or _is_yolo(folder)
 
 
 def boxes_below(folder: Path, key: str) -> BoxFolder:
@@ -120,7 +120,7 @@ def boxes_below(folder: Path, key: str) -> BoxFolder:
     voc = _voc_root(folder)
     if voc is not None:
         return _voc(voc, key)
-    if (folder / "labels").is_dir():
+    if _is_yolo(folder):
         return _yolo(folder, key)
     raise UserError(
         f"{key}: {folder} has no boxes: neither Annotations/ and ImageSets/ (VOC) nor labels/ and images/ (YOLO)"
@@ -169,6 +169,10 @@ def _voc_boxes(file: Path, key: str) -> list[Box]:
 
 
 # -- YOLO ------------------------------------------------------------------------------------------------------------
+def _is_yolo(folder: Path) -> bool:
+    return (folder / "images").is_dir() and (folder / "labels").is_dir()
+
+
 def _yolo(root: Path, key: str) -> BoxFolder:
     kinds = _yolo_kinds(root, key)
     splits = []

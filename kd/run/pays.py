@@ -21,6 +21,7 @@ from torch.optim.swa_utils import update_bn
 from kd.data.boxes import boxes_below, has_boxes
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
+from kd.data.sources.places import expanded
 from kd.data.splits import PROBE, files_of
 from kd.errors import UserError
 from kd.models import ModelSpec, Preprocess, build_model
@@ -74,6 +75,8 @@ class TaughtFeatures:
             )  # windows: several rows a picture
             if of_pictures.ndim == 4:
                 of_pictures = of_pictures.mean(dim=(2, 3))
+            elif of_pictures.ndim == 3:  # tokens that fill no grid
+                of_pictures = of_pictures.mean(dim=1)
             vectors.append(of_pictures.float())
         return torch.cat(vectors, dim=1)
 
@@ -134,12 +137,10 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
     """
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
-    boxes = not is_url(wish.folder) and has_boxes(Path(wish.folder))
+    boxes = not is_url(wish.folder) and has_boxes(Path(expanded(wish.folder)))
     if wish.steps is not None and not boxes:
         raise UserError(f"steps: has no effect: {wish.folder} has no boxes")
     run = Run.open(request.rest[0], request)
-    if not hasattr(run.preprocess, "mean"):
-        raise UserError("pays: needs a model whose input kd prepares")
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     starts = Starts(run, trusted, _pretrained(run, wish))
@@ -238,6 +239,8 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
         data.split("probe")
     except UserError as error:
         raise UserError(str(error).replace(PROBE, "pays")) from error
+    if len(data.splits.listed("probe")[1].targets) < 2:
+        raise UserError(f"pays: needs two pictures or more to judge by, {wish.folder} has one")
 
     models: dict[str, nn.Module] = {}  # by start and seed
     for name in starts.names:
@@ -318,7 +321,7 @@ def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str,
     from kd.run.pays_boxes import Budget, check_extra, detectors, gains_of
 
     check_extra("pays")
-    pictures = boxes_below(Path(wish.folder), "pays")
+    pictures = boxes_below(Path(expanded(wish.folder)), "pays")
     budget = Budget(wish.steps or STEPS)
     scores = detectors(starts, pictures, budget, wish.seeds, device)
     gains = []

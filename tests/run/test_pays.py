@@ -299,10 +299,30 @@ def test_the_page_offers_what_was_not_measured(run: Path, with_test: Path) -> No
     (section,) = pays(read_run(run))
     assert "kd-eval RUN pays=DIR" in section["rows"][0][0]
     assert pays(read_run(with_test)) == []
-    (run / "pays.json").write_text('{"probe": {"starts": 3}}')
+    steps = json.loads((run / "summary.json").read_text())["steps"]
+    (run / "pays.json").write_text(json.dumps({"steps": steps, "probe": {"starts": 3}}))
     records = read_run(run)
     assert "kd-eval RUN pays=DIR" in pays(records)[0]["rows"][0][0]
     assert "pays.json can't be read" in records.notes
+
+
+def test_figures_of_an_earlier_student_are_not_shown(run: Path, pictures: Path) -> None:
+    """A run that is resumed has another student; what was measured before is measured again."""
+    assert main("eval", [str(run), f"pays={pictures}", "seeds=2"]) == 0
+    assert pays(read_run(run))[0]["title"] == "Does it pay? Frozen features"
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "steps": summary["steps"] + 1}))
+    assert "kd-eval RUN pays=DIR" in pays(read_run(run))[0]["rows"][0][0]
+
+
+def test_one_picture_judges_nothing(
+    run: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pictures / "train", tmp_path / "few" / "train")
+    (tmp_path / "few/val/apple").mkdir(parents=True)
+    shutil.copy(pictures / "val/apple/00.jpg", tmp_path / "few/val/apple")
+    assert main("eval", [str(run), f"pays={tmp_path / 'few'}"]) == 2
+    assert "pays: needs two pictures or more to judge by" in capsys.readouterr().err
 
 
 def test_halves_are_of_each_class_and_by_the_seed() -> None:
