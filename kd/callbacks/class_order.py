@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kd.proof.luck import is_clearly_more
 from kd.tasks.base import ExactMetric
-
-SIGMAS = 3.5
-"""Standard errors that another order must gain: one wrong alarm in some thousand teachers."""
 
 CYCLE_SIGMAS = 2.0
 """Standard errors that each group of classes which change places must gain."""
@@ -106,8 +104,8 @@ def better_order(counts: Tensor, names: Sequence[str] = ()) -> ClassOrder | None
     First the orders that tools give names by sorting them are tried. Else columns are matched with classes on one half
     of the pictures and judged on the other; of the groups of classes that change places each must gain.
 
-    The gain is that of a paired test: of the pictures that only one of two orders gets right, ``b`` and ``c``, the new
-    one has ``(b - c) / sqrt(b + c) > SIGMAS``. The accuracy must be above that of guessing the largest class as well.
+    The gain is that of a sign test (:mod:`kd.proof.luck`): of the pictures that only one of two orders gets right, the
+    new one has clearly more than half. The accuracy must be clearly above that of guessing the largest class as well.
 
     Args:
         counts: of :class:`Confusions`, ``(2, C, C)``.
@@ -179,17 +177,16 @@ def _is_clear(counts: Tensor, order: Tensor) -> bool:
     """
     all_columns = torch.arange(len(order))
     gain, changed = _gain(counts, order, all_columns)
-    deviation = max(1, changed) ** 0.5
-    if gain <= SIGMAS * deviation:
+    new_alone = (changed + gain) // 2
+    if not is_clearly_more(new_alone, changed, 0.5):
         return False
 
-    # Guessing: always the most frequent class, p of the pictures, with the standard error sqrt(p (1 - p) / n).
-    pictures = max(1, int(counts.sum()))
+    # Guessing: always the most frequent class.
+    pictures = int(counts.sum())
     of_class = counts.sum(0)
     largest_class = float(of_class.max()) / pictures
-    error = (largest_class * (1 - largest_class) / pictures) ** 0.5
-    chance = largest_class + SIGMAS * error
-    return _accuracy(counts, order) > chance
+    right = round(_accuracy(counts, order) * pictures)
+    return is_clearly_more(right, pictures, largest_class)
 
 
 def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:

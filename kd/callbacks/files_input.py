@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from kd.callbacks.class_order import SIGMAS
 from kd.callbacks.context import RunContext
 from kd.data.batch import Batch, real_rows
 from kd.processes import total_of_tensors
+from kd.proof.luck import is_clearly_more
 from kd.teachers.frozen import FrozenTeacher
 
 PICTURES = 512
@@ -80,14 +80,13 @@ class FilesInput:
         """The settings that mend the teacher's input, for the message, where the weights' own is clearly better; else
         "".
 
-        A paired test decides; all ranks must call this.
+        A sign test decides; all ranks must call this.
         """
         counts = total_of_tensors(run.trainer.strategy, self.counts)
         both, named_alone, set_alone, pictures = counts.tolist()
         gain = named_alone - set_alone
         changed = named_alone + set_alone
-        deviation = max(1, changed) ** 0.5
-        if gain <= SIGMAS * deviation or gain < LEAST_GAIN * pictures:
+        if not is_clearly_more(named_alone, changed, 0.5) or gain < LEAST_GAIN * pictures:
             return ""
         before = (both + set_alone) / pictures
         after = (both + named_alone) / pictures

@@ -62,6 +62,10 @@ class Findings:
     """Of all teachers together, float16, ``(len(index), C, ...)``."""
     weak: list[str] = field(default_factory=list)
     """The names of teachers that are no better than guessing."""
+    unclear: list[str] = field(default_factory=list)
+    """The names of teachers that may be no better than guessing: so few pictures can't tell."""
+    pictures: int = 0
+    """How many pictures the teachers have seen."""
     classes: int = 0
     """How many classes were the target of a picture that the teachers have seen."""
     remedies: dict[str, str] = field(default_factory=dict)
@@ -139,6 +143,7 @@ class Preflight(Callback):
         self.members: dict[str, dict[str, float]] = {}
         # what mends the teacher, as the preflight has found; of several teachers each one's
         self.remedy = ""
+        self.pictures = 0
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
         self.kept: KeptLogits | None = (
             None  # of all teachers together, for who compares the students with them
@@ -184,6 +189,7 @@ class Preflight(Callback):
         run.module.validation.known = findings.decided
         self.teacher_val = findings.val[""]
         self.members = {name: val for name, val in findings.val.items() if name}
+        self.pictures = findings.pictures
         self.remedy = "; ".join(
             text.removeprefix("; ") for text in findings.remedies.values() if text
         )
@@ -202,12 +208,17 @@ class Preflight(Callback):
         return KeptLogits(dtype=dtype, pictures=min(pictures_of_rank, used_pictures))
 
     def about_teacher(self, teacher: RunTeacher) -> dict[str, Any]:
-        """Architecture, parameters, validation metrics, and the remedy that was found, for the records of a run."""
+        """What the records of a run say of a teacher.
+
+        Architecture, parameters, validation metrics, how many pictures these are of, and the remedy that was found.
+        """
         about = {
             "arch": teacher.arch,
             "params": count_parameters(teacher.model),
             "val": self.teacher_val,
         }
+        if self.pictures:
+            about["pictures"] = self.pictures
         if self.remedy:
             about["remedy"] = self.remedy
         return about
@@ -242,15 +253,20 @@ class Preflight(Callback):
         other_inputs = {}
         if task.one_class:
             other_inputs = files_inputs(run)
-        decided = self._measure(trainer, run, judges, targets, confusions, other_inputs, kept)
+        decided, seen_here = self._measure(
+            trainer, run, judges, targets, confusions, other_inputs, kept
+        )
+        pictures = int(total(trainer.strategy, seen_here))
 
-        counts, total = targets.of_all_batches()
+        counts, targets_seen = targets.of_all_batches()
         classes = int((counts > 0).sum())
         if task.one_class:
             ids = torch.as_tensor(run.data.split("val").targets)
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
         val = {name: rounded(judge.compute()) for name, judge in judges.items()}
-        findings = Findings(val, counts.cpu(), int(total), decided, classes=classes)
+        findings = Findings(
+            val, counts.cpu(), int(targets_seen), decided, classes=classes, pictures=pictures
+        )
 
         # a wrong input is named first: with it no order of classes can be judged
         for name, teacher in members.items():
@@ -262,10 +278,16 @@ class Preflight(Callback):
             findings.remedies[name] = remedy
         shows_enough = 2 * findings.classes >= len(findings.counts)
         chance = task.chance(findings.counts, findings.total)
-        if shows_enough:
-            findings.weak = [
-                name for name, metrics in val.items() if metrics[task.primary] <= chance
-            ]
+        if not shows_enough:
+            return findings
+        for name, metrics in val.items():
+            reached = metrics[task.primary]
+            if reached > chance:
+                continue
+            if task.shows_bad_teacher(reached, findings.counts, pictures):
+                findings.weak.append(name)
+            else:
+                findings.unclear.append(name)
         return findings
 
     def _order_remedy(
@@ -315,11 +337,11 @@ class Preflight(Callback):
         confusions: dict[str, Confusions],
         other_inputs: dict[str, FilesInput],
         kept: KeptLogits,
-    ) -> Tensor | None:
+    ) -> tuple[Tensor | None, int]:
         """Runs the teachers over the validation batches; all but ``run`` collect what they are given.
 
         Returns:
-            The decisions by the pictures' numbers, of this process's share.
+            The decisions by the pictures' numbers, of this process's share, and how many pictures it has.
         """
         data = run.data
         batches = data.eval_batches("val").used
@@ -331,11 +353,13 @@ class Preflight(Callback):
         )
         copies = HostCopies[Tensor]()
         decided: Tensor | None = None
+        seen_here = 0
         for batch, _ in zip(data.val_dataloader(), range(batches), strict=False):
             shown.update(len(batch["index"]) * trainer.world_size)
             seen = look(batch, run.module.task, run.teacher, {}, run.device, members=True)
             if seen is None or seen.index is None or seen.decided is None:
                 continue
+            seen_here += len(seen.index)
             taught = seen.taught
             for name, judge in judges.items():
                 judge.update(taught[name], seen.target, None)
@@ -348,7 +372,7 @@ class Preflight(Callback):
                 other.look(batch, taught[name], seen.target)
             decided = _keep(copies.take(), pictures, kept, decided)
         shown.close()
-        return _keep(copies.take(wait=True), pictures, kept, decided)
+        return _keep(copies.take(wait=True), pictures, kept, decided), seen_here
 
     def _judge(
         self, trainer: Trainer, run: RunContext, findings: Findings, key: str, note: str
@@ -385,6 +409,8 @@ class Preflight(Callback):
         judged = ""
         if weak:
             judged = ", no better than guessing"
+        elif key in findings.unclear:
+            judged = f"; {findings.pictures} pictures can't tell whether that is better than guessing"
         elif 2 * findings.classes < classes:
             judged = f"; they show {findings.classes} of {classes} classes, too few to judge it"
         print(f"preflight: teacher {name} {score}{share}{note}{judged}{remedy}", flush=True)

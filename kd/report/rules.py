@@ -325,10 +325,14 @@ def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
     val_pictures: int = sum(val_counts)
     if "acc1" in teacher_scores and val_pictures:
         chance = share(max(val_counts), val_pictures)
+        judged_pictures: int = run.teacher.get("pictures", val_pictures)
         book.apply(
             "TeacherNearChance",
             lambda rule: rule(
-                teacher_scores["acc1"], chance, val_pictures, remedy=run.teacher.get("remedy") or ""
+                teacher_scores["acc1"],
+                chance,
+                judged_pictures,
+                remedy=run.teacher.get("remedy") or "",
             ),
         )
 

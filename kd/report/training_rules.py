@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from kd.proof.luck import CHANCE_SIGMAS, is_clearly_more, shows_a_bad_teacher
 from kd.report.limits import Finding
 from kd.report.metric import format_metric
 from kd.report.ratio import ratio
@@ -104,23 +105,20 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
 
 
 def teacher_near_chance(
-    acc1: float, chance: float, val: int, sigma: float = 3, remedy: str = ""
+    acc1: float, chance: float, val: int, sigma: float = CHANCE_SIGMAS, remedy: str = ""
 ) -> Finding | None:
-    """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and is ever wrong.
-
-    The standard error of a share ``p`` of ``n`` pictures is ``sqrt(p (1 - p) / n)``.
+    """Luck explains the teacher's accuracy, and the pictures are enough to say so (:mod:`kd.proof.luck`).
 
     Args:
         acc1: the teacher's accuracy, 0 to 1.
         chance: the share of the most frequent class.
-        val: validation pictures.
+        val: validation pictures that the teacher has seen.
         sigma: standard errors.
         remedy: the key that the preflight has found; empty where it found none.
     """
-    variance = chance * (1 - chance)
-    standard_error = math.sqrt(ratio(variance, max(1, val)))
-    highest = chance + sigma * standard_error
-    if acc1 == 1 or acc1 > highest:
+    right = round(acc1 * val)
+    is_better = is_clearly_more(right, val, chance, sigma)
+    if is_better or not shows_a_bad_teacher(right, val, chance):
         return None
     text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
     lever = remedy or "its class order, its input size, its weights"

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from kd.losses import LogitLoss
 from kd.proof.certificate import Measure
+from kd.proof.luck import FEWEST_PICTURES
 from kd.tasks.fidelity import KINDS, Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
@@ -253,6 +254,16 @@ class Task(KeepsDtype):
             total: number of targets that the model has seen.
         """
         raise NotImplementedError
+
+    def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:
+        """Whether so many pictures are enough to call a teacher no better than guessing.
+
+        Args:
+            value: of the primary metric, that the teacher has reached on them.
+            counts: how often each class is the target, ``(C,)``.
+            pictures: that the teacher has seen.
+        """
+        return pictures >= FEWEST_PICTURES
 
 
 def relative_entropy(log_p: Tensor) -> Tensor:

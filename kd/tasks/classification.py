@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
+from kd.proof.luck import CHANCE_SIGMAS, p_value, shows_a_bad_teacher
 from kd.tasks.base import Task, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
 
-P_VALUE = 0.00135
-"""Of three standard errors, on one side."""
+P_VALUE = p_value(CHANCE_SIGMAS)
+"""Of a guesser that reaches what a teacher must exceed: 0.00135."""
 
 
 class Classification(Task):
@@ -183,7 +184,7 @@ class Classification(Task):
             counts: pictures of each class, ``(C,)``.
             total: n, pictures that were guessed.
         """
-        share = (counts.max() / counts.sum()).item()  # q
+        share = _largest_class(counts)  # q
         if share == 1:
             return 1 - 0.5 / total
         right = torch.arange(total + 1, dtype=torch.float64)  # k = 0..n
@@ -201,3 +202,13 @@ class Classification(Task):
         is_likely = chance_of_at_least >= P_VALUE
         first_unlikely = min(int(is_likely.sum()), total)
         return (first_unlikely - 0.5) / total
+
+    def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:
+        """Whether a fine teacher would hardly be right on so few of the pictures (:mod:`kd.proof.luck`)."""
+        right = round(value * pictures)
+        return shows_a_bad_teacher(right, pictures, _largest_class(counts))
+
+
+def _largest_class(counts: Tensor) -> float:
+    """The share of the most frequent class, of counts ``(C,)``: what guessing gets right."""
+    return float(counts.max() / counts.sum())

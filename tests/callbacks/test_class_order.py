@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kd.callbacks.class_order import MOST_CLASSES, SIGMAS, ClassOrder, Confusions, better_order
+from kd.callbacks.class_order import MOST_CLASSES, ClassOrder, Confusions, better_order
 from kd.cli import train_main
+from kd.proof.luck import SIGMAS
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._runs import run_folders
 

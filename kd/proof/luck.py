@@ -1,0 +1,58 @@
+"""What few pictures can show: one rule for every guess that a run makes about its teacher.
+
+A guess is made of counts: ``k`` of ``n`` pictures are right. Luck explains them as long as ``P(X >= k)`` of
+``X ~ Bin(n, p)`` is not tiny, and a teacher counts as bad only where a fine one would hardly have done as badly.
+"""
+
+from statistics import NormalDist
+
+from kd.proof.binomial import at_least, upper_bound
+
+SIGMAS = 3.5
+"""Standard errors of what counts as found: one wrong alarm in some thousand teachers."""
+
+CHANCE_SIGMAS = 3.0
+"""Standard errors above guessing that a teacher must reach."""
+
+ERROR = 0.01
+"""How often a teacher that is halfway between guessing and perfect would do as badly as one that is refused."""
+
+FEWEST_PICTURES = 10
+"""Where a metric is no share of the pictures: so many coins all fall on one side with p < 0.00135."""
+
+
+def p_value(sigmas: float) -> float:
+    """The one-sided probability of a deviation by so many standard errors.
+
+    >>> round(p_value(3), 5)
+    0.00135
+    """
+    return NormalDist().cdf(-sigmas)
+
+
+def is_clearly_more(hits: int, trials: int, share: float, sigmas: float = SIGMAS) -> bool:
+    """Whether luck does not explain so many hits: ``P(X >= hits; share) < p_value(sigmas)``, exactly.
+
+    With ``share=0.5`` it is the sign test of two models: ``hits`` of the ``trials`` pictures on which they differ.
+
+    >>> is_clearly_more(11, 11, 0.5), is_clearly_more(13, 13, 0.5)
+    (False, True)
+    """
+    return float(at_least(hits, trials, share)) < p_value(sigmas)
+
+
+def shows_a_bad_teacher(right: int, pictures: int, share: float) -> bool:
+    """Whether pictures are enough to call a teacher that is right on so few of them no better than guessing.
+
+    A teacher halfway between guessing and perfect would be right on so few with ``p < 0.01`` only.
+
+    Args:
+        right: pictures that it is right on.
+        pictures: that it has seen.
+        share: what guessing gets right.
+
+    >>> shows_a_bad_teacher(3, 4, 0.5), shows_a_bad_teacher(0, 10, 0.1), shows_a_bad_teacher(50, 100, 0.5)
+    (False, True, True)
+    """
+    halfway = (1 + share) / 2
+    return upper_bound(right, pictures, ERROR) < halfway

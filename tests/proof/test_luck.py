@@ -1,0 +1,39 @@
+"""What few pictures can show."""
+
+import math
+
+import pytest
+
+from kd.proof.luck import (
+    CHANCE_SIGMAS,
+    ERROR,
+    FEWEST_PICTURES,
+    SIGMAS,
+    is_clearly_more,
+    p_value,
+    shows_a_bad_teacher,
+)
+
+
+def tail(k: int, n: int, p: float) -> float:
+    """``P(X >= k)`` by its definition."""
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+@pytest.mark.parametrize("pictures", [1, 2, 4, 8, 20, 60])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.25, 0.5, 0.9])
+def test_a_verdict_has_a_small_chance_of_being_wrong(pictures: int, share: float) -> None:
+    halfway = (1 + share) / 2
+    for right in range(pictures + 1):
+        at_most = 1 - tail(right + 1, pictures, halfway)
+        assert shows_a_bad_teacher(right, pictures, share) == (at_most < ERROR)
+        assert is_clearly_more(right, pictures, share) == (
+            tail(right, pictures, share) < p_value(SIGMAS)
+        )
+
+
+def test_few_pictures_show_nothing_bad_and_many_do() -> None:
+    assert not any(shows_a_bad_teacher(right, 4, 0.25) for right in range(5))
+    assert shows_a_bad_teacher(0, 10, 0.1)
+    assert not shows_a_bad_teacher(100, 100, 1.0)  # one class alone: nobody can do better
+    assert 0.5**FEWEST_PICTURES < p_value(CHANCE_SIGMAS) < 0.5 ** (FEWEST_PICTURES - 1)
