@@ -178,6 +178,15 @@ def among(names: Iterable[str]) -> str:
     return f" ({listed})" if listed else ""
 
 
+REFUSED_LOSSES = {
+    "MultiLabel": "compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
+    "losses over features are defined for them",
+    "Segmentation": "is not defined for masks; PixelKDLoss, CWDLoss and the losses over features are",
+    "Regression": "compares classes, the data has numbers (RegressionKDLoss compares these)",
+}
+"""What a message says of a loss that a task refuses, after the loss's name, by the task's class."""
+
+
 def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
     """The mistake of giving a loss arguments without a class.
 

@@ -74,7 +74,23 @@ class OptimSpec(OptimSettings):
         optimizer = build_optimizer(modules, self, pace.fused)
         return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
 
+    def note(self, pace: "Pace") -> str:
+        """A line about a warm-up that is shorter than it is set; "" where it is not."""
+        total = pace.total_steps
+        if math.isinf(pace.steps_per_epoch) or total < 2:
+            return ""
+        wanted = round(self.warmup_epochs * pace.steps_per_epoch)
+        steps = steps_of_warmup(self.warmup_epochs, total, pace.steps_per_epoch)
+        if steps == wanted:
+            return ""
+        return (
+            f"optim.warmup_epochs: {self.warmup_epochs:g} would be all of the run's {total:g} steps; "
+            f"the warm-up is shortened to {steps}"
+        )
 
+
+SHORT_WARMUP = 0.1
+"""Share of the steps that are warm-up where the warm-up that is set is as long as the run."""
 Parameters = Callable[[list[nn.Parameter]], Optimizer]
 
 
@@ -88,6 +104,10 @@ class GivenOptim(OptimSpec):
     def settings(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: its name alone."""
         return {"name": self.name}
+
+    def note(self, pace: "Pace") -> str:
+        """Nothing: it has no warm-up of kd's."""
+        return ""
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
         """Calls the user's function on the trainable parameters; the rate stays as it sets it.
@@ -415,6 +435,18 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float])
     return 0.1 ** bisect_right(milestones, step)
 
 
+def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: float) -> int:
+    """How many steps the warm-up has: as set, or a tenth of a run that would have no other step.
+
+    >>> steps_of_warmup(1, 30, 10), steps_of_warmup(5, 30, 10)
+    (10, 3)
+    """
+    steps = round(warmup_epochs * steps_per_epoch)
+    if steps < total_steps:
+        return steps
+    return int(SHORT_WARMUP * total_steps)
+
+
 def build_schedule(
     optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
 ) -> LambdaLR:
@@ -441,8 +473,7 @@ def build_schedule(
                     f"length, or {key}={off}"
                 )
     else:
-        last_step = max(0, total_steps - 1)
-        warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), last_step))
+        warmup = steps_of_warmup(spec.warmup_epochs, total_steps, steps_per_epoch)
     if spec.milestones:
         milestones = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
         return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, milestones))

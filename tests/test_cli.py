@@ -212,7 +212,10 @@ WRONG = [
     ("model.teacher.checkpoint=/nowhere", "model.teacher.checkpoint: there is no /nowhere"),
     ("model.teacher.kwargs.depth=3", "is missing"),
     ("model.teacher.chekpoint=x", "did you mean 'model.teacher.checkpoint'"),
-    ("data.source.root=/nowhere", "data.source.root: there is no folder /nowhere/train"),
+    (
+        "data.source.root=/nowhere",
+        "data.source.root: there is no folder /nowhere (ImageFolder reads train/<class>/*.jpg and ",
+    ),
     ("data.source=ImageFoldr", "did you mean 'ImageFolder'?"),
     (
         "data.batch_size=500",

@@ -32,13 +32,14 @@ from tests._helpers import ROOT
 PAGE = (ROOT / "recipes/OWN_PARTS.md").read_text()
 
 
-def test_the_parts_of_the_page_train(recipe: Path, pictures: Path) -> None:
+def test_the_parts_of_the_page_train(recipe: Path, pictures: Path, teacher: Path) -> None:
     code = "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.S))
     (recipe.parent / "mine.py").write_text(code)
     command = re.findall(r"```bash\nkd-train (.*?)```", PAGE, flags=re.S)[0]
     words = shlex.split(command.replace("\\\n", " "))
     stands_for = {
-        "recipe=R": f"recipe={recipe}",
+        "recipe=distill": f"recipe={recipe}",
+        "model.teacher.checkpoint=TEACHER": f"model.teacher.checkpoint={teacher}",
         "data.source.folder=DIR": f"data.source.folder={pictures}",
     }
     given = [stands_for.get(word, word) for word in words]
@@ -54,6 +55,56 @@ def test_the_parts_of_the_page_train(recipe: Path, pictures: Path) -> None:
     assert "epoch 0: " in done.stdout
     header = (recipe.parent / "runs/tiny/000/metrics.csv").read_text().splitlines()[0]
     assert "gap" in header
+    assert "kd_loss" not in header
+
+
+class Pools:
+    """Makes a model that timm does not know, without layers of the names that recipes compare."""
+
+    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> torch.nn.Module:
+        layers = [
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(3, num_classes),
+        ]
+        model: Any = torch.nn.Sequential(*layers)
+        model.mean, model.std, model.img_size = (0.5,) * 3, (0.5,) * 3, 32
+        return model
+
+
+@pytest.mark.parametrize("layer", ["maps", "maps@1/2", "blocks.1"])
+def test_a_model_without_a_recipes_layers_can_do_without_them(
+    layer: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names settings that are accepted."""
+    words = [
+        f"recipe={recipe}",
+        "model.student.builder=tests.test_own_parts.Pools",
+        "trainer.fast_dev_run=true",
+    ]
+    words += ["model.distill_losses.maps=MSELoss"]
+    words += [f"model.taps.maps={{student: {layer!r}, teacher: maps}}", "model.student.kwargs={}"]
+    assert train_main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("kd-train: model.taps.maps.student: ")
+    _, _, settings = message.partition("without losses over features: ")
+    assert settings == "model.taps=null model.distill_losses='{kd: KDLoss}'\n"
+    assert train_main([*words[:3], *shlex.split(settings)]) == 0
+
+
+class NoLoss(torch.nn.Module):
+    """A loss that inherits from the wrong class."""
+
+
+def test_what_a_part_must_inherit_from_is_named(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"recipe={recipe}", "model.distill_losses.mine=tests.test_own_parts.NoLoss"]
+    assert train_main(words) == 2
+    assert capsys.readouterr().err == (
+        "kd-train: model.distill_losses.mine: NoLoss is no DistillLoss: it must inherit from kd.losses.LogitLoss, or "
+        "FeatureLoss to compare layers (recipes/OWN_PARTS.md)\n"
+    )
 
 
 OTHERS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.S)[1:]).splitlines()

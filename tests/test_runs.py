@@ -14,6 +14,9 @@ from kd.commands.runs import _age
 from kd.storage.cache_parts import PARTS
 from tests._helpers import ROOT
 
+CONFIG = "recipe: tiny\nruns_dir: runs\ndata: {}\nmodel: {}\ntrainer: {}\n"
+"""Settings by which a folder is recognised as a run of kd."""
+
 
 def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line, runs = [f"recipe={recipe}", "config=debug"], recipe.parent / "runs"
@@ -25,7 +28,7 @@ def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFi
         train_main([f"recipe={runs / 'tiny' / 'first-try' / 'config.yaml'}", "config=debug"]) == 0
     )  # a number
     (runs / "tiny" / "broken").mkdir()
-    (runs / "tiny" / "broken" / "config.yaml").write_text("recipe: tiny\n")
+    (runs / "tiny" / "broken" / "config.yaml").write_text(CONFIG)
     (runs / "tiny" / "broken" / "summary.json").write_text("{")
     capsys.readouterr()
 
@@ -43,7 +46,7 @@ def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFi
     assert main("runs", [str(runs)]) == 0
     table = capsys.readouterr().out
     assert "tiny/first-try" in table
-    assert "safe" in next(line for line in table.splitlines() if "broken" in line)
+    assert "in 7 d" in next(line for line in table.splitlines() if "broken" in line)
     assert main("runs", [str(runs / "tiny"), "--json"]) == 0  # the folder of one recipe
     assert len(json.loads(capsys.readouterr().out)) == 3
 
@@ -53,7 +56,7 @@ def test_a_run_that_trains_is_not_safe_to_delete(
 ) -> None:
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text("recipe: tiny\n")
+    (run / "config.yaml").write_text(CONFIG)
     lock = f"held = l.lock_run(pathlib.Path({str(run)!r}))"
     code = (
         f"import pathlib, sys, kd.storage.checkpoints as l; {lock}; print(1, flush=True); input()"
@@ -73,6 +76,33 @@ def test_a_run_that_trains_is_not_safe_to_delete(
         assert (row["status"], row["safe_to_delete"]) == (status, safe)
         if status == "training":
             trains.communicate("\n")
+
+
+def test_the_table_says_when_clean_deletes_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rule: what the table calls ``now`` is what ``clean`` lists, by age and by whose folder it is."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    days = {"new": 0, "days": 4.5, "old": 30}
+    for name, age in days.items():
+        run = tmp_path / "runs" / "tiny" / name
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text(CONFIG)
+        (run / "report.html").write_text("made today by kd-report, which only reads the run")
+        then = time.time() - age * 86_400
+        os.utime(run / "config.yaml", (then, then))
+    other = tmp_path / "runs" / "tiny" / "other"
+    other.mkdir()
+    (other / "config.yaml").write_text("recipe: soup\n")
+    os.utime(other / "config.yaml", (1e9, 1e9))
+    assert main("runs", [str(tmp_path / "runs")]) == 0
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    said = {row[0].strip().removeprefix("tiny/"): row[-1].strip() for row in rows}
+    assert said == {"new": "in 7 d", "days": "in 3 d", "old": "now", "other": ""}
+    assert main("runs", ["clean", str(tmp_path / "runs")]) == 0
+    listed = [line for line in capsys.readouterr().out.splitlines() if "tiny/" in line]
+    assert len(listed) == 1
+    assert "tiny/old" in listed[0]
 
 
 @pytest.fixture
@@ -158,13 +188,13 @@ def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
 ) -> None:
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text("recipe: tiny\n")
+    (run / "config.yaml").write_text(CONFIG)
     assert main("runs", [str(tmp_path / "runs")]) == 0
     out = capsys.readouterr().out
     assert f"cache: {old_cache}, 0.0 MB" in out
     rows = [line.split("│")[1:6] for line in out.splitlines() if "│" in line]
     parts = {row[0].strip(): row[4].strip() for row in rows if len(row) == 5}
-    assert parts["answers"] == "yes" and parts["teachers"] == parts["runs"] == "no"
+    assert parts["answers"] == "2 of 2" and parts["teachers"] == parts["runs"] == "no"
     code = (
         f"import pathlib, kd.storage.checkpoints as l; held = l.lock_run(pathlib.Path({str(run)!r}));"
         "print(1, flush=True); input()"
@@ -209,7 +239,7 @@ def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_t
 ) -> None:
     for name in ("best", "odd"):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "config.yaml").write_text("recipe: tiny\n")
+        (tmp_path / name / "config.yaml").write_text(CONFIG)
     (tmp_path / "best" / "checkpoints" / "best.ckpt").touch()
     (tmp_path / "odd" / "summary.json").write_text("[1]")
     gone, rglob = (

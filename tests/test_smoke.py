@@ -135,13 +135,19 @@ def test_the_last_step_of_each_epoch_is_logged_once(recipe: Path) -> None:
     ]
 
 
-def test_no_epoch_exports_no_student(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", "trainer.max_epochs=0"]) == 0
-    out = capsys.readouterr().out
-    assert "(nothing was trained, no student is exported)" in out
-    assert "no validation" not in out
-    (folder,) = run_folders(recipe)
-    assert not list(folder.rglob("student*"))
+@pytest.mark.parametrize("key", ["trainer.max_epochs", "trainer.max_steps"])
+def test_a_run_without_an_epoch_or_step_is_refused(
+    key: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would make an empty run that ``latest`` points at."""
+    assert train_main([f"recipe={recipe}", f"{key}=0"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"kd-train: {key}: must be >= 1, or -1 for no limit (trainer.fast_dev_run=true tries all parts on one "
+        "batch), got 0\n"
+    )
+    assert not run_folders(recipe)
 
 
 def test_a_folder_that_can_not_be_written_is_reported_first(

@@ -109,6 +109,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
         "shutil.rmtree": JOB,
     },
     "kd.fleet.jobs.sky": {"part.rename": JOB},
+    "kd.launch.ray_nodes": {"tempfile.NamedTemporaryFile": NEW, "self.log.unlink": NEW},
     "kd.fleet.jobs.slurm": {"tempfile.NamedTemporaryFile": NEW},
     "kd.fleet.sizing.timing": {"folder.mkdir": NEW},
     "kd.fleet.tuning.ray_cluster": {"shutil.rmtree": JOB},

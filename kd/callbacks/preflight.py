@@ -344,18 +344,20 @@ class Preflight(Callback):
             The decisions by the pictures' numbers, of this process's share, and how many pictures it has.
         """
         data = run.data
-        batches = data.eval_batches("val").used
+        batches = data.eval_batches("val")
         pictures = len(data.split("val").targets)
         shown = bar(
             label="preflight: teacher on val",
-            total=batches * data.batch_size * trainer.world_size,
+            total=batches.pictures,
             disable=not trainer.is_global_zero,
         )
         copies = HostCopies[Tensor]()
         decided: Tensor | None = None
         seen_here = 0
-        for batch, _ in zip(data.val_dataloader(), range(batches), strict=False):
-            shown.update(len(batch["index"]) * trainer.world_size)
+        for batch, _ in zip(data.val_dataloader(), range(batches.used), strict=False):
+            of_all_processes = len(batch["index"]) * trainer.world_size  # with padding
+            left = batches.pictures - shown.n
+            shown.update(min(of_all_processes, left))
             seen = look(batch, run.module.task, run.teacher, {}, run.device, members=True)
             if seen is None or seen.index is None or seen.decided is None:
                 continue
@@ -410,7 +412,9 @@ class Preflight(Callback):
         if weak:
             judged = ", no better than guessing"
         elif key in findings.unclear:
-            judged = f"; {findings.pictures} pictures can't tell whether that is better than guessing"
+            judged = (
+                f"; {findings.pictures} pictures can't tell whether that is better than guessing"
+            )
         elif 2 * findings.classes < classes:
             judged = f"; they show {findings.classes} of {classes} classes, too few to judge it"
         print(f"preflight: teacher {name} {score}{share}{note}{judged}{remedy}", flush=True)

@@ -10,7 +10,8 @@ from tqdm import tqdm
 from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Closing
 from kd.callbacks.host_copies import HostCopies
-from kd.progress import CALM, WholeItems, drawn
+from kd.data.batch import Batch
+from kd.progress import CALM, WholeItems, bar, drawn
 
 
 class Progress(Closing):
@@ -31,6 +32,7 @@ class Progress(Closing):
         self._limit = limit or (lambda: "")
         self._whose = whose
         self._bar: tqdm | None = None
+        self._validation: tqdm | None = None
         self._quiet_until = 0.0
         self._losses: HostCopies[None] = HostCopies()
 
@@ -88,8 +90,34 @@ class Progress(Closing):
         pictures = run.data.batch_size * trainer.world_size
         self._bar.update(pictures)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens a bar over the validation pictures."""
+        if self._bar is None or trainer.sanity_checking:
+            return
+        batches = RunContext.of(trainer).data.eval_batches("val")
+        label = f"{self._whose}epoch {trainer.current_epoch + 1}, validation"
+        self._validation = bar(label=label, total=batches.pictures)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: Batch,
+        *_: object,
+    ) -> None:
+        """Moves the bar over the validation pictures; padding counts for nothing."""
+        if self._validation is None:
+            return
+        of_all_processes = len(batch["image"]) * trainer.world_size
+        left = self._validation.total - self._validation.n
+        self._validation.update(min(of_all_processes, left))
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes a line with the loss and the validation metrics."""
+        if self._validation is not None:
+            self._validation.close()
+            self._validation = None
         if self._bar is None or trainer.sanity_checking:
             return
         metrics = dict(
@@ -117,7 +145,10 @@ class Progress(Closing):
         self._bar.write(text, file=sys.stderr)
 
     def close(self, trainer: Trainer) -> None:
-        """Closes the bar; on a terminal its last state stays."""
+        """Closes the bars; on a terminal the last state of the training's stays."""
+        if self._validation is not None:
+            self._validation.close()
+            self._validation = None
         if self._bar is not None:
             self._bar.leave = sys.stderr.isatty()  # elsewhere the last epoch's line shows the same
             self._bar.close()

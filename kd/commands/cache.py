@@ -2,6 +2,7 @@
 
 from kd.errors import UserError
 from kd.run.own_keys import take, take_all
+from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -90,6 +91,7 @@ def _describe(request: Request) -> int:
 def _built(request: Request) -> Run:
     """The run that a request describes, built, with its teachers trained first where they have no weights."""
     run = Run.of(request)
+    check_present(run.config)
     run.with_teacher()
     from kd.run.objects import build
 

@@ -13,7 +13,10 @@ from kd.run.claim import claim_of
 from kd.run.own_keys import take_all, truth
 from kd.run.pays_wish import KEYS as PAYS
 from kd.run.pays_wish import PaysWish, pays_of
+from kd.run.present import check_models
 from kd.run.request import Request
+from kd.storage.objects import is_url
+from kd.storage.run_urls import names_run, run_at
 
 if TYPE_CHECKING:
     from kd.run.measure import Evaluation, Options
@@ -123,7 +126,9 @@ def _options(request: Request) -> "Options":
     options = take_all(request, *KEYS)
     pays = pays_of(options)
     if pays is not None:
-        return _pays_options(options, pays)
+        of_pays = _pays_options(options, pays)
+        check_models(request.rest)
+        return of_pays
     robust = truth(options, "robust")
     wish = wish_of(options)
     claim = None if wish else claim_of(options)
@@ -137,16 +142,22 @@ def _options(request: Request) -> "Options":
     out = _out(options)
     if "split" in options and "folder" in options:
         raise UserError("folder: can't be given together with split=: the folder is the split")
-    from kd.run.measure import Options, is_run
-
-    only_runs = all(is_run(word) for word in request.rest)
+    words = request.rest
+    request.rest = [str(run_at(word)) if is_url(word) else word for word in words]  # fetched once
+    only_runs = all(names_run(word) for word in request.rest)
     if of_files and only_runs:
         raise UserError(
             f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
         )
+    check_models(request.rest)
+    folder = options.get("folder")
+    if folder and not (is_url(folder) or Path(folder).is_dir()):
+        raise UserError(f"folder: there is no folder {folder} (<class>/*.jpg are read in it)")
+    from kd.run.measure import Options
+
     return Options(
         options.get("split", ""),
-        options.get("folder"),
+        folder,
         robust,
         of_files,
         out,

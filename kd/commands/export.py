@@ -10,6 +10,7 @@ from kd.run.own_keys import take_all, truth, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
+from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
     from kd.ship.export.base import Format
@@ -101,6 +102,7 @@ def run(request: Request) -> int | None:
     if claim is not None and export_format.features:
         raise UserError(f"margin: needs a classifier, and to={name} has none")
     _check_abilities(export_format, name, int8, fp16, "max_batch" in options)
+    request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
     export_format.check(f"to={name}", int8)  # before torch is loaded
     opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import ExportRequest, export, lines

@@ -4,6 +4,7 @@ import re
 
 from kd.errors import UserError
 from kd.run.own_keys import take
+from kd.run.present import check_data
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -36,6 +37,7 @@ def run(request: Request) -> int | None:
             raise UserError(f"short_side: must be a number of pixels, got '{text}'")
         side = int(text)
     run = Run.of(request)
+    check_data(run.config["data"])
     from kd.data.pack import pack
     from kd.data.sources import labelled
     from kd.run.build import data_of

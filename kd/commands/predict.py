@@ -5,8 +5,10 @@ from itertools import chain
 from pathlib import Path
 
 from kd.run.own_keys import take_all, whole_number
+from kd.run.present import check_pictures
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.storage.run_urls import finished_at
 from kd.storage.shown import on_terminal
 
 HELP = """\
@@ -34,6 +36,8 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or len(request.rest) < 2:
         return None
+    request.rest[0] = str(finished_at(request.rest[0], "config.yaml"))  # fetched once
+    check_pictures(request.rest[1:])
     from kd.ship.predict import check_out, choose_device, find_pictures, predict, write
 
     options = take_all(request, "out", "top", "device")

@@ -1,10 +1,12 @@
 """``kd-runs``: which runs there are, what the cache holds, and what of both may go. Needs neither torch nor lightning."""
 
 import json
+import math
 import os
 import shlex
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,17 @@ kd-runs: the runs in a folder, the newest first, and the cache; what may be dele
   kd-runs clean [RUNS_DIR] [older=DAYS]          what would be deleted, one line each; deletes nothing
   kd-runs clean [RUNS_DIR] [older=DAYS] --yes    deletes it
 
-A run is safe to delete (column `delete`) if it has no student, no checkpoint, and is not training. Of the cache go
-copies and what is made again when needed, not trained teachers; nothing of it goes while a run in RUNS_DIR trains.
-Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md).
+A run may go if it has no student, no checkpoint, and is not training. Of the cache go copies and what is made again
+when needed, not trained teachers; nothing of it goes while a run in RUNS_DIR trains. Both stay if they were used in the
+last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md). The column `delete` says `now` of what `clean`
+deletes, and `in 3 d` of what it deletes later.
 """
 DAYS = 7
 """Days without use after which ``clean`` deletes."""
 OF_EVERY_RUN = {"recipe", "runs_dir", "data", "model", "trainer"}
 """Keys of each run's settings."""
+PAGES = ("report.html", "comparison.html")
+"""Files that ``kd-report`` writes, also of runs that it only reads: they make no run younger."""
 NUMBERS = ("teacher", "student", "images/s", "age", "MB")
 """Columns that are set to the right."""
 MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
@@ -84,7 +89,8 @@ def run(request: Request) -> int | None:
         _print(rows)
     else:
         print(f"no runs in {folder}")
-    _print_cache(cache_dir())
+    trains = any(row["status"] == "training" for row in rows)
+    _print_cache(cache_dir(), trains)
     return 0
 
 
@@ -95,8 +101,13 @@ def _runs_below(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["changed"])
 
 
-def _print_cache(cache: Path) -> None:
-    """The parts of the cache: entries, size, what they are, whether they may go; nothing without a cache."""
+def _print_cache(cache: Path, trains: bool) -> None:
+    """The parts of the cache: entries, size, what they are, how many may go; nothing without a cache.
+
+    Args:
+        cache: the cache folder.
+        trains: a run is training, so nothing of the cache may go now.
+    """
     from kd.report.terminal import print_table
 
     entries = entries_of(cache)
@@ -107,15 +118,17 @@ def _print_cache(cache: Path) -> None:
         of_part = [entry for entry in entries if entry.part == name]
         if of_part:
             megabytes = sum(entry.size for entry in of_part) / 1e6
-            goes = "yes" if part.may_go else "no"
+            goes = "no"
+            if part.may_go:
+                old = [entry for entry in of_part if _days_left(entry.used) == 0 and not trains]
+                goes = f"{len(old)} of {len(of_part)}"
             row = [name, str(len(of_part)), f"{megabytes:,.1f}", part.content, goes, part.loss]
             rows.append(row)
     size = sum(entry.size for entry in entries) / 1e6
     print(f"cache: {cache}, {size:,.1f} MB (KD_CACHE; kd-runs clean lists what may go)")
-    columns = ["part", "entries", "MB", "content", "may go", "what its loss costs"]
-    print_table(
-        None, columns, rows, left=("part", "content", "may go", "what its loss costs"), width=160
-    )
+    columns = ["part", "entries", "MB", "content", "delete now", "what its loss costs"]
+    left = ("part", "content", "delete now", "what its loss costs")
+    print_table(None, columns, rows, left=left, width=160)
 
 
 def _clean(request: Request) -> int:
@@ -176,7 +189,7 @@ def _may_go(runs: Path, cache: Path, before: float) -> list[tuple[Path, int, str
     rows = _runs_below(runs)
     for row in rows:
         folder = Path(row["folder"])
-        if row["safe_to_delete"] and row["changed"] < before and _is_of_kd(folder):
+        if row["safe_to_delete"] and row["changed"] < before:
             why = f"{row['status']}: no student, no checkpoint"
             goes.append((folder, row["bytes"], why))
     training = [row["run"] for row in rows if row["status"] == "training"]
@@ -188,6 +201,12 @@ def _may_go(runs: Path, cache: Path, before: float) -> list[tuple[Path, int, str
         if part.may_go and entry.used < before:
             goes.append((entry.path, entry.size, f"{part.content}: {part.loss}"))
     return goes
+
+
+def _days_left(used: float) -> int:
+    """Days until ``clean`` deletes what may go and was used at a Unix time; 0: it would now."""
+    left = DAYS - (time.time() - used) / 86_400
+    return max(0, math.ceil(left))
 
 
 def _is_of_kd(folder: Path) -> bool:
@@ -206,12 +225,15 @@ def _described(folder: Path) -> dict[str, Any]:
 
     # its regular files: sizes, times, and whether weights are among them
     stats: list[os.stat_result] = []
+    changed = 0.0
     has_weights = False
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # a run that trains renames its files
             status = path.lstat()
             if stat.S_ISREG(status.st_mode):
                 stats.append(status)
+                if path.name not in PAGES:
+                    changed = max(changed, status.st_mtime)
                 if path.suffix == ".ckpt" or path.name == "student.safetensors":
                     has_weights = True
 
@@ -230,9 +252,9 @@ def _described(folder: Path) -> dict[str, Any]:
         "images_per_s": number_in(summary, "images_per_s"),
         "verdict": verdict or None,
         "limit": verdict.split(":")[0],
-        "changed": max((status.st_mtime for status in stats), default=folder.stat().st_mtime),
+        "changed": changed or folder.stat().st_mtime,
         "bytes": sum(status.st_size for status in stats),
-        "safe_to_delete": not has_weights and not training,
+        "safe_to_delete": not has_weights and not training and _is_of_kd(folder),
     }
 
 
@@ -264,11 +286,19 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 limit,
                 _age(time.time() - row["changed"]),
                 f"{row['bytes'] / 1e6:,.1f}",
-                "safe" if row["safe_to_delete"] else "",
+                _when_it_goes(row),
             ]
         )
     left = [column for column in COLUMNS if column not in NUMBERS]
     print_table(None, COLUMNS, cells, left=left, width=160)
+
+
+def _when_it_goes(row: Mapping[str, Any]) -> str:
+    """When ``kd-runs clean`` deletes a run; "" where it never does."""
+    if not row["safe_to_delete"]:
+        return ""
+    days = _days_left(row["changed"])
+    return f"in {days} d" if days else "now"
 
 
 def _age(seconds: float) -> str:

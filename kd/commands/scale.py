@@ -9,6 +9,7 @@ from kd.fleet.scaling.measure import STRATEGIES, ScalingPlan, reading, ring_time
 from kd.fleet.scaling.model import Network, fit, fit_ring
 from kd.machine import cores
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
+from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.checkpoints import claim
@@ -54,6 +55,7 @@ def run(request: Request) -> int | None:
     if "network" in options:
         network = Network(positive("network", options["network"], math.inf), given=True)
     run = Run.of(request)
+    check_present(run.config)
     config = run.config
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])

@@ -7,6 +7,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.fleet.sizing.plan import plan
 from kd.run.own_keys import take_all
+from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
@@ -72,6 +73,7 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     """
     planned = plan(request)
     run = Run.of(request)
+    check_present(run.config)
     run.with_teacher()
     from kd.fleet.sizing.page import write
     from kd.fleet.sizing.search import SizeSearch

@@ -1,6 +1,6 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
@@ -30,6 +31,7 @@ from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
+from kd.progress import CALM_AT_START, bar
 from kd.settings import Augment, DataSettings, TierSpec, height_width
 from kd.storage.tensors import TorchFile, read_checkpoint
 
@@ -347,14 +349,9 @@ class DistillationDataModule(LightningDataModule):
             return batch
         return self._finish(batch)
 
-    def fill_dataloader(
-        self,
-        view: int,
-        present: Present,
-        rank: int,
-        world_size: int,
-        answering: Answering | None = None,
-    ) -> DataLoader:
+    def fill_batches(
+        self, view: int, present: Present, rank: int, world_size: int
+    ) -> list[list[Key]]:
         """This process's batches of one view in which a picture lacks its answer.
 
         Args:
@@ -362,7 +359,6 @@ class DistillationDataModule(LightningDataModule):
             present: which pictures have their answers.
             rank: of this process.
             world_size: number of processes; batches are dealt to them in turn.
-            answering: adds a teacher's answers to the batches, in the loader.
         """
         if self.augment.mixes:  # pairs that are mixed stay together
             order = self._batches(rank=0, world_size=1).order(view)
@@ -374,6 +370,12 @@ class DistillationDataModule(LightningDataModule):
             indices = order[start : start + self.batch_size]
             if not present(view, indices).all():
                 batches.append([(int(i), view) for i in indices])
+        return batches
+
+    def fill_dataloader(
+        self, batches: list[list[Key]], answering: Answering | None = None
+    ) -> DataLoader:
+        """Loads :meth:`fill_batches`; ``answering`` adds a teacher's answers to them, in the loader."""
         if self._filling is None:  # one for all views: a data tier receives it once
             pictures, collate = self._training()
             if answering is not None:
@@ -420,11 +422,18 @@ class DistillationDataModule(LightningDataModule):
         pinned = torch.cuda.is_available() and on_gpu
         return Loader.of(data, batches, collate, self.num_workers, pinned)
 
-    def sample_pictures(self, count: int) -> Tensor:
-        """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``."""
-        return torch.stack([picture for picture, _ in self.sample(count)])
+    def sample_pictures(self, count: int, label: str = "training pictures") -> Tensor:
+        """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``.
 
-    def sample(self, count: int, labelled: bool = False) -> Iterator[tuple[Tensor, Target]]:
+        Args:
+            count: how many at most.
+            label: of the progress bar, which the first process shows.
+        """
+        hidden = getattr(rank_zero_only, "rank", 0) != 0
+        chosen = bar(self.sample(count), label=label, calm=CALM_AT_START, disable=hidden)
+        return torch.stack([picture for picture, _ in chosen])
+
+    def sample(self, count: int, labelled: bool = False) -> "SampledPictures":
         """The first training pictures of a fixed shuffle, as validation shows them.
 
         Args:
@@ -432,7 +441,7 @@ class DistillationDataModule(LightningDataModule):
             labelled: of pictures with a class id alone.
 
         Returns:
-            Pairs of uint8 ``(3, H, W)`` and target; a picture is decoded when its pair is taken.
+            As many as there are, at most ``count``.
         """
         split = self.split("train")
         targets = split.targets
@@ -441,8 +450,7 @@ class DistillationDataModule(LightningDataModule):
         numbers = iter(shuffled.tolist())
         if labelled:
             numbers = filter(lambda i: _is_class_id(targets[i]), numbers)
-        chosen = list(islice(numbers, count))
-        return ((pictures[i, 0][0], targets[i]) for i in chosen)
+        return SampledPictures(pictures, targets, list(islice(numbers, count)))
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -548,3 +556,30 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
             f"data.source: these are not the training pictures and labels of the resumed run ({before['train']:,}, "
             f"now {now['train']:,}); with other data start a new run from its student: model.student.checkpoint=RUN"
         )
+
+
+class SampledPictures:
+    """Some pictures of a split with their targets: pairs of uint8 ``(3, H, W)`` and target.
+
+    A picture is decoded when its pair is taken.
+
+    Args:
+        pictures: the split's, as validation shows them.
+        targets: the split's.
+        numbers: of the pictures that are taken.
+    """
+
+    def __init__(
+        self, pictures: Dataset[Any], targets: Sequence[Target], numbers: Sequence[int]
+    ) -> None:
+        self.pictures = pictures
+        self.targets = targets
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Target]]:
+        for number in self.numbers:
+            picture, *_ = self.pictures[number, 0]
+            yield picture, self.targets[number]

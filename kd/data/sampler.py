@@ -342,6 +342,11 @@ class EvalBatches(Sampler[list[Key]]):
     def __len__(self) -> int:
         return math.ceil(self.share / self.batch_size)
 
+    @property
+    def pictures(self) -> int:
+        """Samples of the batches that are used, over all ranks, without padding."""
+        return min(self.length, self.used * self.batch_size * self.world_size)
+
     def __iter__(self) -> Iterator[list[Key]]:
         """The keys of each batch of this process: every ``world_size``-th sample; padding (view -1) comes last."""
         padding = (0, -1)

@@ -4,7 +4,7 @@ A random one would first distort those weights (Kumar et al., Fine-Tuning can Di
 2202.10054), and at the small learning rate that they need it learns slowly.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -13,6 +13,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
 from kd.data.batch import Batch, Target
+from kd.data.datamodule import SampledPictures
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
@@ -23,8 +24,8 @@ from kd.tasks.features import starting_classifier
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
 
-Sample = Callable[[int, bool], Iterable[tuple[Tensor, Target]]]
-"""Gives so many training pictures, with their targets if the second argument is true."""
+Sample = Callable[[int, bool], SampledPictures]
+"""Gives so many training pictures at most; those with a class id alone if the second argument is true."""
 
 PER_CLASS = 64
 """Labelled pictures that are used, on average of a class."""
@@ -143,11 +144,12 @@ def _features(
     def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         features.append(inputs[0].float().cpu())
 
-    labelled_pictures = iter(sample(count, True))
+    chosen = sample(count, True)
+    labelled_pictures = iter(chosen)
     hook = classifier.register_forward_pre_hook(record)
     hidden = getattr(rank_zero_only, "rank", 0) != 0
     label = "a first classifier"
-    shown = bar(label=label, total=count, calm=CALM_AT_START, disable=hidden)
+    shown = bar(label=label, total=len(chosen), calm=CALM_AT_START, disable=hidden)
     with hook, evaluating(student.model), shown:
         while batch := list(islice(labelled_pictures, BATCH)):
             pictures, targets = zip(*batch, strict=True)

@@ -1,6 +1,7 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +131,8 @@ class Objective(nn.Module):
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
             if isinstance(loss, FeatureLoss | LayersLoss):
                 over_features[name] = loss
-        self.feature_taps.complete(over_features)
+        with self._says_how_to_do_without(over_features):
+            self.feature_taps.complete(over_features)
         if teacher is None:
             if over_features:
                 raise UserError(
@@ -138,10 +140,32 @@ class Objective(nn.Module):
                 )
             return
         for name, feature_loss in over_features.items():
-            self.losses[name] = self.feature_taps.build(
-                name, feature_loss, teacher, student, taps, trial
-            )
+            with self._says_how_to_do_without(over_features):
+                self.losses[name] = self.feature_taps.build(
+                    name, feature_loss, teacher, student, taps, trial
+                )
             self._factors[name] = teacher.feature_weight(self._teacher_of.get(name, ALL))
+
+    @contextmanager
+    def _says_how_to_do_without(self, over_features: Container[str]) -> Iterator[None]:
+        """Adds to a mistake in a loss over features the settings that leave all of them out.
+
+        Args:
+            over_features: names of the losses over features.
+        """
+        try:
+            yield
+        except UserError as error:
+            others = []
+            for name, loss in self.losses.items():
+                if name not in over_features:
+                    others.append(f"{name}: {class_path(type(loss))}")
+            if not others:
+                raise
+            losses = ", ".join(others)
+            raise UserError(
+                f"{error}; without losses over features: model.taps=null model.distill_losses='{{{losses}}}'"
+            ) from error
 
     def _bind_loss(
         self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None
@@ -390,3 +414,14 @@ class Objective(nn.Module):
             teacher_logits = self.task.fit(teacher_logits, target)
         compared = self.task.compared
         return loss(compared(logits), compared(teacher_logits), compared(target), **extra)
+
+
+def class_path(kind: type) -> str:
+    """The name by which settings find a class: a short one for kd's own.
+
+    >>> class_path(LogitLoss)
+    'LogitLoss'
+    """
+    if kind.__module__.startswith("kd."):
+        return kind.__name__
+    return f"{kind.__module__}.{kind.__name__}"

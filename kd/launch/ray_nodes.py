@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO
+from pathlib import Path
 
 from kd.errors import RunError, Stopped, UserError, needs_extra
 from kd.launch.child import die_with_parent
 from kd.launch.cluster import Cluster
+from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 WAIT_S = 1800.0  # for machines of the job that come up later
 ANSWER_S = 5.0
@@ -68,16 +69,19 @@ def _answers(address: tuple[str, int]) -> bool:
 @dataclass
 class _Node:
     process: subprocess.Popen
-    log: IO[bytes]
+    log: Path
+    """What Ray prints; it stays where Ray fails."""
 
     def check(self) -> None:
         """Raises RunError, with the last line of its log, where Ray's process has ended."""
-        if self.process.poll() is not None:
-            self.log.seek(0)
-            words = self.log.read().decode(errors="replace").strip().splitlines() or [""]
-            raise RunError(
-                f"Ray has ended on this machine with status {self.process.returncode}: {words[-1][:300]}"
-            )
+        status = self.process.poll()
+        if status is None:
+            return
+        text = text_of(self.log, LARGEST_LOG, errors="replace")
+        lines = text.strip().splitlines() or [""]
+        raise RunError(
+            f"Ray has ended on this machine with status {status}: {lines[-1][:300]} (log: {self.log})"
+        )
 
     def end(self) -> None:
         """Ends Ray's process and all that it has started: SIGTERM, then SIGKILL after 20 s."""
@@ -89,7 +93,8 @@ class _Node:
                 break
         with suppress(ProcessLookupError):  # what it leaves when it is killed
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.log.close()
+        if not self.process.returncode or self.process.returncode < 0:  # ended, as asked
+            self.log.unlink(missing_ok=True)
 
 
 def _start(*arguments: str, role: str) -> _Node:
@@ -101,16 +106,16 @@ def _start(*arguments: str, role: str) -> _Node:
     """
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"machines that prepare data: {needs_extra('ray')}")
-    log = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the node's end)
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    process = subprocess.Popen(
-        [*start, "--disable-usage-stats", f"--labels=kd-role={role}", *arguments],
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
-    return _Node(process, log)
+    with tempfile.NamedTemporaryFile(prefix="kd-ray-", suffix=".log", delete=False) as log:
+        process = subprocess.Popen(
+            [*start, "--disable-usage-stats", f"--labels=kd-role={role}", *arguments],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    return _Node(process, Path(log.name))
 
 
 def check_secret(cluster: Cluster | None) -> None:

@@ -52,7 +52,7 @@ def load_checkpoint(
 
     Args:
         model: the model; a file with its own names and shapes is loaded unchanged.
-        path: a weights file or folder (:func:`kd.models.weights.weights_file`).
+        path: a weights file or folder (:func:`kd.storage.weights_files.weights_file`).
         key: the setting that names the file, for messages.
         classes: names of the data's classes, where the file's are to be compared with them.
         head: the classifier must come from the file too.

@@ -163,6 +163,10 @@ class Taps:
         if share is None:
             return pattern
         names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
+        if not names:
+            layers = ", ".join(name for name, _ in self._model.named_modules() if name)
+            problem = f"timm lists no features of {_title(self._model)}, so '{pattern}' names none"
+            raise UserError(f"{key}: {problem}; it has the layers {layers[:200]}")
         numerator = int(share[1])
         denominator = int(share[2])
         place = math.ceil(len(names) * numerator / denominator)

@@ -20,10 +20,10 @@ from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
 from kd.models.output_scale import unit_output
 from kd.settings import height_width
-from kd.storage.checkpoints import models_in, run_folder
+from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
-from kd.storage.objects import fetched
 from kd.storage.tensors import read_tensors
+from kd.storage.weights_files import TIMM_FILES, weights_file
 
 WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Names that torch's wrappers put before a module's own."""
@@ -43,10 +43,6 @@ NAMES = (
 )
 """Keys below which files have class names."""
 
-FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
-"""Endings of weights files that are read."""
-TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
-"""Weights in a folder of timm's, the first that is there."""
 NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
 """Arguments of a file's model that are settings of their own, or that would load weights."""
 
@@ -157,37 +153,6 @@ def _of_our_students(content: object) -> dict[str, Tensor]:
         for name, tensor in unit_output(model).items():
             tensors[prefix + name] = tensor
     return tensors
-
-
-def weights_file(path: Path, key: str) -> Path:
-    """The weights file at a place; one at a URL is fetched.
-
-    Args:
-        path: a file, a run's folder, a folder of timm's, or the URL of a file or of a run.
-        key: the configuration key that named it.
-
-    Raises:
-        UserError: no such file.
-    """
-    url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
-    if url and not path.exists():
-        place = f"{url[1]}://{url[2]}"
-        if path.suffix not in FILES:
-            place += "/student.safetensors"
-        return fetched(place, key or "checkpoint")
-    path = run_folder(path)
-    candidates = [path]
-    if path.is_dir():
-        candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)]
-    for file in candidates:
-        if file.is_file():
-            return file
-    hint = ""
-    hub = re.fullmatch(r"(?:hf[-_]hub:)?timm/(\S+)", str(path))
-    if hub:
-        root = key.removesuffix(".checkpoint")
-        hint = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true"
-    raise UserError(f"{key}: there is no {candidates[0]}{hint}")
 
 
 def describe(file: Path) -> About:

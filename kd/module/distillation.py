@@ -282,6 +282,8 @@ class DistillationModule(Inference):
                 "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
                 "over those of one batch, so that each counts more in a batch with few"
             )
+        shorter = {student.optim.note(pace): None for student in students}
+        notes += [note for note in shorter if note]
         moving = set()
         for student in students:
             for name, loss in student.objective.active.items():

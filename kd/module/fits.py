@@ -5,14 +5,11 @@ from functools import cache
 from itertools import count as counting
 from typing import Any
 
-import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from kd.clock import part_of_the_start
 from kd.data.datamodule import DistillationDataModule
-from kd.progress import CALM_AT_START, bar
 
 MOST_IN_A_TRIAL = 256
 """Pictures at most in a trial run: it is to show that all parts work, in seconds."""
@@ -35,18 +32,10 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
     @part_of_the_start("pictures for the fits")
     def decoded(number: int) -> Tensor:
         """``number`` training pictures, uint8 ``(number, 3, H, W)``, with a bar on the first process."""
-        hidden = getattr(rank_zero_only, "rank", 0) != 0
-        shown = bar(
-            data.sample(number),
-            label="pictures for the fits",
-            calm=CALM_AT_START,
-            total=number,
-            disable=hidden,
-        )
-        return torch.stack([picture for picture, _ in shown])
+        return data.sample_pictures(number, "pictures for the fits")
 
     def sample(number: int) -> Tensor:
-        """As many pictures as a fit wants, or few in a trial run, which is reported once."""
+        number = min(number, len(data.split("train").targets))
         if not reason or number <= MOST_IN_A_TRIAL:
             return decoded(number)
         if trainer.is_global_zero and next(calls) == 0:

@@ -25,6 +25,7 @@ from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
 from kd.run import keys, listed, typed
 from kd.run.annotations import foreign, inner_kind, members
+from kd.run.needs import teachers_in
 from kd.run.trust import arguments_allowed, class_named, parameters_of, trusted_class
 from kd.settings import (
     Class,
@@ -57,6 +58,14 @@ BASES: dict[str, type] = {
     "strategy": Strategy, "callback": Callback, "logger": Logger, "profiler": Profiler,
 }  # fmt: skip
 """What a class of each kind inherits from."""
+BASE_NAMES = {
+    "source": "kd.data.sources.Source",
+    "task": "kd.tasks.Task",
+    "loss": "kd.losses.LogitLoss, or FeatureLoss to compare layers",
+    "projection": "kd.losses.Projection",
+    "callback": "pytorch_lightning.Callback",
+}
+"""The names by which a class of the user's imports them."""
 Built: TypeAlias = Any
 """An object of the class that settings name."""
 BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
@@ -110,15 +119,6 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
         spec = built(TeacherSettings, settings, key, trusted)
         specs[name] = cast(TeacherSpec, spec)
     return specs
-
-
-def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
-    one = model.get("teacher")
-    several = model.get("teachers") or {}
-    if one:
-        return {"model.teacher": one}
-    return {f"model.teachers.{name}": spec for name, spec in several.items()}
 
 
 def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preprocess, list[str]]:
@@ -233,7 +233,10 @@ def _check_base(cls: type, kind: str, key: str) -> None:
     if base is None:
         return
     if base is not Builder and not issubclass(cls, base):
-        raise UserError(f"{key}: {cls.__name__} is no {base.__name__}")
+        parent = BASE_NAMES.get(kind, f"{base.__module__}.{base.__name__}")
+        raise UserError(
+            f"{key}: {cls.__name__} is no {base.__name__}: it must inherit from {parent} (recipes/OWN_PARTS.md)"
+        )
     if base is Builder and not _builds(cls):
         needs = f"it needs the method {BUILD}"
         raise UserError(f"{key}: {cls.__name__} is no Builder: {needs}")

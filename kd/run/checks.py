@@ -1,12 +1,15 @@
 """Checks of settings that the types can't make; each error names its key."""
 
 import math
+import re
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import psutil
 
-from kd.errors import UserError, cause_of_kind
+from kd.errors import REFUSED_LOSSES, UserError, cause_of_kind
 from kd.run.files import flatten, leaves
+from kd.run.needs import teachers_in
 from kd.run.trust import check_plain
 from kd.settings import height_width
 
@@ -38,6 +41,9 @@ def check_values(config: dict[str, Any]) -> None:
     _check_strategy(config["trainer"]["strategy"], config["optim"]["name"])
     _check_sizes(config["data"])
     _check_overlap(config["model"])
+    check_patches(config["model"])
+    check_losses_of_task(config["model"])
+    _check_teachers(config["model"])
     accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
         if key.endswith("student.compile") and value in WITH_CUDA_GRAPHS and accumulated > 1:
@@ -47,13 +53,21 @@ def check_values(config: dict[str, Any]) -> None:
             )
 
 
+def _check_teachers(model: dict[str, Any]) -> None:
+    """Refuses one teacher beside several; a recipe may have its teacher in either place."""
+    one = model["teacher"]
+    several = [*(model["teachers"] or {})]
+    if one and several:
+        names = " and ".join(f"model.teachers.{name}" for name in several)
+        raise UserError(
+            f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
+            f"model.teachers.{several[0]}.checkpoint=FILE, or model.teachers=null beside model.teacher"
+        )
+
+
 def _check_overlap(model: dict[str, Any]) -> None:
     """A stored answer leaves nothing to overlap; a teacher's shards and CUDA graphs can't run beside a step."""
-    teachers: dict[str, dict[str, Any]] = {}
-    for name, settings in (model.get("teachers") or {}).items():
-        teachers[f"model.teachers.{name}"] = settings
-    if not teachers:
-        teachers["model.teacher"] = model.get("teacher") or {}
+    teachers = teachers_in(model)
     overlapping = [key for key, settings in teachers.items() if settings.get("overlap")]
     if not overlapping:
         return
@@ -104,6 +118,155 @@ def _check_sizes(data: dict[str, Any]) -> None:
         raise UserError(
             f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory"
         )
+
+
+OVER_LOGITS = (
+    "BinaryKDLoss",
+    "CWDLoss",
+    "DISTLoss",
+    "DKDLoss",
+    "HardKDLoss",
+    "KDLoss",
+    "MLKDLoss",
+    "NKDLoss",
+    "PixelKDLoss",
+    "RegressionKDLoss",
+    "WSLDLoss",
+)
+"""kd's losses over logits, but for StandardizedLoss, where the loss inside decides."""
+ALLOWED_LOSSES = {
+    "MultiLabel": ("BinaryKDLoss", "CWDLoss", "DKDLoss", "NKDLoss", "PixelKDLoss", "RegressionKDLoss", "WSLDLoss"),
+    "Segmentation": ("PixelKDLoss", "CWDLoss"),
+    "Regression": ("RegressionKDLoss",),
+}  # fmt: skip
+"""By task those that :data:`kd.errors.REFUSED_LOSSES` is not said of, the likeliest first; other checks may refuse them."""
+
+
+def check_losses_of_task(model: Mapping[str, Any]) -> None:
+    """Refuses kd's losses over logits that are not defined for the task, where the settings alone show it.
+
+    Args:
+        model: the settings ``model``.
+
+    Raises:
+        UserError: names the loss, and the setting that puts one in its place that the task takes.
+    """
+    task = _class_of(model["task"])
+    allowed = ALLOWED_LOSSES.get(task, OVER_LOGITS)
+    for name, loss in (model["distill_losses"] or {}).items():
+        kind = _class_of(loss)
+        if kind not in OVER_LOGITS or kind in allowed or not model["student"]["head"]:
+            continue
+        key = f"model.distill_losses.{name}"
+        raise UserError(f"{key}: {kind} {REFUSED_LOSSES[task]}: {key}={allowed[0]}")
+
+
+def _class_of(node: object) -> str:
+    """The short name of one of kd's classes in settings; "" for anything else."""
+    path = ""
+    if isinstance(node, dict):
+        path = str(node.get("class_path"))
+    if path.startswith("kd."):
+        return path.rpartition(".")[2]
+    return ""
+
+
+def check_warmup(config: Mapping[str, Any], typed: Container[str]) -> None:
+    """Refuses a typed warm-up that would be the whole run.
+
+    One of the recipe, or of a trial run, is shortened (:func:`kd.optim.steps_of_warmup`).
+
+    Args:
+        config: resolved settings.
+        typed: keys of the command line.
+
+    Raises:
+        UserError: names both settings.
+    """
+    trainer = config["trainer"]
+    epochs = trainer["max_epochs"]
+    warmup = config["optim"]["warmup_epochs"]
+    is_limited = trainer["limit_train_batches"] is not None or trainer["overfit_batches"]
+    is_trial = bool(trainer["fast_dev_run"] or is_limited)
+    if "optim.warmup_epochs" not in typed or is_trial or not epochs or epochs < 0:
+        return
+    if warmup >= epochs:
+        raise UserError(
+            f"optim.warmup_epochs: must be < trainer.max_epochs={epochs}, as the whole run would be warm-up, got {warmup:g}"
+        )
+
+
+_PATCHES = re.compile(r"(?:vit|deit|beit|eva)\w*_patch(\d+)_")
+"""timm's names of models that cut pictures into patches of so many pixels and read nothing of a rest."""
+
+
+def check_patches(model: Mapping[str, Any]) -> None:
+    """Refuses sizes of pictures that a ViT can't divide into its patches.
+
+    Args:
+        model: the settings ``model``.
+
+    Raises:
+        UserError: names the setting, and the nearest sizes that are allowed.
+    """
+    grid: list[
+        int
+    ] = []  # patches of the teacher in a row; a student with patch_size=auto has as many
+    for key, spec in {**teachers_in(model), "model.student": model["student"]}.items():
+        patch = _patch_of(spec)
+        if patch is None or not spec["img_size"]:
+            continue
+        divisors = [patch]
+        if spec["kwargs"].get("patch_size") == "auto":
+            divisors = [*grid, patch]
+        for side in height_width(spec["img_size"]):
+            if not any(side % divisor == 0 for divisor in divisors):
+                raise UserError(f"{key}.img_size: {_no_multiple(side, divisors, spec['arch'])}")
+        height, _ = height_width(spec["img_size"])
+        grid = [height // patch]
+
+
+def _patch_of(spec: Mapping[str, Any]) -> int | None:
+    """The side of a model's patches in pixels; None where its settings do not tell, or it takes any size."""
+    named = _PATCHES.match(spec["arch"].rpartition("/")[2])
+    if not named or spec["builder"] or spec["kwargs"].get("dynamic_img_pad"):
+        return None
+    patch = spec["kwargs"].get("patch_size", "auto")
+    if patch == "auto":
+        return int(named[1])
+    if isinstance(patch, int) and patch > 0:
+        return patch
+    return None
+
+
+def _no_multiple(side: int, divisors: Sequence[int], arch: str) -> str:
+    """What is wrong with a side that none of the divisors divides, the first of which suggests others."""
+    step, *others = divisors
+    below = side // step * step
+    nearest = " or ".join(str(size) for size in (below, below + step) if size)
+    allowed = str(step)
+    for other in others:
+        allowed += f" (as many patches as its teacher) or {other}"
+    return f"must be a multiple of {allowed} for the patches of {arch}, got {side}: {nearest} for example"
+
+
+def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str]:
+    """Says where pictures of a typed ``data.img_size`` are resized, as models have sizes of their own."""
+    if "data.img_size" not in typed:
+        return []
+    size = height_width(config["data"]["img_size"])
+    model = config["model"]
+    keys_of_size: dict[tuple[int, int], list[str]] = {}
+    for key, spec in {**teachers_in(model), "model.student": model["student"]}.items():
+        if spec["img_size"] and height_width(spec["img_size"]) != size:
+            keys = keys_of_size.setdefault(height_width(spec["img_size"]), [])
+            keys.append(f"{key}.img_size")
+    notes = []
+    height, width = size
+    for (model_height, model_width), keys in keys_of_size.items():
+        resized = f"its {height}x{width} pixels are resized to {model_height}x{model_width}"
+        notes.append(f"data.img_size: {resized}, as {' and '.join(keys)} say")
+    return notes
 
 
 def with_key(error: Exception, config: dict[str, Any]) -> Exception:

@@ -79,13 +79,13 @@ class Fill(LightningModule):
         answering = partial(AnsweringCollate, caches=self.caches) if self._by_tier else None
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
-        loader = self.pictures.fill_dataloader(self.view, self._present, rank, ranks, answering)
+        batches = self.pictures.fill_batches(self.view, self._present, rank, ranks)
         first, *_ = self.caches.values()
         number = self.view + 1
-        pictures = len(loader) * self.pictures.batch_size * ranks
+        pictures = sum(map(len, batches)) * ranks
         hidden = not self.trainer.is_global_zero
         self._bar = bar(label=f"view {number}/{first.views}", total=pictures, disable=hidden)
-        return loader
+        return self.pictures.fill_dataloader(batches, answering)
 
     def _tier_answers(self) -> bool:
         """Whether the data tier's machines compute the answers; placements that they can't serve are refused."""

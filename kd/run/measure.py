@@ -19,7 +19,7 @@ from kd.data.sources import classes_below, identity, printable
 from kd.data.transforms import CORRUPTIONS, STRENGTHS, Corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
-from kd.models.weights import about, weights_file
+from kd.models.weights import about
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
@@ -38,9 +38,9 @@ from kd.run.run import Run
 from kd.ship.export.student import read_metadata
 from kd.ship.finished import check_classes, teacher_of
 from kd.storage.elsewhere import mapping_of
-from kd.storage.objects import is_url
-from kd.storage.run_urls import run_at
+from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
+from kd.storage.weights_files import weights_file
 from kd.storage.writing import write_json, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
@@ -177,20 +177,14 @@ def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
 
-def is_run(word: str) -> bool:
-    """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's."""
-    path = run_at(word)
-    return not (path.is_file() or (path / "config.json").is_file())
-
-
 def subjects(request: Request, options: Options) -> list[Subject]:
     """The models that the words of a command line name: runs and weights files.
 
     Raises:
         UserError: no finished run, no weights file, no pictures to measure one on, or a recipe beside a run.
     """
-    words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
-    runs = [word for word in words if is_run(word)]
+    words = request.rest
+    runs = [word for word in words if names_run(word)]
     first_run = runs[0] if runs else None
     if first_run is not None and request.recipe is not None:
         raise UserError(
@@ -628,7 +622,7 @@ def _write_answers(
 
 def _gives_features(word: str) -> bool:
     """Whether a word of the command line names a run whose student has no classifier, or one that nothing trained."""
-    if not is_run(word):
+    if not names_run(word):
         return False
     file = run_at(word) / "student.safetensors"
     return file.is_file() and read_metadata(file).get("classifies") == "false"

@@ -87,19 +87,22 @@ def refuse_random_weights(config: Mapping[str, Any]) -> None:
     """
     if config["preflight"] != "stop":
         return
-    model = config["model"]
-    teachers = {
-        f"model.teachers.{name}": spec for name, spec in (model.get("teachers") or {}).items()
-    }
-    if model.get("teacher"):
-        teachers = {"model.teacher": model["teacher"]}
-    for key, spec in teachers.items():
+    for key, spec in teachers_in(config["model"]).items():
         if not any(spec[name] for name in ("checkpoint", "pretrained", "recipe", "builder")):
             raise UserError(
                 f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be random; "
                 "no teacher yet: recipe=photos fine-tunes one first "
                 "(preflight=warn distils from random weights nevertheless)"
             )
+
+
+def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
+    one = model.get("teacher")
+    several = model.get("teachers") or {}
+    if one:
+        return {"model.teacher": one}
+    return {f"model.teachers.{name}": spec for name, spec in several.items()}
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[Need]:

@@ -140,6 +140,7 @@ class Run:
 
         Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured.
         """
+        folder = finished_at(place, "config.yaml")
         from kd.run.build import data_of, student_in, task_in, teacher_specs
         from kd.run.streams import quiet_libraries
         from kd.ship.export.student import read_metadata
@@ -147,7 +148,6 @@ class Run:
 
         quiet_libraries()
         given = request or Request()
-        folder = finished_at(place, "config.yaml")
         file = folder / "student.safetensors"
         config, trusted = Run.settings(folder / "config.yaml", given)
         model, preprocess, classes = student_in(file, trusted)

@@ -11,8 +11,9 @@ from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.machine import cache_dir, log_nccl
 from kd.run.keys import arguments
-from kd.run.needs import check_needs
+from kd.run.needs import check_needs, teachers_in
 from kd.run.place import check_start, place_of, resumed_by
+from kd.run.present import check_present
 from kd.run.request import Request, merge
 from kd.run.resolve import Tree
 from kd.run.run import Run
@@ -41,14 +42,6 @@ def to_train(request: Request) -> Run:
     run = Run.of(request)
     request.check_read(run.config)
     check_needs(run.config, request.overlays)
-    if is_rank_zero():
-        for line in request.notes:
-            print(line, flush=True)
-        parts = "torch and pictures"
-        if run.config["model"]["teacher"]:
-            parts = "torch, pictures and teacher"
-        print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
-        _draw_ahead(run.config["data"]["source"], cache_dir())
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     job = cluster.job if cluster else None
     if sagemaker.container() and not by_url:  # a later job of SageMaker's may get its folder
@@ -56,11 +49,20 @@ def to_train(request: Request) -> Run:
     run.place = place_of(run.config, resumed, job, request.overrides, together)
     if run.place.folder:
         check_start(run.place.folder, run.config)
+    run.change({"resume": str(run.place.folder) if run.place.folder else None})
+    check_present(run.config, resumed=run.place.folder is not None)
+    if is_rank_zero():
+        for line in request.notes:
+            print(line, flush=True)
+        parts = "torch and pictures"
+        if teachers_in(run.config["model"]):
+            parts = "torch, pictures and teacher"
+        print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
+        _draw_ahead(run.config["data"]["source"], cache_dir())
     run.with_teacher()
     mirror = None
     if is_url(run.place.runs_dir):
         mirror = Mirror(run.place.runs_dir)
-    run.change({"resume": str(run.place.folder) if run.place.folder else None})
     run.recipe_lr = request.recipe_lr()
     from kd.run.objects import build
 

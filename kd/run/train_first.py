@@ -24,13 +24,14 @@ from kd.launch.cluster import is_rank_zero
 from kd.machine import cache_dir, signals_kept
 from kd.models import TeacherSpec, completed
 from kd.models.hub import check_weights
-from kd.models.weights import about, weights_file
+from kd.models.weights import about
 from kd.report.metric import format_metric
-from kd.run.build import data_of, teachers_in
-from kd.run.needs import refuse_random_weights
+from kd.run.build import data_of
+from kd.run.needs import refuse_random_weights, teachers_in
 from kd.run.paths import find
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
+from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder
 
 TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe

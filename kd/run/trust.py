@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.run import files, listed, typed
+from kd.run.files import leaves
 from kd.run.listed import Listed
 from kd.run.paths import SETTINGS, folder, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
@@ -184,16 +186,48 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{name}.".startswith(f"{missing}."):
-            file = f"{missing.replace('.', '/')}.py"
-            raise UserError(
-                f"{key}: {typed.no_class(kind, key, name)}; {file} was not found in this folder, nor on PYTHONPATH"
-            ) from error
+            raise _no_module(missing, name, kind, key) from error
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     except ImportError as error:
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     if not isinstance(found, type):
         raise UserError(f"{key}: {typed.no_class(kind, key, name)}")
     return found
+
+
+def check_modules(config: Mapping[str, Any]) -> None:
+    """Refuses classes of the user's own whose file is neither in the present folder nor on Python's path.
+
+    Nothing is imported.
+
+    Args:
+        config: resolved settings.
+
+    Raises:
+        UserError: as :func:`class_named` would, which imports the class.
+    """
+    for key, value in leaves(config):
+        place = key.removesuffix(".class_path")
+        name = str(value)
+        top = name.partition(".")[0]
+        if place == key or "." not in name or top == "kd" or _is_here(top):
+            continue
+        if find_spec(top) is None:
+            place = place.replace(".init_args", "")
+            raise _no_module(top, name, listed.kind_at(place), place)
+
+
+def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:
+    """The message for a class whose module, or one above it, is not found."""
+    file = f"{missing.replace('.', '/')}.py"
+    problem = typed.no_class(kind, key, name)
+    return UserError(f"{key}: {problem}; {file} was not found in this folder, nor on PYTHONPATH")
+
+
+def _is_here(top: str) -> bool:
+    """Whether a module is a file or package in the present folder."""
+    here = Path.cwd()
+    return (here / f"{top}.py").is_file() or (here / top / "__init__.py").is_file()
 
 
 def _imported(module: str) -> ModuleType:
@@ -208,11 +242,9 @@ def _imported(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        here = Path.cwd()
-        is_here = (here / f"{top}.py").is_file() or (here / top / "__init__.py").is_file()
-        if error.name != top or not is_here:
+        if error.name != top or not _is_here(top):
             raise
-    sys.path.append(str(here))
+    sys.path.append(str(Path.cwd()))
     return import_module(module)
 
 

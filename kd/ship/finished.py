@@ -164,7 +164,7 @@ class FinishedRun:
 
     def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
         """Training pictures of a fixed shuffle as validation would see them, one at a time, ``(1, *shape)``."""
-        pictures = self.data.sample_pictures(count)
+        pictures = self.data.sample_pictures(count, "pictures for the calibration")
         if layout == "nhwc":
             pictures = pictures.permute(0, 2, 3, 1)
         for picture in pictures:

@@ -19,6 +19,8 @@ from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
 
 ROUNDS = 5
+TURNS = ROUNDS + 1
+"""Of a model at one batch: before the rounds it warms up, which finds out how long a run takes."""
 """Each model is timed so often, in turns with the others."""
 RUNNABLE = ("onnx", "openvino", "executorch", "litert", "torch_export", "triton")
 """Formats whose exports can be timed here."""
@@ -138,10 +140,12 @@ def _turns(
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
     try:
-        for key, load in _loaders(run, reopen, runtimes, threads).items():
-            part_begins(f"loading {' in '.join(key)}, {threads} threads")
+        loaders = _loaders(run, reopen, runtimes, threads)
+        for number, (key, load) in enumerate(loaders.items(), start=1):
+            place = f"{number} of {len(loaders)}"
+            part_begins(f"loading {' in '.join(key)}, {threads} threads ({place})")
             watches[key] = _start(load, threads, key)
-        turns = len(batches) * ROUNDS * len(watches)
+        turns = len(batches) * TURNS * len(watches)
         with bar(label=f"timing, {threads} threads", unit=" turns", total=turns) as shown:
             for batch in batches:
                 pictures = _random_pictures(batch, run.size)
@@ -182,6 +186,7 @@ def in_turns(
     for key, measure in measures.items():
         repeats[key] = _repeats(measure, seconds)
         rounds[key] = []
+        shown.update()
     for _ in range(ROUNDS):
         for key, measure in measures.items():
             ms, peaks_mb[key] = measure(repeats[key])

@@ -22,6 +22,7 @@ from kd.storage.elsewhere import (
     too_large,
 )
 from kd.storage.objects import fetch_whole, file_system, is_url, small_file, tried
+from kd.storage.weights_files import FILES
 from kd.storage.writing import guard, make_folder, write_text
 
 LONGEST_NAME = 1000  # bytes of a file that names a run
@@ -51,9 +52,22 @@ def run_at(place: str) -> Path:
     return folder
 
 
+def names_run(word: str) -> bool:
+    """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's."""
+    path = run_at(word)
+    is_weights = path.suffix in FILES and not path.is_dir()
+    return not (path.is_file() or is_weights or (path / "config.json").is_file())
+
+
 def finished_at(place: str, *needed: str) -> Path:
-    """A finished run's folder: one with a student and the files that are needed of it."""
+    """A finished run's folder: one with a student and the files that are needed of it.
+
+    Raises:
+        UserError: no such folder, or a file is missing.
+    """
     folder = run_at(place)
+    if not folder.exists():
+        raise UserError(f"there is no run folder {folder} (kd-runs lists the runs)")
     for name in (*needed, "student.safetensors"):
         if (folder / name).is_file():
             continue

@@ -12,6 +12,7 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 
+from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.tasks.base import TargetCounts, Task, relative_entropy
 
@@ -78,10 +79,7 @@ class MultiLabel(Task):
         """Refuses losses that let classes compete (softmax); several labels may hold at once."""
         if not loss.exclusive:
             return super().refuses(loss)
-        return (
-            "compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
-            "losses over features are defined for them"
-        )
+        return REFUSED_LOSSES["MultiLabel"]
 
     def entropy(self, logits: Tensor) -> Tensor:
         """Mean entropy of logits ``(N, C)``, each label a yes or no of its own, over its maximum log 2: in 0..1."""

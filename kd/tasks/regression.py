@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.losses.numbers import FORMS
 from kd.tasks.base import ExactMetric, Task
@@ -111,7 +112,7 @@ class Regression(Task):
         """Refuses losses that compare classes."""
         if loss.for_numbers:
             return ""
-        return "compares classes, the data has numbers (RegressionKDLoss compares these)"
+        return REFUSED_LOSSES["Regression"]
 
     def fidelity(self, classes: int) -> NumbersFidelity:
         """A comparison of the student's numbers with the teacher's."""

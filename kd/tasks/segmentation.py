@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
@@ -110,8 +111,7 @@ class Segmentation(Task):
 
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses losses that are not defined for logit maps."""
-        others = "PixelKDLoss, CWDLoss and the losses over features are"
-        return "" if loss.for_maps else f"is not defined for masks; {others}"
+        return "" if loss.for_maps else REFUSED_LOSSES["Segmentation"]
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
         """Four pictures of 4x4 pixels, to try losses on: logits ``(4, C, 4, 4)`` and masks ``(4, 4, 4)``."""

@@ -22,7 +22,7 @@ from kd.ship.export.gate import size_mb
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.stopwatch import Stopwatch, open_export
-from kd.ship.latency import ROUNDS, in_turns, medians
+from kd.ship.latency import TURNS, in_turns, medians
 
 CALIBRATE = 8
 """Pictures: int8's kernels, and so their time, do not depend on the scales."""
@@ -116,7 +116,7 @@ def latencies(
                 0, 256, (conditions.batch, *data.size, 3), dtype=np.uint8
             )
             measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(exports))}
-            total = ROUNDS * len(exports)
+            total = TURNS * len(exports)
             with bar(label=f"timing {conditions}", unit=" turns", total=total) as turns:
                 timed = in_turns(measures, SECONDS, turns)
         finally:

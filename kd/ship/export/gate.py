@@ -159,7 +159,7 @@ def _latency(student: nn.Module, runtime: Runtime, picture: torch.Tensor) -> dic
         picture: uint8, a batch of one.
     """
     student_ms, export_ms = [], []
-    for _ in range(REPEATS):
+    for _ in bar(range(REPEATS), label="timing one picture", unit=" turns"):
         start = time.perf_counter()
         student(picture)
         between = time.perf_counter()

@@ -200,7 +200,8 @@ class Placed:
 
 def filling(data: DistillationDataModule, view: int = 0) -> Any:
     """Batches as a cache's filling asks for them: none of its answers is there."""
-    return data.fill_dataloader(view, lambda view, index: index < 0, 0, 1, Placed)
+    batches = data.fill_batches(view, lambda view, index: index < 0, 0, 1)
+    return data.fill_dataloader(batches, Placed)
 
 
 def module(

@@ -1,0 +1,146 @@
+"""Files and folders that settings and command lines name: what is missing is reported before torch is imported."""
+
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kd.errors import UserError
+from kd.run.needs import teachers_in
+from kd.run.trust import check_modules
+from kd.storage.objects import is_url
+from kd.storage.run_urls import finished_at, names_run
+from kd.storage.weights_files import weights_file
+
+ROOTS = {
+    "ImageFolder": "ImageFolder reads train/<class>/*.jpg and val/<class>/*.jpg in it",
+    "SegmentationFolder": "SegmentationFolder reads images/train, images/val, masks/train and masks/val in it",
+    "Pictures": "Pictures reads all pictures below it",
+    "Shards": "Shards reads train.json and val.json in it, which kd-pack writes",
+}
+"""What the sources with a folder ``root`` read there."""
+LISTS = ("train", "val", "test")
+"""Arguments of Manifest that name lists of pictures."""
+TRAIN = "train"
+"""As ``model.teacher.checkpoint``: the teacher is trained first."""
+
+
+class Folder(NamedTuple):
+    """A folder that a setting names."""
+
+    key: str
+    """The setting."""
+    path: str
+    """Its value."""
+    reads: str = ""
+    """What is read there."""
+
+
+def check_present(config: Mapping[str, Any], resumed: bool = False) -> None:
+    """Refuses settings that name a folder or a file that is not on this machine; URLs are left to their readers.
+
+    Args:
+        config: the resolved settings.
+        resumed: the run is resumed: its student has its weights.
+
+    Raises:
+        UserError: names the setting, the missing path, and what is read there.
+    """
+    check_modules(config)
+    check_data(config["data"])
+    for key, spec in teachers_in(config["model"]).items():
+        builder = spec["builder"] or {}
+        is_file = str(builder.get("class_path")).endswith(".AnswersFile")
+        if is_file and not Path(builder["init_args"]["file"]).is_file():
+            file = builder["init_args"]["file"]
+            raise UserError(f"{key}.answers: there is no file {file}")
+    for key, place in _weights(config["model"], resumed):
+        if not is_url(place):
+            weights_file(Path(place), key)
+
+
+def check_data(data: Mapping[str, Any]) -> None:
+    """Refuses a missing folder or list of pictures among the settings ``data``.
+
+    Raises:
+        UserError: as of :func:`check_present`.
+    """
+    for folder in _folders(data):
+        if is_url(folder.path) or Path(folder.path).expanduser().is_dir():
+            continue
+        reads = f" ({folder.reads})" if folder.reads else ""
+        raise UserError(f"{folder.key}: there is no folder {folder.path}{reads}")
+    for key, file in _lists(data["source"]):
+        if not (is_url(file) or Path(file).expanduser().is_file()):
+            raise UserError(f"{key}: there is no {file}")
+
+
+def _folders(data: Mapping[str, Any]) -> Iterator[Folder]:
+    """The folders of pictures that the settings ``data`` name."""
+    name, arguments = _source(data["source"])
+    root = arguments.get("root")
+    if name in ROOTS and root:
+        yield Folder("data.source.root", str(root), ROOTS[name])
+    if name == "Manifest" and arguments.get("image_dir"):
+        yield Folder("data.source.image_dir", str(arguments["image_dir"]))
+    if data.get("unlabeled"):
+        yield Folder("data.unlabeled", str(data["unlabeled"]))
+    probe = data.get("probe") or {}
+    if probe.get("root"):
+        reads = "its labelled pictures are train/<class>/*.jpg and val/<class>/*.jpg in it"
+        yield Folder("data.probe.root", str(probe["root"]), reads)
+
+
+def _lists(source: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """The lists of pictures that a Manifest names, each with its setting."""
+    name, arguments = _source(source)
+    if name != "Manifest":
+        return
+    for split in LISTS:
+        if arguments.get(split):
+            yield f"data.source.{split}", str(arguments[split])
+
+
+def _source(source: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+    """The short name of one of kd's sources, and its arguments; "" for another's."""
+    path = str((source or {}).get("class_path", ""))
+    if not path.startswith("kd.data.sources."):
+        return "", {}
+    return path.rpartition(".")[2], (source or {})["init_args"]
+
+
+def _weights(model: Mapping[str, Any], resumed: bool) -> Iterator[tuple[str, str]]:
+    """The places of weights that the settings ``model`` name, each with its setting."""
+    for key, spec in teachers_in(model).items():
+        if spec["checkpoint"] and spec["checkpoint"] != TRAIN:
+            yield f"{key}.checkpoint", spec["checkpoint"]
+        if spec["backbone"]:
+            yield f"{key}.backbone", spec["backbone"]
+    if model["student"]["checkpoint"] and not resumed:
+        yield "model.student.checkpoint", model["student"]["checkpoint"]
+
+
+def check_models(words: Sequence[str]) -> None:
+    """Refuses words of a command line that name neither a finished run nor a weights file.
+
+    Raises:
+        UserError: names the missing folder or file.
+    """
+    for word in words:
+        if is_url(word):
+            continue
+        if names_run(word):
+            finished_at(word, "config.yaml")
+        else:
+            weights_file(Path(word), "weights")
+
+
+def check_pictures(words: Sequence[str]) -> None:
+    """Refuses words that name no file, folder or pattern of files.
+
+    Raises:
+        UserError: names the word.
+    """
+    for word in words:
+        if not Path(word).exists() and not glob.glob(word, recursive=True):  # noqa: PTH207 - any root
+            raise UserError(f"no pictures: {word}")

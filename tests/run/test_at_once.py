@@ -1,0 +1,154 @@
+"""Mistakes that settings, files and folders alone show are reported before torch is imported, in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kd.errors import REFUSED_LOSSES, UserError
+from kd.run import listed
+from kd.run.checks import (
+    ALLOWED_LOSSES,
+    OVER_LOGITS,
+    check_patches,
+    check_warmup,
+    notes_on_sizes,
+)
+from kd.run.request import translate
+from tests._helpers import ROOT
+
+PROGRAM = """\
+import contextlib, io, json, sys
+from kd.cli import main
+for command, *words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(command, words)
+    torch = [name for name in ("torch", "timm", "pytorch_lightning") if name in sys.modules]
+    print(json.dumps([status, out.getvalue(), err.getvalue(), torch]))
+"""
+DISTIL = ["recipe=distill", "model.teacher.checkpoint={weights}"]
+LINES = [
+    (["train", *DISTIL], "data.source.root: there is no folder data/grocery (ImageFolder reads train/<class>/*.jpg and "
+     "val/<class>/*.jpg in it)"),
+    (["train", *DISTIL, "data.source.root={here}", "data.unlabeled=/nowhere"],
+     "data.unlabeled: there is no folder /nowhere"),
+    (["train", "recipe=distill", "data.source.root={here}", "model.teacher.checkpoint=none.pth"],
+     "model.teacher.checkpoint: there is no none.pth"),
+    (["train", *DISTIL, "data.source.root={here}", "model.student.checkpoint=none"],
+     "model.student.checkpoint: there is no none"),
+    (["train", *DISTIL, "data.source.root={here}", "model.student.builder=nomod.Net"],
+     "model.student.builder: no class 'nomod.Net' (ours: HuggingFaceBuilder; others by their class path); nomod.py was not "
+     "found in this folder, nor on PYTHONPATH"),
+    (["train", *DISTIL, "data.source.root={here}", "model.distill_losses.gap=nomod.Gap"], "nomod.py was not found"),
+    (["train", "recipe=distill", "data.source.root={here}", "model.teacher.answers=none.csv"],
+     "model.teacher.answers: there is no file none.csv"),
+    (["train", *DISTIL, "data.source=none.csv"], "data.source.train: there is no none.csv"),
+    (["train", "recipe=camvid_seg", "model.teacher.checkpoint={weights}", "data.source.root=/nowhere"],
+     "data.source.root: there is no folder /nowhere (SegmentationFolder reads images/train"),
+    (["cache", *DISTIL], "data.source.root: there is no folder data/grocery"),
+    (["size", *DISTIL], "data.source.root: there is no folder data/grocery"),
+    (["pack", *DISTIL, "out={here}/packed"], "data.source.root: there is no folder data/grocery"),
+    (["eval", "/nothing"], "there is no run folder /nothing (kd-runs lists the runs)"),
+    (["eval", "/nothing.pth", "folder={here}"], "weights: there is no /nothing.pth"),
+    (["eval", "{weights}", "folder=/nowhere"], "folder: there is no folder /nowhere"),
+    (["predict", "/nothing", "a.jpg"], "there is no run folder /nothing"),
+    (["predict", "{run}", "none.jpg"], "no pictures: none.jpg"),
+    (["export", "/nothing", "to=onnx"], "there is no run folder /nothing"),
+    (["latency", "/nothing"], "there is no run folder /nothing"),
+    (["train", "recipe=foundation_vit", "data.source.root={here}", "model.teacher.checkpoint={weights}"],
+     "model.teachers: give model.teacher or model.teachers, not both: the settings have model.teachers.dino, so give "
+     "model.teachers.dino.checkpoint=FILE, or model.teachers=null beside model.teacher"),
+    (["train", *DISTIL, "data.source.root={here}", "model.task=MultiLabel"],
+     "BinaryKDLoss and the losses over features are defined for them: model.distill_losses.kd=BinaryKDLoss"),
+    (["train", *DISTIL, "trainer.max_epochs=0"], "trainer.max_epochs: must be >= 1, or -1 for no limit"),
+    (["train", *DISTIL, "optim.warmup_epochs=30"],
+     "optim.warmup_epochs: must be < trainer.max_epochs=30, as the whole run would be warm-up, got 30"),
+    (["train", *DISTIL, "model.teacher.img_size=37"],
+     "model.teacher.img_size: must be a multiple of 14 for the patches of vit_small_patch14_dinov2, got 37: 28 or 42 for "
+     "example"),
+]  # fmt: skip
+
+
+def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
+    names = {
+        "weights": finished / "student.safetensors",
+        "run": finished,
+        "here": tmp_path,
+    }
+    commands = []
+    for words, _ in LINES:
+        commands.append([word.format(**names) for word in words])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "KD_CACHE": str(tmp_path / "cache"), "PATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(LINES), done.stderr
+    for (words, message), (status, out, err, torch) in zip(LINES, results, strict=True):
+        assert (status, out, torch) == (2, "", []), (words, out, err)
+        assert err.count("\n") == 1, err
+        assert err.startswith(f"kd-{words[0]}: ")
+        assert message in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_table_of_losses_is_that_of_the_tasks() -> None:
+    """The check without torch decides as the tasks do."""
+    from kd import losses, tasks
+
+    names = []
+    for one in listed.classes():
+        if one.kind == "loss" and issubclass(getattr(losses, one.short), losses.LogitLoss):
+            names.append(one.short)
+    assert sorted(names) == sorted([*OVER_LOGITS, "StandardizedLoss"])
+    for task, allowed in ALLOWED_LOSSES.items():
+        for name in OVER_LOGITS:
+            refused = getattr(tasks, task)(3).refuses(getattr(losses, name)())
+            assert (refused != REFUSED_LOSSES[task]) == (name in allowed), (task, name)
+
+
+SHORT = [["trainer.max_epochs=1"], ["config=debug"], ["trainer.fast_dev_run=true", "optim.warmup_epochs=40"],
+         ["trainer.max_steps=3"], ["optim.warmup_epochs=29.5"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("items", SHORT, ids=str)
+def test_a_short_run_is_not_refused_for_its_warmup(items: list[str]) -> None:
+    request = translate(["recipe=photos", *items])
+    typed = [word.partition("=")[0] for word in items]
+    check_warmup(request.resolved(), typed)
+
+
+@pytest.mark.parametrize(
+    ("items", "allowed"),
+    [
+        (["model.student.img_size=113"], "a multiple of 8 (as many patches as its teacher) or 16"),
+        (["model.student.img_size=113", "model.student.kwargs.patch_size=16"], "a multiple of 16 for"),
+        (["model.student.img_size=[112, 113]"], "got 113"),
+        (["model.student.img_size=120"], ""),
+        (["model.student.img_size=128"], ""),
+        (["model.student.img_size=113", "model.student.arch=resnet18", "model.student.kwargs={}"], ""),
+        (["model.student.img_size=113", "model.student.kwargs.dynamic_img_pad=true"], ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sizes_that_patches_do_not_divide(items: list[str], allowed: str) -> None:
+    model = translate(["recipe=photos", *items]).resolved()["model"]
+    if not allowed:
+        check_patches(model)
+        return
+    with pytest.raises(UserError) as raised:
+        check_patches(model)
+    assert allowed in str(raised.value)
+
+
+def test_pictures_that_the_models_resize_are_reported() -> None:
+    config = translate(["recipe=photos", "data.img_size=37"]).resolved()
+    assert notes_on_sizes(config, ["data.img_size"]) == [
+        "data.img_size: its 37x37 pixels are resized to 112x112, as model.teacher.img_size and "
+        "model.student.img_size say"
+    ]
+    assert not notes_on_sizes(config, [])
