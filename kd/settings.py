@@ -121,8 +121,8 @@ Action: TypeAlias = Literal["log", "webhook", "stop"]
 Check: TypeAlias = Literal["all", "headers", "off", False]
 Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
 DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
-ENDS = Like(
-    r"-1|[1-9]\d*",
+NOT_EMPTY = Like(
+    r"(?!0(\.0)?$).+",
     "must be >= 1, or -1 for no limit (trainer.fast_dev_run=true tries all parts on one batch)",
 )
 FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
@@ -823,8 +823,8 @@ class TrainerSettings:
             "must be auto, -1 (all), a number >= 1 or a list ([0, 1])",
         ),
     ] = "auto"
-    max_epochs: Annotated[int, ENDS] | None = None
-    max_steps: Annotated[int, ENDS] = -1
+    max_epochs: Annotated[int, Range(">= -1"), NOT_EMPTY] | None = None
+    max_steps: Annotated[int, Range(">= -1"), NOT_EMPTY] = -1
     min_epochs: Annotated[int, Range(">= 0")] | None = None
     min_steps: Annotated[int, Range(">= 0")] | None = None
     fast_dev_run: bool | Annotated[int, Range(">= 0")] = False

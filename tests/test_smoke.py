@@ -12,6 +12,7 @@ from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import ImageFolder
+from tests._helpers import write_recipe
 from tests._runs import run_folders
 
 FOOD = [
@@ -135,6 +136,39 @@ def test_the_last_step_of_each_epoch_is_logged_once(recipe: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("items", "line"),
+    [
+        (["trainer.max_epochs=1"], "2 would be all of the run's 6 steps; the warm-up is shortened to 0"),
+        (["trainer.max_steps=12"], "2 would be all of the run's 12 steps; the warm-up is shortened to 1"),
+        (["trainer.max_steps=13"], ""),
+        (["trainer.max_epochs=1", "trainer.limit_train_batches=2"], "2 would be all of the run's 2 steps"),
+        (["trainer.fast_dev_run=true"], ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_recipes_warmup_is_shortened_with_the_run(
+    items: list[str],
+    line: str,
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Six steps an epoch, three epochs, of which two are warm-up."""
+    optim = {"lr": 0.001, "warmup_epochs": 2}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, optim=optim, trainer__max_epochs=3
+    )
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    said = [text for text in capsys.readouterr().out.splitlines() if "warmup_epochs" in text]
+    if not line:
+        assert said == []
+        return
+    (told,) = said
+    assert told.startswith(f"optim.warmup_epochs: {line}")
+
+
 @pytest.mark.parametrize("key", ["trainer.max_epochs", "trainer.max_steps"])
 def test_a_run_without_an_epoch_or_step_is_refused(
     key: str, recipe: Path, capsys: pytest.CaptureFixture[str]
@@ -168,7 +202,7 @@ def test_a_folder_that_can_not_be_written_is_reported_first(
     assert said.err.endswith(
         f"runs_dir: {tmp_path / 'file' / 'runs' / 'tiny'} can't be written: Not a directory\n"
     )
-    assert said.out == "tiny: loading torch, pictures and teacher ...\n"
+    assert said.out == ""
 
 
 TYPED_FIRST = [

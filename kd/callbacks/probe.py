@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from kd.callbacks.context import RunContext
 from kd.callbacks.preflight import Preflight
 from kd.module.evaluation import Labelled, look_at
+from kd.progress import bar
 from kd.report.metric import format_metric
 from kd.teachers import dtype_for
 from kd.teachers.answer import ALL
@@ -79,4 +80,6 @@ class FeatureProbe(Callback):
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
         # once: it may have processes of its own
         self._loader = self._loader or run.data.eval_dataloader("probe")
-        return look_at(models, run.data, self._loader, run.device)
+        hidden = not run.trainer.is_global_zero
+        batches = bar(self._loader, label="labelled pictures", unit=" batches", disable=hidden)
+        return look_at(models, run.data, batches, run.device)

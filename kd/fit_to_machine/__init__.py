@@ -14,6 +14,7 @@ from kd.fit_to_machine.measure import (
 )
 from kd.fit_to_machine.memory import AttachedModule, Memory
 from kd.processes import from_first
+from kd.progress import part_begins
 from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
 __all__ = ["Memory", "apply_auto", "restore_auto"]
@@ -67,6 +68,8 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
         if name not in data.auto:
             continue
         value = getattr(data, name)
+        if run.trainer.is_global_zero:
+            part_begins(f"measuring data.{name}")
         if run.trainer.is_global_zero or name == "num_workers":
             value, why = measure(run, data)
             if run.trainer.is_global_zero:
@@ -110,6 +113,7 @@ def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: 
     """
     on_rank_zero = run.trainer.is_global_zero
     if on_rank_zero:
+        part_begins(f"{what.removesuffix(':')}: measuring whether it pays")
         decision = measure()
     else:
         decision = (False, "")

@@ -244,7 +244,7 @@ def student_under_trained(
         agreement: with the teacher, by epoch; empty without one.
         start: where the student's first weights came from (``scratch``, ``inherited``, ``pre-trained``).
         metric: its name.
-        gain: of the best epoch in the last part of the run over the best one before.
+        gain: of the run's last epoch over the best one before the last part of the run.
         part: how much of the run that is, two epochs at least.
         below: a student that agrees more is fine.
         least: epochs of a run that is judged.
@@ -256,11 +256,16 @@ def student_under_trained(
         return None
     best_before = max(val[:-epochs])
     best_since = max(val[-epochs:])
-    if best_since < best_before + gain:
+    last = val[-1]
+    if last < best_before + gain:
         return None
+    rise = f"{best_before:.1%} to {best_since:.1%} in the last {epochs} epochs"
+    if last == best_since:
+        rose = f"the run ended while {metric} still rose ({rise})"
+    else:
+        rose = f"{metric} rose from {rise}, with {last:.1%} in the last one"
     text = (
-        f"the run ended while {metric} still rose ({best_before:.1%} to {best_since:.1%} in the last {epochs} epochs), "
-        f"with {agreement[-1]:.1%} agreement with the teacher: the student is under-trained"
+        f"{rose}, with {agreement[-1]:.1%} agreement with the teacher: the student is under-trained"
     )
     lever = "more trainer.max_epochs, a higher optim.lr"
     if start == "scratch":

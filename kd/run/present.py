@@ -114,7 +114,8 @@ def _weights(model: Mapping[str, Any], resumed: bool) -> Iterator[tuple[str, str
     for key, spec in teachers_in(model).items():
         if spec["checkpoint"] and spec["checkpoint"] != TRAIN:
             yield f"{key}.checkpoint", spec["checkpoint"]
-        if spec["backbone"]:
+        is_trained_first = spec["recipe"] and spec["checkpoint"] in (None, TRAIN)
+        if spec["backbone"] and is_trained_first:
             yield f"{key}.backbone", spec["backbone"]
     if model["student"]["checkpoint"] and not resumed:
         yield "model.student.checkpoint", model["student"]["checkpoint"]

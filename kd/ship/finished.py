@@ -13,6 +13,7 @@ from torch import nn
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec, height_width
+from kd.progress import bar
 from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import ExportManifest, Layout
 from kd.ship.export.prepared import Prepared
@@ -167,7 +168,7 @@ class FinishedRun:
         pictures = self.data.sample_pictures(count, "pictures for the calibration")
         if layout == "nhwc":
             pictures = pictures.permute(0, 2, 3, 1)
-        for picture in pictures:
+        for picture in bar(pictures, label="calibrating"):
             yield picture.contiguous()[None].numpy()
 
     def student_runtime(self) -> Runtime:

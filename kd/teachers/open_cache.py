@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.losses import PixelKDLoss
 from kd.models import Preprocess
 from kd.models.taps import TRIAL
+from kd.progress import bar
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import BESIDE, UNITS_OF, described
@@ -270,7 +272,9 @@ def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> 
     layers = [(ALL, *feature) for feature in kind.codec.features]
     logits_of_batches = []
     features_of_batches = []
-    for images in data.sample_pictures(MEASURED_ON).split(UNITS_OF):
+    parts = data.sample_pictures(MEASURED_ON).split(UNITS_OF)
+    hidden = getattr(rank_zero_only, "rank", 0) != 0
+    for images in bar(parts, label="rounding of answers", unit=" parts", disable=hidden):
         logits, features_by_layer = teacher.look(images, layers)
         logits_of_batches.append(logits)
         features_of_batches.append(features_by_layer)

@@ -9,6 +9,7 @@ import pytest
 from kd.report.limits import Swing
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import RULES, Explained, by_rule, thresholds_of
+from kd.report.training_rules import student_under_trained, teacher_near_chance
 from tests._pages import write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
@@ -173,6 +174,25 @@ def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
     assert found.lever.startswith("more trainer.max_epochs")
     run.summary["status"] = "interrupted"
     assert not [f for f in Explained(run).findings if f.rule == "StudentUnderTrained"]
+
+
+def test_an_under_trained_student_whose_last_epoch_fell() -> None:
+    """The text says what the last epoch has; one that fell to what was there before ended no rise."""
+    agreement = [0.3] * 6
+    rose = student_under_trained([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], agreement)
+    assert rose and "the run ended while val/acc1 still rose (50.0% to 70.0%" in rose.text
+    fell = student_under_trained([0.2, 0.3, 0.4, 0.5, 0.7, 0.6], agreement)
+    assert fell and "still rose" not in fell.text
+    assert fell.text.startswith(
+        "val/acc1 rose from 50.0% to 70.0% in the last 2 epochs, with 60.0% in the last one, with 30.0% agreement"
+    )
+    assert student_under_trained([0.2, 0.3, 0.4, 0.5, 0.7, 0.5], agreement) is None
+
+
+def test_few_pictures_do_not_judge_a_teacher() -> None:
+    assert teacher_near_chance(0.75, 0.5, 4) is None
+    assert teacher_near_chance(0.0, 0.5, 4) is None
+    assert teacher_near_chance(0.5, 0.5, 100) is not None
 
 
 def test_thresholds_are_arguments() -> None:

@@ -63,6 +63,8 @@ LINES = [
      "model.teachers.dino.checkpoint=FILE, or model.teachers=null beside model.teacher"),
     (["train", *DISTIL, "data.source.root={here}", "model.task=MultiLabel"],
      "BinaryKDLoss and the losses over features are defined for them: model.distill_losses.kd=BinaryKDLoss"),
+    (["tune", *DISTIL, "search.optim.lr=log(1e-5,1e-3)"], "search.optim.lr: [a, b, c] a choice"),
+    (["tune", *DISTIL, "search.optim.lr=log:1e-5..1e-3"], "data.source.root: there is no folder data/grocery"),
     (["train", *DISTIL, "trainer.max_epochs=0"], "trainer.max_epochs: must be >= 1, or -1 for no limit"),
     (["train", *DISTIL, "optim.warmup_epochs=30"],
      "optim.warmup_epochs: must be < trainer.max_epochs=30, as the whole run would be warm-up, got 30"),

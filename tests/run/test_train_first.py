@@ -222,8 +222,9 @@ def test_a_teacher_that_is_trained_first_learns_the_runs_task(
         "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
     )
     monkeypatch.setattr("kd.run.train_first.check_weights", lambda *_: None)  # there is no internet
-    for task in ("MultiLabel", "Classification"):
+    for task, loss in (("MultiLabel", "BinaryKDLoss"), ("Classification", "KDLoss")):
         words = ["recipe=photos", f"data.source.root={pictures}", f"runs_dir={tmp_path}"]
+        words.append(f"model.distill_losses.kd={loss}")
         assert train_main([*words, f"model.task={task}"]) == 2
     tasks = [[item for item in items if item.startswith("model.task=")] for items in asked]
     (passed,) = tasks[0]

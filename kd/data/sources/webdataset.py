@@ -33,6 +33,7 @@ from kd.data.sources.split_names import (
 )
 from kd.errors import UserError
 from kd.machine import cache_dir
+from kd.progress import bar
 from kd.storage.archives import opened
 from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
 from kd.storage.writing import write_text
@@ -209,7 +210,9 @@ class WebDataset(Source):
             )
         else:
             names = shards_of(places, key)
-        shards = {name: index(name, self.label, key) for name in names}
+        shards = {}
+        for name in bar(names, label=f"{split}: index of the shards", unit=" shards"):
+            shards[name] = index(name, self.label, key)
         if not any(shard.samples for shard in shards.values()):
             raise UserError(
                 f"{key}: no pictures in {len(shards)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"

@@ -16,7 +16,6 @@ from kd.fleet.tuning.trials import TrialShare
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys, typed
-from kd.run.build import metrics_of
 from kd.run.files import flatten
 from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import folder
@@ -257,6 +256,8 @@ def _objectives(
     Raises:
         UserError: one that no run reports, or one twice.
     """
+    from kd.run.build import metrics_of  # torch: what does not need it is checked before
+
     metrics = [f"val/{name}" for name in metrics_of(config, trusted)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]

@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import torch
-
-from kd.callbacks.preflight import FOLDER
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole
@@ -115,7 +112,11 @@ def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
 
 def gpus_of(accelerator: str) -> list[str]:
     """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
+    if accelerator not in ("auto", "gpu", "cuda"):
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible:
@@ -223,6 +224,8 @@ class TrialRun:
         return True
 
     def _start(self, items: Sequence[str]) -> None:
+        from kd.callbacks.preflight import FOLDER
+
         search_folder = self.folder.parents[1].resolve()
         env = {FOLDER: str(search_folder / "preflight")}  # the teacher's scores, for all trials
         self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
