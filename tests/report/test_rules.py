@@ -191,7 +191,7 @@ def test_an_under_trained_student_whose_last_epoch_fell() -> None:
 
 def test_few_pictures_do_not_judge_a_teacher() -> None:
     assert teacher_near_chance(0.75, 0.5, 4) is None
-    assert teacher_near_chance(0.0, 0.5, 4) is None
+    assert teacher_near_chance(0.0, 0.1, 4) is None
     assert teacher_near_chance(0.5, 0.5, 100) is not None
 
 

@@ -64,7 +64,6 @@ LINES = [
     (["train", *DISTIL, "data.source.root={here}", "model.task=MultiLabel"],
      "BinaryKDLoss and the losses over features are defined for them: model.distill_losses.kd=BinaryKDLoss"),
     (["tune", *DISTIL, "search.optim.lr=log(1e-5,1e-3)"], "search.optim.lr: [a, b, c] a choice"),
-    (["tune", *DISTIL, "search.optim.lr=log:1e-5..1e-3"], "data.source.root: there is no folder data/grocery"),
     (["train", *DISTIL, "trainer.max_epochs=0"], "trainer.max_epochs: must be >= 1, or -1 for no limit"),
     (["train", *DISTIL, "optim.warmup_epochs=30"],
      "optim.warmup_epochs: must be < trainer.max_epochs=30, as the whole run would be warm-up, got 30"),
@@ -92,8 +91,9 @@ def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
     assert len(results) == len(LINES), done.stderr
     for (words, message), (status, out, err, torch) in zip(LINES, results, strict=True):
         assert (status, out, torch) == (2, "", []), (words, out, err)
-        assert err.count("\n") == 1, err
-        assert err.startswith(f"kd-{words[0]}: ")
+        told = [line for line in err.splitlines() if not line.endswith(": loading optuna ...")]
+        assert len(told) == 1, err
+        assert told[0].startswith(f"kd-{words[0]}: ")
         assert message in err
     assert not (tmp_path / "runs").exists()
 

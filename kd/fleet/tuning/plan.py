@@ -19,7 +19,6 @@ from kd.run import files, keys, typed
 from kd.run.files import flatten
 from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import folder
-from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import check_file
@@ -137,7 +136,6 @@ def plan(request: Request) -> SearchPlan:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     run = Run.of(request)
     config = run.config
-    check_present(config)
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
     items = [

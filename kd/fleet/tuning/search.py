@@ -19,8 +19,9 @@ from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import TrialPlace, TrialRun, epoch_values, lock_trial
 from kd.machine import signals_kept
+from kd.progress import bar
 from kd.report.metric import duration
-from kd.run.build import teachers_in
+from kd.run.needs import teachers_in
 from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings
 from kd.storage.writing import make_folder
@@ -28,6 +29,8 @@ from kd.storage.writing import make_folder
 say = partial(print, flush=True)
 POLL_S = 0.2
 """Seconds between two looks at the trials."""
+ENDED = ("complete", "pruned", "failed")
+"""States of trials that have ended."""
 TOO_LONG = "took too long"
 """Why a trial was stopped that took longer than ``trial_hours``."""
 MAKES_THE_RULE = 5
@@ -89,6 +92,8 @@ class Search:
         self.stopped_by: int | None = None  # number of the signal
         self.began = time.monotonic()
         self.seconds: list[float] = []  # that each ended trial took
+        self.ended = 0  # trials, of all processes
+        self.shown = bar(label="all trials", total=0, disable=True)
         self.extra: list[str] = []  # settings that all trials share beside the plan's
 
     def run(self) -> None:
@@ -100,18 +105,32 @@ class Search:
         """
         with signals_kept(self._on_signal):
             self.extra = _shared(self.plan)
+            self.ended = len(self.study.trials(*ENDED))
+            epochs = self.plan.trials * self.plan.epochs
+            self.shown = bar(label="all trials", unit=" epochs", total=epochs)
             try:
                 while True:
                     self._watch()
                     self._fill()
+                    self._show()
                     if not self.running or self._must_end():
                         break
                     time.sleep(POLL_S)
             finally:  # a full disk, too, leaves no process
+                self.shown.close()
                 for job in self.jobs():
                     job.stop("the search failed")
                 for job in self.jobs():
                     job.wait()
+
+    def _show(self) -> None:
+        """Moves the bar over the epochs of all trials; one that has ended counts as a whole."""
+        metric = self.plan.objectives[0].name
+        epochs = self.ended * self.plan.epochs
+        for running in self.running:
+            epochs += len(epoch_values(running.job.run, metric))
+        if epochs > self.shown.n:
+            self.shown.update(epochs - self.shown.n)
 
     def _must_end(self) -> bool:
         """Whether the hours are up; a signal, or nothing but failures, raises."""
@@ -227,6 +246,8 @@ class Search:
             # the run may have begun before, and was resumed here
             here_s = time.monotonic() - job.began
             self.seconds.append(max(here_s, summary.get("wall_s") or 0.0))
+            self.ended = len(self.study.trials(*ENDED))
+            self.shown.clear()
             say(self.line(running))
             self.changed(self)
 
@@ -255,7 +276,7 @@ class Search:
 
     def progress(self) -> str:
         """One line: how many trials have ended, the best so far, the time left."""
-        ended = self.study.trials("complete", "pruned", "failed")
+        ended = self.study.trials(*ENDED)
         text = f"{len(ended)} of {self.plan.trials} ended"
         best = self.study.best()
         if best:
