@@ -128,6 +128,8 @@ def _options(request: Request) -> "Options":
     if pays is not None:
         of_pays = _pays_options(options, pays)
         check_models(request.rest)
+        if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
+            raise UserError(f"pays: there is no folder {pays.folder}")
         return of_pays
     robust = truth(options, "robust")
     wish = wish_of(options)

@@ -54,6 +54,7 @@ LINES = [
     (["eval", "/nothing"], "there is no run folder /nothing (kd-runs lists the runs)"),
     (["eval", "/nothing.pth", "folder={here}"], "weights: there is no /nothing.pth"),
     (["eval", "{weights}", "folder=/nowhere"], "folder: there is no folder /nowhere"),
+    (["eval", "{run}", "pays=/nowhere"], "pays: there is no folder /nowhere"),
     (["predict", "/nothing", "a.jpg"], "there is no run folder /nothing"),
     (["predict", "{run}", "none.jpg"], "no pictures: none.jpg"),
     (["export", "/nothing", "to=onnx"], "there is no run folder /nothing"),
