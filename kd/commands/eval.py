@@ -1,7 +1,7 @@
 """``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,11 +126,7 @@ def _options(request: Request) -> "Options":
     options = take_all(request, *KEYS)
     pays = pays_of(options)
     if pays is not None:
-        of_pays = _pays_options(options, pays)
-        check_models(request.rest)
-        if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
-            raise UserError(f"pays: there is no folder {pays.folder}")
-        return of_pays
+        return _pays_options(options, pays, request.rest)
     robust = truth(options, "robust")
     wish = wish_of(options)
     claim = None if wish else claim_of(options)
@@ -179,14 +175,23 @@ def _out(options: Mapping[str, str]) -> Path | None:
     return out
 
 
-def _pays_options(options: Mapping[str, str], pays: PaysWish) -> "Options":
-    """Options of ``pays=``, which measures no split and no logits."""
+def _pays_options(options: Mapping[str, str], pays: PaysWish, models: Sequence[str]) -> "Options":
+    """Options of ``pays=``, which measures no split and no logits.
+
+    Args:
+        options: the command's own keys and values.
+        pays: what they ask for.
+        models: words of the command line that name models.
+    """
     others = [key for key in options if key not in (*PAYS, "out")]
     if others:
         raise UserError(f"{others[0]}: can't be given together with pays=")
     out = _out(options)
     if out is not None and out.suffix == ".csv":
         raise UserError(f"out: must be FILE.json with pays=, got '{out}'")
+    check_models(models)
+    if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
+        raise UserError(f"pays: there is no folder {pays.folder}")
     from kd.run.measure import Options
 
     return Options(out=out, pays=pays)
