@@ -141,6 +141,7 @@ class Collate:
     def __init__(
         self, mix: MixPairs | None = None, kind: Targets | None = None, classes: int = 0
     ) -> None:
+        """Stores the arguments, which are the class's; without ``kind`` targets are class ids."""
         self.mix = mix
         self.kind = kind or Targets()
         self.classes = classes

@@ -83,6 +83,7 @@ class CWDFeatureLoss(_Projected):
     def __init__(
         self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(projection, weight)
         check_range("temperature", temperature, "> 0")
         self.temperature = temperature

@@ -67,6 +67,7 @@ class PKDLoss(FeatureLoss):
     def __init__(
         self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False
     ) -> None:
+        """Stores the arguments, which are the class's."""
         super().__init__(weight)
         self.projection = projection
         self.gather = gather
@@ -117,6 +118,7 @@ class MGDLoss(_Projected):
     def __init__(
         self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(projection, weight)
         check_range("mask_ratio", mask_ratio, "> 0 and < 1")
         self.mask_ratio = mask_ratio

@@ -33,6 +33,7 @@ class FeatureRegression(_Projected):
         standardize: Standardization = "none",
         weight: float = 1.0,
     ) -> None:
+        """Stores the arguments, which are the class's."""
         super().__init__(projection, weight)
         self.standardize = standardize
 
@@ -120,6 +121,7 @@ class SmoothL1Loss(FeatureRegression):
         standardize: Standardization = "none",
         weight: float = 1.0,
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(projection, standardize, weight)
         check_range("beta", beta, "> 0")
         self.beta = beta
@@ -153,6 +155,7 @@ class RADIOLoss(FeatureRegression):
         standardize: Standardization = "none",
         weight: float = 1.0,
     ) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(projection, standardize, weight)
         check_range("cosine_share", cosine_share, ">= 0 and <= 1")
         self.cosine_share = cosine_share

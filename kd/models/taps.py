@@ -210,6 +210,9 @@ class Taps:
                 maps.append((path, first))
 
         def recorded_forward(*args: object, **kwargs: object) -> object:
+            """Calls timm's ``forward_features``, and notes the last map before its end, and the layer whose output it
+            returns.
+            """
             output = forward_features(*args, **kwargs)
             if maps:
                 features.append(maps[-1][1])
@@ -284,6 +287,7 @@ class Taps:
     def _catch(
         self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]
     ) -> None:
+        """Hook: keeps a layer's output under its path while something catches; of several outputs the first."""
         if self._caught is not None:
             self._caught[path] = output[0] if isinstance(output, Sequence) else output
 

@@ -43,6 +43,14 @@ class RunNumbers:
     def __init__(
         self, phases: Phases, system: System, health: Health, watch: Watch | None = None
     ) -> None:
+        """Stores the parts that are read; the trainer is set when the training begins.
+
+        Args:
+            phases: times of steps.
+            system: samples of the machine.
+            health: readings of gradients and activations.
+            watch: what the rules find; None: without.
+        """
         self.phases, self.system, self.health, self.watch = phases, system, health, watch
         self.trainer: Trainer | None = None
 

@@ -78,6 +78,7 @@ class Otlp(Outlet):
         return export
 
     def _observed(self, name: str) -> Iterator[Any]:
+        """The present values of the gauge ``name`` as OpenTelemetry's observations; its exporter calls this."""
         from opentelemetry.metrics import Observation
 
         for labels, value in self.numbers.read().get(name, {}).items():

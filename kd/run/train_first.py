@@ -129,6 +129,12 @@ def teacher_settings(
 
 
 def _with_steps(size: float, pictures: int) -> float:
+    """The batch size with which an epoch has its steps: as given, else a smaller power of two, from 4 on.
+
+    Args:
+        size: pictures; infinite for ``auto``.
+        pictures: of the training set.
+    """
     # a batch with which an epoch has its steps: as given, else a smaller power of two, from 4 on
     if size <= 4 or pictures >= LEAST_STEPS * size:
         return size
@@ -435,6 +441,7 @@ def _run(items: list[str], owner: int) -> int:
     received: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        """The handler: the first signal lets the child save, a second Ctrl-C stops it at once."""
         again = number == signal.SIGINT and received
         received.append(number)
         # a second Ctrl-C stops it at once

@@ -35,6 +35,7 @@ def _of_the_same_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     """``fn``, which moves or casts a tensor, without the cast."""
 
     def move(tensor: Tensor) -> Tensor:
+        """One tensor, moved by ``fn`` to its device, in its own dtype."""
         result = fn(tensor)
         if result.dtype == tensor.dtype:
             return result

@@ -39,6 +39,7 @@ class WholeRecords:
     def __init__(
         self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> None:
+        """No record is known to be whole yet; arguments as of the class."""
         self._usable = usable
         # checksums of the records that were found whole, by view and picture; 0: not yet
         self._checksums = np.zeros((views, samples), dtype="<u4")

@@ -231,6 +231,12 @@ class DeviceViews:
         self.crop_number = crop_of(self.chain)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A batch from the loader with its views made: "pixels" and "plan" are replaced by "image" ``(N, 3, H, W)``,
+        uint8.
+
+        ``target`` becomes that of the views; what was mixed, as :class:`MixPairs` gives it. The batch itself is not
+        changed.
+        """
         batch = dict(batch)
         pixels = batch.pop("pixels")
         plan = batch.pop("plan")

@@ -40,7 +40,10 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
     """
 
     def register(draw_one: Callable[[Pen], None]) -> None:
+        """Adds a food to :data:`FOODS`, by the name of its function; the decorator returns nothing."""
+
         def draw_pieces(pen: Pen) -> None:
+            """Draws up to ``most`` pieces, alike but for their places and turns, each with a shadow."""
             rng = pen.rng
             count = rng.randint(1, most)
             start = rng.uniform(0, 7)

@@ -70,6 +70,7 @@ class BatchMaker:
     """Runs on a machine of the tier, in a process of its own."""
 
     def __init__(self) -> None:
+        """Runs in the maker's process, on one core and without a GPU; it can make nothing before :meth:`learn`."""
         torch.set_num_threads(1)
         # A maker without a GPU of its own takes nobody else's.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

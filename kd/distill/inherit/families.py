@@ -48,6 +48,9 @@ def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
         teacher_input: Preprocess,
         taps: SampleTaps,
     ) -> None:
+        """Fits each student by itself, all models in eval mode; arguments as of
+        :func:`kd.distill.inherit.inherit_together`.
+        """
         with evaluating(teacher, *(student for student, _ in students)):
             for student, prepare in students:
                 inherit(student, teacher, pictures, prepare, teacher_input, taps)

@@ -81,6 +81,7 @@ class Kubernetes(Target):
         )
 
         def poll() -> tuple[str, Outcome | None]:
+            """One look at the TrainJob: its state, and the outcome once it has ended."""
             answer = json_of(
                 ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"])
             )

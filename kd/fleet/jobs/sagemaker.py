@@ -92,6 +92,7 @@ class SageMaker(Target):
         log = _Log(session.client("logs"), handle)
 
         def poll() -> tuple[str, Outcome | None]:
+            """One look at the job, whose new lines are printed: its status, and the outcome once it has ended."""
             with boto_errors():
                 answer = client.describe_training_job(TrainingJobName=handle)
                 log.print_new()

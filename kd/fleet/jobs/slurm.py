@@ -134,6 +134,9 @@ class Slurm(Target):
         log = Tail(folder / "log")
 
         def poll() -> tuple[str, Outcome | None]:
+            """One look at the job, whose new lines are printed: its state, and the outcome once it has left the
+            queue.
+            """
             state, elapsed = _state(handle)
             log.print_new()
             if state in LASTING:

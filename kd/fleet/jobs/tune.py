@@ -99,6 +99,7 @@ class SageMakerSearch(sagemaker.SageMaker):
         client = sagemaker.aws_session().client("sagemaker")
 
         def poll() -> tuple[str, Outcome | None]:
+            """One look at the search: its status and trials by state, and the outcome once it has ended."""
             with sagemaker.boto_errors():
                 answer = client.describe_hyper_parameter_tuning_job(
                     HyperParameterTuningJobName=handle

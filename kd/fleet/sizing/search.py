@@ -274,6 +274,9 @@ class SizeSearch:
         settings = {candidate.name: candidate.settings() for candidate in scored}
 
         def keep(scores: dict[str, dict[str, float]]) -> None:
+            """Remembers the scores of candidates, by name, in ``results.json``: a search that is broken off loses
+            none.
+            """
             for name, values in scores.items():
                 # the teacher is scored along with each group of candidates
                 self.results.keep(values, "score", settings.get(name, name), basis)

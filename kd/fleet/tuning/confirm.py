@@ -174,6 +174,14 @@ def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> l
 def _compared(
     objective: SearchObjective, name: str, seeds: tuple[int, ...], values: list[Any]
 ) -> Confirmation:
+    """One objective of the winner and of the default, on the same seeds.
+
+    Args:
+        objective: whether more is better.
+        name: of the number for people.
+        seeds: that both were trained on.
+        values: the winner's, then the default's.
+    """
     of_winner = tuple(values[: len(seeds)])
     of_default = tuple(values[len(seeds) :])
     return Confirmation(name, objective.maximize, seeds, of_winner, of_default)

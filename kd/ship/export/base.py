@@ -245,6 +245,7 @@ def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Run
 
     @torch.inference_mode()
     def run(pictures: np.ndarray) -> np.ndarray:
+        """Pictures in the layout -> the answers of ``call``, both as NumPy."""
         images = torch.from_numpy(pictures)
         if layout == "nhwc":
             images = images.permute(0, 3, 1, 2)

@@ -183,6 +183,7 @@ def _on_a_mac(file: Path) -> Runtime:
         raise UserError(f"{file} is not a CoreML model: {first_line(error)}") from error
 
     def run(pictures: np.ndarray) -> np.ndarray:
+        """uint8 pictures in either layout -> answers, one picture at a time: the file's input is an image."""
         answers = []
         for picture in pictures:
             if picture.shape[0] == 3:

@@ -79,6 +79,7 @@ class ExecuTorch(Format):
         max_batch = method.metadata.input_tensor_meta(0).sizes()[0]
 
         def run(pictures: np.ndarray) -> np.ndarray:
+            """uint8 pictures -> answers, at most ``max_batch`` at a time."""
             answers = []
             for start in range(0, len(pictures), max_batch):
                 part = torch.from_numpy(pictures[start : start + max_batch])

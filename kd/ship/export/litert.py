@@ -66,6 +66,7 @@ class LiteRT(Format):
         answer_place = interpreter.get_output_details()[0]["index"]
 
         def run(pictures: np.ndarray) -> np.ndarray:
+            """uint8 pictures -> answers, one picture at a time: the file has a batch of one."""
             answers = []
             for picture in pictures:
                 interpreter.set_tensor(pictures_place, picture[None])

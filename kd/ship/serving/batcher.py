@@ -37,6 +37,7 @@ class Daemons:
         future: Future[T] = Future()
 
         def call() -> None:
+            """Runs the function in the thread; its result, or what it raises, goes to the future."""
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))

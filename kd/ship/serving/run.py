@@ -178,6 +178,7 @@ class _Uvicorn(uvicorn.Server):
             print(line, file=sys.stderr, flush=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the server, then lets each socket queue :data:`WAITING` connections; Uvicorn calls it."""
         await super().startup(sockets)
         # after asyncio's own listen, whose backlog is how many it accepts at a time
         for listening in sockets or []:
