@@ -135,7 +135,7 @@ def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> OptimSpec:
-    """The settings from what the Python classes take as ``optim``.
+    """The settings from what the Python classes take as ``optim``: settings, a dict of them, a function, or None.
 
     Raises:
         TypeError: none of these kinds, or a key that is not a field.

@@ -35,7 +35,9 @@ _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | N
 
 
 def local_processes() -> int:
-    """How many processes of the training share this machine, as a launcher says or by its GPUs; 1 alone."""
+    """How many processes of the training share this machine, as a launcher says or by its GPUs; 1 in a run of one
+    process.
+    """
     if not _together():
         return 1
     launchers_count = os.environ.get("LOCAL_WORLD_SIZE", "")

@@ -84,7 +84,9 @@ COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate
 
 
 def drawn(calm: float = CALM) -> dict[str, Any]:
-    """Where a bar is drawn, and how often: on a terminal, or as a line every ``calm`` seconds."""
+    """Arguments of tqdm that decide where a bar is drawn, and how often: on a terminal, or as a line every ``calm``
+    seconds.
+    """
     if sys.stderr.isatty():
         return {"file": Canvas(sys.stderr), "mininterval": 0.5}
     return {

@@ -69,7 +69,10 @@ class Standardizer(KnownOnHost, Float32):
             self.register_buffer("turn", torch.zeros(shape))
 
     def forward(self, features: Tensor) -> Tensor:
-        """``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least."""
+        """Standardises features ``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least.
+
+        In training it first adds the batch to its statistics, until they are complete.
+        """
         is_map = features.ndim == 4
         x = wide(features.detach())
         if is_map:

@@ -137,7 +137,10 @@ def _expected_count(model: nn.Module) -> int:
 
 
 def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileModel]:
-    """The layouts whose prefix has the path ``part`` in it; ".": those with the shortest prefix."""
+    """The layouts whose prefix has the path ``part`` in it; ".": those with the shortest prefix.
+
+    ``name`` begins the user's error where there is none.
+    """
     if part == ".":
         shortest = min((len(layout.prefix) for layout in layouts), default=0)
         return [layout for layout in layouts if len(layout.prefix) == shortest]

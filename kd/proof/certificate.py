@@ -326,8 +326,9 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _what_would_do(found: dict[str, Any]) -> str:
-    """The end of a sentence: how many pictures would give a certificate; "" where ``found`` (the certificate) is
-    given.
+    """The end of a sentence: how many pictures would give a certificate, rounded up to two digits.
+
+    "" where the certificate ``found`` shows its claim already.
     """
     if found["shown"]:
         return ""

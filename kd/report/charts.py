@@ -231,7 +231,10 @@ def machine_lines(run: RunRecords) -> list[Section | None]:
 
 
 def _is_shown(metric: str, prefix: str) -> bool:
-    """The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale."""
+    """Whether a metric belongs in the chart of all metrics that begin with ``prefix``.
+
+    The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale.
+    """
     _, _, name = metric.rpartition("/")
     if name in (*PROBE, "rankme") or "/iou_" in metric:
         return False

@@ -59,7 +59,9 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
 
 
 def ways(facts: Facts) -> list[Way]:
-    """As it is; views on the device; larger machines; machines beside that make all batches."""
+    """What the run could do about its input, with ms a step and the price of an hour: as it is; views on the device;
+    larger machines; machines beside that make all batches.
+    """
     rest = facts.step_ms - facts.phases["data"]
     price = facts.price
     possible = [
