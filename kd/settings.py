@@ -409,7 +409,9 @@ class OptimSettings(Checked):
     """Whether these get it too."""
 
     warmup_epochs: Weight = 1.0
-    """Linear warm-up, in epochs (fractions allowed)."""
+    """Linear warm-up, in epochs (fractions allowed); in a run that is no longer than it, a tenth of
+    the steps.
+    """
 
     schedule: Literal["cosine", "steps"] = "cosine"
     """After the warm-up a ``cosine`` to the run's end, or ``steps``: a tenth of the rate at each

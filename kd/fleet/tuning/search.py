@@ -3,6 +3,7 @@
 import math
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,8 @@ class Search:
             epochs += len(epoch_values(running.job.run, metric))
         if epochs > self.shown.n:
             self.shown.update(epochs - self.shown.n)
+        elif sys.stderr.isatty():  # the time left goes on
+            self.shown.refresh()
 
     def _must_end(self) -> bool:
         """Whether the hours are up; a signal, or nothing but failures, raises."""
