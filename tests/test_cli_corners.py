@@ -69,7 +69,7 @@ WRONG = [
     ),
     (
         "model.student.kwargs.patch_size=64",
-        "model.student: vit_tiny_patch16_224 can't take pictures of 32x32",
+        "model.student.img_size: must be a multiple of 64 for the patches of vit_tiny_patch16_224, got 32: 64",
     ),
     (
         "model.student.kwargs.in_chans=1",
