@@ -41,7 +41,6 @@ def check_values(config: dict[str, Any]) -> None:
     _check_strategy(config["trainer"]["strategy"], config["optim"]["name"])
     _check_sizes(config["data"])
     _check_overlap(config["model"])
-    check_patches(config["model"])
     check_losses_of_task(config["model"])
     _check_teachers(config["model"])
     accumulated = config["trainer"]["accumulate_grad_batches"]
@@ -200,15 +199,19 @@ _PATCHES = re.compile(r"(?:vit|deit|beit|eva)\w*_patch(\d+)_")
 """timm's names of models that cut pictures into patches of so many pixels and read nothing of a rest."""
 
 
-def check_patches(model: Mapping[str, Any]) -> None:
-    """Refuses sizes of pictures that a ViT can't divide into its patches.
+def notes_on_patches(model: Mapping[str, Any]) -> list[str]:
+    """Says which sizes of pictures a ViT can't divide into its patches: it sees nothing of a rest.
 
     Args:
         model: the settings ``model``.
 
+    Returns:
+        A line for each model, with the nearest sizes without a rest.
+
     Raises:
-        UserError: names the setting, and the nearest sizes that are allowed.
+        UserError: pictures that are smaller than a patch.
     """
+    notes = []
     grid: list[
         int
     ] = []  # patches of the teacher in a row; a student with patch_size=auto has as many
@@ -219,11 +222,16 @@ def check_patches(model: Mapping[str, Any]) -> None:
         divisors = [patch]
         if spec["kwargs"].get("patch_size") == "auto":
             divisors = [*grid, patch]
-        for side in height_width(spec["img_size"]):
-            if not any(side % divisor == 0 for divisor in divisors):
-                raise UserError(f"{key}.img_size: {_no_multiple(side, divisors, spec['arch'])}")
-        height, _ = height_width(spec["img_size"])
+        sides = height_width(spec["img_size"])
+        with_rest = [side for side in sides if all(side % divisor for divisor in divisors)]
+        if with_rest:
+            problem = _no_multiple(with_rest[0], divisors, spec["arch"])
+            if min(sides) < min(divisors):
+                raise UserError(f"{key}.img_size: must be {problem}")
+            notes.append(f"{key}.img_size: should be {problem}; the model does not see the rest")
+        height, _ = sides
         grid = [height // patch]
+    return notes
 
 
 def _patch_of(spec: Mapping[str, Any]) -> int | None:
@@ -247,7 +255,7 @@ def _no_multiple(side: int, divisors: Sequence[int], arch: str) -> str:
     allowed = str(step)
     for other in others:
         allowed += f" (as many patches as its teacher) or {other}"
-    return f"must be a multiple of {allowed} for the patches of {arch}, got {side}: {nearest} for example"
+    return f"a multiple of {allowed} for the patches of {arch}, got {side}: {nearest} for example"
 
 
 def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str]:

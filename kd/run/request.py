@@ -13,7 +13,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
-from kd.run.checks import check_warmup, notes_on_sizes
+from kd.run.checks import check_warmup, notes_on_patches, notes_on_sizes
 from kd.run.listed import kind_at
 from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
@@ -225,6 +225,7 @@ class Request:
         if self.resume is None:
             check_warmup(config, given)
             self.notes += notes_on_sizes(config, given)
+            self.notes += notes_on_patches(config["model"])
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, with the parts that they name, in rising priority."""
