@@ -5,9 +5,18 @@
 
 ``--data`` is a folder of classes (``train/``, ``val/``): Imagewoof2 and CIFAR-100's PNG files come as one; ``--shrink``
 copies it with the shorter side 160, as fast.ai's own smaller archives are. ``TIMM`` is a checkout of
-pytorch-image-models, whose ``train.py`` is the peer. The teacher, DINOv2's ViT-S/14 at 112 px, is fine-tuned by
-``recipe=photos_teacher``. Each row is a process of its own; its accuracy after the last epoch and its seconds, start
+pytorch-image-models, whose ``train.py`` is the peer. The teacher, DINOv2's ViT-S/14 at ``--side`` pixels, is fine-tuned
+by ``recipe=photos_teacher``. Each row is a process of its own; its accuracy after the last epoch and its seconds, start
 and teacher's answers included, are kept in ``--runs`` and read again.
+
+Rows: each of three starts (random weights, selected weights, kd's) with each of three ways to learn (labels alone, the
+teacher's logits alone, kd's recipe); kd's recipe with one part left out; timm's script from random weights and from kd's
+start. ``--row "kd's start /"`` takes those whose names hold these words.
+
+Two more copies of a folder, whose files are hard links:
+
+    python scripts/bench/public.py --tenth data/imagewoof2-160 data/woof-rates   # a tenth of train as val: for rates
+    python scripts/bench/public.py --wrong noisy_imagewoof.csv 50 data/imagewoof2-160 data/woof-50  # wrong labels
 """
 
 import argparse
@@ -15,14 +24,16 @@ import csv
 import hashlib
 import inspect
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -31,10 +42,20 @@ from harness import options, write
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from kd.data.batch import DataInfo
+from kd.data.samples import PictureSet
+from kd.data.sources import ImageFolder
+from kd.data.transforms import EvalView
+from kd.distill.inherit import inherit_together
+from kd.fit_to_machine.precision import choose_precision
+from kd.losses import KDLoss
+from kd.models import StudentSpec, TeacherSpec
+from kd.run.assemble import assemble
+
 # as recipe=grocery_vit with AdamW, but for the peer's weight of the labels, which the recipe's row does not have
-STUDENT, SIDE = "vit_tiny_patch16_224", 112
-BATCH, LR, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 5e-5, 1e-3, 0.05, 1, 2.0, 0.1
-LR_PEER = 2.5e-4  # of timm's script: above 1e-4, level with 5e-4 after three epochs; above 1e-3 after twenty
+TEACHER, STUDENT = "vit_small_patch14_dinov2", "vit_tiny_patch16_224"
+BATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 0.05, 1, 2.0, 0.1
+PARTS_OF_TENTH = 10
 
 
 def adamw(lr: float) -> list[str]:
@@ -42,19 +63,62 @@ def adamw(lr: float) -> list[str]:
     return ["optim.name=adamw", f"optim.lr={lr}"]
 
 
-SELECTED = ["model.student.inherit=false", "model.student.checkpoint=SELECTED"]
-ONLY_LABELS = ["model.task_loss_weight=1", "model.distill_losses={}", "model.taps={}"]
-KD_ROWS: dict[str, list[str]] = {
-    "labels alone, from scratch": ["config=no_teacher", *adamw(LR_SCRATCH)],
-    "kd, from scratch": ["model.student.inherit=false", *adamw(LR_SCRATCH)],
-    "kd, weight selection (Xu et al., 2024), lr 1e-3": [*SELECTED, *adamw(1e-3)],
-    "kd, weight selection, lr 2e-3": [*SELECTED, *adamw(2e-3)],
-    "kd, weight selection, lr 2.5e-4": [*SELECTED, *adamw(2.5e-4)],
-    "kd, weight selection, lr 5e-5": [*SELECTED, *adamw(5e-5)],
-    "labels alone, from the inherited start": [*ONLY_LABELS, *adamw(LR)],
-    "kd as its recipe does it": [],
+NO_FEATURES = "model.taps={}"
+LOGITS = "model.distill_losses={kd: {class_path: kd.losses.KDLoss, init_args: {temperature: 2.0}}}"
+
+STARTS: dict[str, list[str]] = {
+    "random start": ["model.student.inherit=false", *adamw(1e-3)],
+    "selected weights": [
+        "model.student.inherit=false",
+        "model.student.checkpoint=SELECTED",
+        *adamw(1e-3),
+    ],
+    "kd's start": adamw(5e-5),
 }
-PEER = "timm's train.py --kd-distill-type logit, from scratch"
+"""Settings by start. Selected weights: Xu et al., 2024; their rate is level from 1e-3 to 2e-3 on Imagewoof2."""
+
+WAYS: dict[str, list[str]] = {
+    "labels alone": ["model.task_loss_weight=1", "model.distill_losses={}", NO_FEATURES],
+    "logits alone": [LOGITS, NO_FEATURES],
+    "kd's recipe": [],
+}
+"""Settings by what the student learns from."""
+
+LEFT_OUT: dict[str, list[str]] = {
+    "the middle layers": ["model.distill_losses.middle.weight=0"],
+    "all features": [LOGITS, NO_FEATURES],
+    "mixing": [
+        "data.augment.mixup=0",
+        "data.augment.cutmix=0",
+        "data.augment.mix_probability=0",
+    ],
+    "Muon (AdamW, 2e-4)": adamw(2e-4),
+    "crops, flips and colours": [
+        "data.augment.scale=1",
+        "data.augment.hflip=0",
+        "data.augment.color_jitter=0",
+    ],
+}
+"""kd's recipe from kd's start with one part left out."""
+
+
+def kd_rows() -> dict[str, list[str]]:
+    """Settings of kd's rows by name."""
+    settings = {}
+    for start, of_start in STARTS.items():
+        for way, of_way in WAYS.items():
+            settings[f"{start} / {way}"] = [*of_start, *of_way]
+    settings["kd's start / kd's recipe"] = []  # the recipe as it is, with its own optimizer
+    for part, of_part in LEFT_OUT.items():
+        settings[f"kd's recipe without {part}"] = of_part
+    return settings
+
+
+PEERS = {
+    "timm's train.py --kd-distill-type logit, from scratch": 2.5e-4,
+    "timm's train.py --kd-distill-type logit, from kd's start": 5e-5,
+}
+"""Learning rates of timm's script by row: of the first the best of four after three epochs; of the second untried."""
 
 
 def shrink(source: Path, target: Path, side: int = 160) -> None:
@@ -79,26 +143,96 @@ def _shrink(source: Path, target: Path, side: int, file: Path) -> None:
     small.save(place, quality=95)
 
 
-def select_weights(teacher: Path, arch: str, file: Path) -> None:
+def tenth(source: Path, target: Path) -> None:
+    """Hard links to a folder's training pictures; every tenth picture of a class becomes validation."""
+    for folder in sorted((source / "train").iterdir()):
+        for i, file in enumerate(sorted(folder.iterdir())):
+            split = "train" if i % PARTS_OF_TENTH else "val"
+            _link(file, target / split / folder.name / file.name)
+
+
+def wrong_labels(table: Path, percent: str, source: Path, target: Path) -> int:
+    """Hard links to a folder's pictures, those of training under the labels of fast.ai's table.
+
+    Args:
+        table: ``noisy_imagewoof.csv`` of fastai/imagenette.
+        percent: of wrong labels: 0, 1, 5, 25 or 50, which names a column.
+        source: the folder; its files' endings may differ from the table's.
+        target: a new folder.
+
+    Returns:
+        How many training pictures have another label now.
+    """
+    labels = {}
+    with table.open() as file:
+        for row in csv.DictReader(file):
+            labels[Path(row["path"]).stem] = row[f"noisy_labels_{percent}"]
+    changed = 0
+    for picture in sorted((source / "train").glob("*/*")):
+        label = labels[picture.stem]
+        changed += label != picture.parent.name
+        _link(picture, target / "train" / label / picture.name)
+    for picture in sorted((source / "val").glob("*/*")):
+        _link(picture, target / "val" / picture.parent.name / picture.name)
+    return changed
+
+
+def _link(file: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.link(file, place)
+
+
+def kds_start(teacher: Path, data: Path, side: int, patch: int, file: Path) -> None:
+    """kd's student before its first step, for timm's script: fitted to all training pictures as validation shows them.
+
+    Args:
+        teacher: folder of the fine-tuned teacher.
+        data: folder of ``train/`` and ``val/``.
+        side: of the pictures, pixels.
+        patch: side of the student's patches, pixels.
+        file: to write, safetensors.
+    """
+    source = ImageFolder(str(data))
+    split = source.load("train")
+    module = assemble(
+        DataInfo(source.classes, len(split.targets), 0),
+        StudentSpec(STUDENT, side, inherit=True, kwargs={"patch_size": patch}),
+        TeacherSpec(TEACHER, side, checkpoint=str(teacher)),
+        distill_losses={"kd": KDLoss(temperature=TEMPERATURE)},
+    )
+    shown = PictureSet(split, EvalView((side, side), 0.875), 0, source)
+    pictures = torch.stack([shown[i, 0][0] for i in range(min(len(shown), 3000))])
+    student = module.student_of_one
+    inherit_together(
+        [(student.model, student.prepare)], module.teacher.model, pictures, module.teacher.prepare
+    )
+    weights = student.model.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file)
+
+
+def select_weights(teacher: Path, student: Any, file: Path) -> None:
     """The student's weights picked from the teacher's: its first blocks, evenly spaced channels of each tensor.
 
-    Source: Xu et al., Initializing Models with Larger Ones, ICLR 2024 (uniform selection of the first layers). What
-    has another number of axes or pixels (the patch embedding's, positions) keeps its random start.
+    Source: Xu et al., Initializing Models with Larger Ones, ICLR 2024 (uniform selection of the first layers). A patch
+    embedding of other pixels and the positions keep their random start, and so does what has another number of axes.
+
+    Args:
+        teacher: its weights, safetensors.
+        student: timm's model.
+        file: to write, safetensors.
     """
-    given = load_file(teacher)
-    torch.manual_seed(0)
-    student = timm.create_model(arch, img_size=SIDE, num_classes=len(given["head.bias"]))
+    teacher_weights = load_file(teacher)
     chosen = {}
     for name, own in student.state_dict().items():
-        big = given.get(name)
-        if big is None or big.ndim != own.ndim or name in ("patch_embed.proj.weight", "pos_embed"):
+        picked = teacher_weights.get(name)
+        is_of_pixels = name in ("patch_embed.proj.weight", "pos_embed")
+        if picked is None or picked.ndim != own.ndim or is_of_pixels:
             chosen[name] = own
             continue
         for axis, length in enumerate(own.shape):
-            big = big.index_select(
-                axis, torch.linspace(0, big.shape[axis] - 1, length).round().long()
-            )
-        chosen[name] = big
+            places = torch.linspace(0, picked.shape[axis] - 1, length).round().long()
+            picked = picked.index_select(axis, places)
+        chosen[name] = picked
     save_file({name: tensor.contiguous() for name, tensor in chosen.items()}, file)
 
 
@@ -113,164 +247,229 @@ def kd_train(items: list[str], folder: Path) -> tuple[float, float]:
 
 
 def timm_train(
-    checkout: Path, data: Path, teacher: Path, epochs: int, seed: int, folder: Path
+    name: str, start: Path | None, epochs: int, seed: int, folder: Path, bench: "Bench"
 ) -> tuple[float, float]:
-    """timm's own script with the same student, views and optimizer: accuracy after the last epoch, seconds."""
-    classes = len(list((data / "train").iterdir()))
-    cuda = torch.cuda.is_available()
-    command = f"""train.py {data.resolve()} --model {STUDENT} --model-kwargs img_size={SIDE} --num-classes {classes}
-        --img-size {SIDE}
-        --kd-model-name local-dir:{teacher.resolve()} --kd-distill-type logit --kd-temperature {TEMPERATURE}
+    """timm's own script with the same student, views and optimizer: accuracy after the last epoch, seconds.
+
+    Args:
+        name: of :data:`PEERS`.
+        start: weights that it begins with; None: random ones.
+        epochs: how many.
+        seed: of its random numbers.
+        folder: for its results.
+        bench: pictures, teacher and sizes.
+    """
+    asked = bench.asked
+    classes = len(list((asked.data / "train").iterdir()))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # kd's student is fitted to pictures as its own weights take them, with mean and deviation 0.5
+    statistics_ = "--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225"
+    if start is not None:
+        statistics_ = f"--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --initial-checkpoint {start.resolve()}"
+    precision = ""
+    if device == "cuda" or choose_precision("cpu")[0] == "bf16-mixed":
+        precision = "--amp --amp-dtype bfloat16"
+    command = f"""train.py {asked.data.resolve()} --model {STUDENT} --num-classes {classes}
+        --model-kwargs img_size={asked.side} patch_size={asked.patch} --img-size {asked.side}
+        --kd-model-name local-dir:{bench.teacher.resolve()} --kd-distill-type logit --kd-temperature {TEMPERATURE}
         --distill-loss-weight {1 - LABELS} --task-loss-weight {LABELS} --epochs {epochs} --seed {seed} -b {BATCH} -j 1
-        --opt adamw --lr {LR_PEER} --weight-decay {DECAY} --clip-grad 1 --sched cosine --sched-on-updates --min-lr 0
+        --opt adamw --lr {asked.peer_lr or PEERS[name]} --weight-decay {DECAY} --clip-grad 1
+        --sched cosine --sched-on-updates --min-lr 0
         --warmup-epochs {min(WARMUP, epochs - 1)} --warmup-lr 1e-5 --cooldown-epochs 0 --reprob 0 --smoothing 0
         --val-interval {epochs} --torchcompile
         --scale 0.35 1 --ratio 0.75 1.3333 --hflip 0.5 --color-jitter 0.2 --mixup 0.8 --cutmix 1 --mixup-prob 1
         --mixup-mode elem --interpolation bilinear --train-interpolation bilinear --crop-pct 0.875
-        --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --amp --amp-dtype bfloat16
-        --device {"cuda" if cuda else "cpu"} --output {folder.parent.resolve()} --experiment {folder.name}"""
-    start = time.perf_counter()
-    subprocess.run([sys.executable, *command.split()], check=True, cwd=checkout)
-    seconds = time.perf_counter() - start
+        {statistics_} {precision}
+        --device {device} --output {folder.parent.resolve()} --experiment {folder.name}"""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *command.split()], check=True, cwd=asked.timm)
+    seconds = time.perf_counter() - began
     with (folder / "summary.csv").open() as file:
-        return float(list(csv.DictReader(file))[-1]["eval_top1"]), seconds
+        last = list(csv.DictReader(file))[-1]
+    return float(last["eval_top1"]), seconds
 
 
-Row = Callable[
-    [int, int, Path], tuple[float, float]
-]  # epochs, seed, folder -> accuracy in per cent, seconds
+class Bench:
+    """The teacher, the starts, and the rows that are trained or were.
 
+    Args:
+        asked: the command line.
+    """
 
-def rows(asked: argparse.Namespace, teacher: Path, selected: Path) -> dict[str, Row]:
-    """By name what trains it, given epochs, seed and folder."""
-    common = [
-        "recipe=grocery_vit",
-        f"data.source.root={asked.data}",
-        "model.task.label_smoothing=0",
-    ]
-    common += [
-        "model.student.kwargs={}"
-    ]  # patches of 16 pixels in all rows, as the peers' student has
-    taught = [f"model.teacher.checkpoint={teacher}", *asked.set]
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.folder: Path = asked.runs
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.records = self.folder / "rows.jsonl"
+        self.settings = {
+            name: settings for name, settings in kd_rows().items() if self._wanted(name)
+        }
+        self.peers = [name for name in PEERS if asked.timm and self._wanted(name)]
+        self.teacher, self.teacher_acc1 = self._fine_tuned_teacher()
+        self.selected = self.folder / "selected.safetensors"
+        self.start = self.folder / "start.safetensors"
+        self._write_starts()
 
-    def of_kd(items: list[str], epochs: int, seed: int, folder: Path) -> tuple[float, float]:
-        own = [] if "config=no_teacher" in items else taught
-        own = own + [item.replace("SELECTED", str(selected)) for item in items]
-        length = [f"trainer.max_epochs={epochs}", f"optim.warmup_epochs={min(WARMUP, epochs - 1)}"]
-        return kd_train([*common, f"seed={seed}", *length, *own], folder)
+    def _wanted(self, name: str) -> bool:
+        words = self.asked.row
+        return not words or any(word in name for word in words)
 
-    found: dict[str, Row] = {name: partial(of_kd, items) for name, items in KD_ROWS.items()}
-    if asked.timm:
-        found[PEER] = lambda epochs, seed, folder: timm_train(
-            asked.timm, asked.data, teacher, epochs, seed, folder
+    def _fine_tuned_teacher(self) -> tuple[Path, float]:
+        """timm's folder of the teacher, fine-tuned where it is not yet, and its accuracy in per cent."""
+        asked = self.asked
+        folder = self.folder / "photos_teacher" / "teacher"
+        if not (folder / "summary.json").is_file():
+            settings = [
+                "recipe=photos_teacher",
+                f"data.source.root={asked.data}",
+                f"data.img_size={asked.side}",
+                f"model.student.img_size={asked.side}",
+                f"trainer.max_epochs={asked.teacher_epochs}",
+            ]
+            if asked.backbone:
+                settings += [
+                    f"model.student.checkpoint={asked.backbone}",
+                    "model.student.pretrained=false",
+                ]
+            kd_train(settings, self.folder / "teacher")
+        summary = json.loads((folder / "summary.json").read_text())
+        return folder / "student", 100 * summary["student"]["best_val"]["acc1"]
+
+    def _write_starts(self) -> None:
+        """The files that rows begin with, where a row needs them and they are not there."""
+        asked = self.asked
+        weights = self.teacher / "model.safetensors"
+        if not self.selected.is_file():
+            torch.manual_seed(0)
+            classes = len(list((asked.data / "train").iterdir()))
+            student = timm.create_model(
+                STUDENT, img_size=asked.side, patch_size=asked.patch, num_classes=classes
+            )
+            select_weights(weights, student, self.selected)
+        if any("kd's start" in name for name in self.peers) and not self.start.is_file():
+            kds_start(self.teacher, asked.data, asked.side, asked.patch, self.start)
+
+    def of_kd(self, name: str, epochs: int, seed: int, folder: Path) -> tuple[float, float]:
+        """A row of ``kd-train``: accuracy in per cent, seconds."""
+        asked = self.asked
+        settings = [item.replace("SELECTED", str(self.selected)) for item in self.settings[name]]
+        return kd_train(
+            [
+                "recipe=grocery_vit",
+                f"data.source.root={asked.data}",
+                f"data.img_size={asked.side}",
+                f"model.teacher.img_size={asked.side}",
+                f"model.teacher.checkpoint={self.teacher}",
+                f"model.student.img_size={asked.side}",
+                f"model.student.kwargs={{patch_size: {asked.patch}}}",
+                "model.task.label_smoothing=0",
+                f"seed={seed}",
+                f"trainer.max_epochs={epochs}",
+                f"optim.warmup_epochs={min(WARMUP, epochs - 1)}",
+                *settings,
+                *asked.set,
+            ],
+            folder,
         )
-    return {
-        name: call
-        for name, call in found.items()
-        if not asked.row or any(part in name for part in asked.row)
-    }
 
+    def of_timm(self, name: str, epochs: int, seed: int, folder: Path) -> tuple[float, float]:
+        """A row of timm's script: accuracy in per cent, seconds."""
+        start = self.start if "kd's start" in name else None
+        return timm_train(name, start, epochs, seed, folder, self)
 
-def made(name: str, asked: argparse.Namespace) -> str:
-    """A digest of what a row is trained by: rows of other settings are not read again."""
-    recipe = yaml.safe_load(
-        (Path(__file__).parents[2] / "recipes" / "grocery_vit.yaml").read_text()
-    )
-    by_hand = [STUDENT, SIDE, BATCH, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS]
-    of_peer = [inspect.getsource(timm_train), LR_PEER]
-    of_kd = [inspect.getsource(rows), recipe, KD_ROWS.get(name), asked.set]
-    text = json.dumps([by_hand, *(of_peer if name == PEER else of_kd)])
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    def digest(self, name: str) -> str:
+        """Of what a row is trained by: rows of other settings are not read again."""
+        asked = self.asked
+        recipes = Path(__file__).parents[2] / "recipes"
+        recipe = yaml.safe_load((recipes / "grocery_vit.yaml").read_text())
+        made_by = [STUDENT, asked.side, asked.patch, str(asked.data), BATCH, DECAY, WARMUP]
+        if name in PEERS:
+            made_by += [inspect.getsource(timm_train), asked.peer_lr or PEERS[name]]
+        else:
+            made_by += [inspect.getsource(Bench.of_kd), recipe, self.settings[name], asked.set]
+        return hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:8]
+
+    def rows(self) -> dict[str, dict[tuple[int, int], tuple[float, float]]]:
+        """By name, then by epochs and seed: accuracy in per cent and seconds. Trains what is not kept yet."""
+        known = []
+        if self.records.is_file():
+            known = [json.loads(line) for line in self.records.read_text().splitlines()]
+        names = [*self.settings, *self.peers]
+        digests = {name: self.digest(name) for name in names}
+        table: dict[str, dict[tuple[int, int], tuple[float, float]]] = {name: {} for name in names}
+        for row in known:
+            if row["made"] == digests.get(row["name"]):
+                table[row["name"]][row["epochs"], row["seed"]] = row["acc1"], row["seconds"]
+        for epochs, seed, name in product(self.asked.epochs, self.asked.seeds, names):
+            if (epochs, seed) in table[name]:
+                continue
+            train = self.of_timm if name in PEERS else self.of_kd
+            folder = self.folder / f"row-{digests[name]}-{epochs}-{seed}"
+            acc1, seconds = train(name, epochs, seed, folder)
+            table[name][epochs, seed] = acc1, seconds
+            row = {"name": name, "epochs": epochs, "seed": seed, "acc1": acc1}
+            row |= {"seconds": seconds, "made": digests[name]}
+            with self.records.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        return table
+
+    def lines(self) -> list[str]:
+        """The page: what was done, and the table."""
+        asked = self.asked
+        seeds = ", ".join(map(str, asked.seeds))
+        lines = [
+            f"{asked.data.name}; teacher: ViT-S/14 (DINOv2), {asked.teacher_epochs} epochs, {self.teacher_acc1:.1f} %; "
+            f"student: {STUDENT} with patches of {asked.patch} at {asked.side} px, batch {BATCH}; seeds {seeds}. "
+            "Accuracy after the last epoch in per cent (mean ± standard deviation over seeds); minutes of the whole "
+            "process. All rows augment alike (crops from 0.35, flips, colours, all pairs mixed) but those that leave "
+            f"it out. kd's rows: {' '.join(asked.set) or 'nothing else set'}.",
+            "",
+            "| | " + " | ".join(f"{n} epoch{'s' * (n > 1)}" for n in asked.epochs) + " |",
+            "|---|" + "---|" * len(asked.epochs),
+        ]
+        for name, results in self.rows().items():
+            cells = []
+            for epochs in asked.epochs:
+                of_seeds = [results[epochs, seed] for seed in asked.seeds]
+                accuracies = [acc1 for acc1, _ in of_seeds]
+                minutes = statistics.mean(seconds for _, seconds in of_seeds) / 60
+                spread = f" ± {statistics.stdev(accuracies):.1f}" if len(accuracies) > 1 else ""
+                cells.append(f"{statistics.mean(accuracies):.1f}{spread} % ({minutes:.1f} min)")
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        return lines
 
 
 def main() -> None:
-    """Trains what is not there yet and writes the table."""
+    """Trains what is not there yet and writes the table; or copies a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shrink", nargs=2, type=Path, metavar=("FROM", "TO"))
+    parser.add_argument("--tenth", nargs=2, type=Path, metavar=("FROM", "TO"))
+    parser.add_argument("--wrong", nargs=4, metavar=("CSV", "PERCENT", "FROM", "TO"))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--backbone", help="DINOv2's ViT-S/14, a file; default: downloaded")
     parser.add_argument("--teacher-epochs", type=int, default=3)
+    parser.add_argument("--side", type=int, default=112, help="of the pictures, in pixels")
+    parser.add_argument("--patch", type=int, default=16, help="of the student, in pixels")
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 20])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
+    parser.add_argument("--peer-lr", type=float, help="of timm's script")
     parser.add_argument("--row", nargs="*", default=[], help="rows with one of these words alone")
-    parser.add_argument(
-        "--set", nargs="*", default=[], help="settings for kd's rows with a teacher"
-    )
+    parser.add_argument("--set", nargs="*", default=[], help="settings for kd's rows")
     parser.add_argument("--runs", type=Path, default=Path("runs/public"))
     asked = options(parser)
     if asked.shrink:
         shrink(*asked.shrink)
-        return
-    asked.runs.mkdir(parents=True, exist_ok=True)
-    done = asked.runs / "rows.jsonl"
-    backbone = (
-        [f"model.student.checkpoint={asked.backbone}", "model.student.pretrained=false"]
-        if asked.backbone
-        else []
-    )
-    teach = [
-        "recipe=photos_teacher",
-        f"data.source.root={asked.data}",
-        f"trainer.max_epochs={asked.teacher_epochs}",
-    ]
-    folder = asked.runs / "photos_teacher" / "teacher"
-    if not (folder / "summary.json").is_file():
-        kd_train([*teach, *(backbone if asked.backbone else [])], asked.runs / "teacher")
-    teacher_acc = (
-        100 * json.loads((folder / "summary.json").read_text())["student"]["best_val"]["acc1"]
-    )
-    teacher = folder / "student"
-    select_weights(teacher / "model.safetensors", STUDENT, asked.runs / "selected.safetensors")
-    known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
-    calls = rows(asked, teacher, asked.runs / "selected.safetensors")
-    digests = {name: made(name, asked) for name in calls}
-    known = [row for row in known if row.get("made") == digests.get(row["name"])]
-    table = {
-        (row["name"], row["epochs"], row["seed"]): (row["acc1"], row["seconds"]) for row in known
-    }
-    for epochs in asked.epochs:
-        for seed in asked.seeds:
-            for name, train in calls.items():
-                if (name, epochs, seed) in table:
-                    continue
-                trainer = "timm" if name == PEER else f"kd{list(KD_ROWS).index(name)}"
-                short = f"{trainer}-{epochs}-{seed}-{digests[name]}"
-                acc1, seconds = table[name, epochs, seed] = train(epochs, seed, asked.runs / short)
-                line = {
-                    "name": name,
-                    "epochs": epochs,
-                    "seed": seed,
-                    "acc1": acc1,
-                    "seconds": seconds,
-                    "made": digests[name],
-                }
-                with done.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-    lines = [
-        f"{asked.data.name}; teacher: ViT-S/14 (DINOv2), {asked.teacher_epochs} epochs, {teacher_acc:.1f} %; student: "
-        f"{STUDENT} at {SIDE} px, batch {BATCH}; seeds {', '.join(map(str, asked.seeds))}. Accuracy after the last "
-        "epoch in per cent (mean over seeds); minutes of the whole process. All rows augment alike (crops from 0.35, "
-        f"flips, colours, all pairs mixed). With a teacher: {' '.join(asked.set) or 'nothing else set'}.",
-        "",
-        "| | " + " | ".join(f"{n} epoch{'s' * (n > 1)}" for n in asked.epochs) + " |",
-        "|---|" + "---|" * len(asked.epochs),
-    ]
-    for name in calls:
-        cells = [[table[name, epochs, seed] for seed in asked.seeds] for epochs in asked.epochs]
-        shown = (
-            f"{statistics.mean(a for a, _ in c):.1f} % ({statistics.mean(s for _, s in c) / 60:.1f} min)"
-            for c in cells
-        )
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    write(
-        "public",
-        asked.hardware,
-        asked.date,
-        f"Beside peers on {asked.data.name}",
-        lines,
-        asked.write,
-    )
+    elif asked.tenth:
+        tenth(*asked.tenth)
+    elif asked.wrong:
+        table, percent, source, target = asked.wrong
+        changed = wrong_labels(Path(table), percent, Path(source), Path(target))
+        print(f"{changed} training pictures have a wrong label")
+    else:
+        lines = Bench(asked).lines()
+        title = f"Beside peers on {asked.data.name}"
+        write("public", asked.hardware, asked.date, title, lines, asked.write)
 
 
 if __name__ == "__main__":
