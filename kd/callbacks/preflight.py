@@ -59,7 +59,7 @@ class Findings:
     index: list[int] = field(default_factory=list)
     """Numbers of the pictures whose logits are kept."""
     logits: Tensor | None = None
-    """Of all teachers together, float16, ``(len(index), C, ...)``."""
+    """Of all teachers together, ``(len(index), C, ...)``: float16, or float32 of numbers."""
     weak: list[str] = field(default_factory=list)
     """The names of teachers that are no better than guessing."""
     unclear: list[str] = field(default_factory=list)
@@ -366,7 +366,7 @@ class Preflight(Callback):
             for name, judge in judges.items():
                 judge.update(taught[name], seen.target, None)
             targets.update(seen.target)
-            copies.add(seen.index, seen.decided, taught[ALL].to(torch.float16))
+            copies.add(seen.index, seen.decided, taught[ALL].to(kept.dtype))
             for name, counts in confusions.items():
                 answers = taught[name].argmax(1)
                 counts.update(answers, seen.target, seen.index)

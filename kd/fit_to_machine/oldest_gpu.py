@@ -34,8 +34,9 @@ def check_gpus(accelerator: str) -> None:
 def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Whether a GPU can run code that was built for some architectures.
 
-    Machine code (``sm_75``) runs on GPUs of the same major number and an equal or higher minor one, ``a`` and ``f`` at
-    its end on that very architecture or its family; portable code (``compute_75``) on all that are as new.
+    Machine code (``sm_75``) runs on GPUs of the same major number and an equal or higher minor one (its family),
+    portable code (``compute_75``) on all that are as new. With ``a`` at its end either runs on that very architecture
+    alone, with ``f`` on its family alone.
 
     Args:
         capability: of the GPU, (major, minor).
@@ -45,6 +46,8 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     (False, True)
     >>> has_code((9, 0), ["sm_80"]), has_code((9, 0), ["sm_80", "compute_80"])
     (False, True)
+    >>> has_code((12, 0), ["compute_100f"]), has_code((10, 3), ["compute_100f"])
+    (False, True)
     """
     for architecture in built_for:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
@@ -53,12 +56,14 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
         kind = match[1]
         major = int(match[2])
         minor = int(match[3])
-        exactly = match[4]
-        if exactly == "a" and capability != (major, minor):
-            continue
-        if kind == "compute" and capability >= (major, minor):
-            return True
-        if kind == "sm" and capability[0] == major and capability[1] >= minor:
+        ending = match[4]
+        if ending == "a":
+            runs = capability == (major, minor)
+        elif kind == "sm" or ending == "f":
+            runs = capability[0] == major and capability[1] >= minor
+        else:
+            runs = capability >= (major, minor)
+        if runs:
             return True
     return False
 
