@@ -104,7 +104,10 @@ def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
 
 
 def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
-    """NCCL's first lines, which name its network, go to a file of each process, unless ``NCCL_DEBUG`` is set."""
+    """On a machine with EFA NCCL's first lines, which name its network, go to a file of each process.
+
+    ``NCCL_DEBUG`` of one's own stays.
+    """
     if "NCCL_DEBUG" not in env and has_efa():
         file = str(Path(tempfile.gettempdir()) / "kd-nccl.%p")
         env.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=file)

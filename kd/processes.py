@@ -84,12 +84,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def any_process(strategy: Strategy, answer: bool) -> bool:
-    """Whether one process at least says yes; every process must call this, and nothing waits for a GPU."""
+    """Whether one process at least says yes. Every process must call this; see :func:`_host_group`."""
     return _count_of_yes(strategy, answer) > 0
 
 
 def all_processes(strategy: Strategy, answer: bool) -> bool:
-    """Whether every process says yes to ``answer``; every process must call this, and nothing waits for a GPU."""
+    """Whether every process says yes to ``answer``. Every process must call this; see :func:`_host_group`."""
     processes = 1
     if _together():
         processes = dist.get_world_size()
@@ -97,7 +97,7 @@ def all_processes(strategy: Strategy, answer: bool) -> bool:
 
 
 def from_first(strategy: Strategy, value: T) -> T:
-    """The first process's value, on all; every process must call this, and nothing waits for a GPU.
+    """The first process's value, on all. Every process must call this; see :func:`_host_group`.
 
     Args:
         strategy: of the training.
@@ -148,7 +148,10 @@ def _count_of_yes(strategy: Strategy, answer: bool) -> int:
 
 
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """The group in which tensors of the host travel; None where there is none, and the device's must do."""
+    """The group in which tensors of the host travel, so that nothing waits for a GPU.
+
+    None where there is none (a backend that kd does not know, or hosts that gloo can't connect): the device's must do.
+    """
     default = dist.group.WORLD
     assert default is not None
     backend = dist.get_backend()

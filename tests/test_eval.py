@@ -182,3 +182,13 @@ def test_what_can_not_be_compared_is_refused(
     ):
         assert main("eval", items) == 2
         assert told in capsys.readouterr().err
+
+
+def test_other_pictures_do_not_replace_the_runs_own_comparison(with_test: Path) -> None:
+    """``fidelity.json`` is of the pictures and the teacher that the run had."""
+    file = with_test / "fidelity.json"
+    file.write_text("{}")
+    assert main("eval", [str(with_test), "data.val_fraction=0.3"]) == 0
+    assert file.read_text() == "{}"
+    assert main("eval", [str(with_test), "data.batch_size=4"]) == 0
+    assert file.read_text() != "{}"

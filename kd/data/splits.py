@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,10 @@ class Splits:
                 "data.source: needs two pictures or more to hold one out for validation, got one"
             )
         numbers = held_out(all_pictures.targets, self.val_fraction, self.seed)
+        if not len(numbers):
+            raise UserError(
+                f"data.source: has one picture of each of its {count} classes, so none can be held out for validation"
+            )
         if name == "train":
             numbers = np.setdiff1d(np.arange(count), numbers)
         return Subset(all_pictures, numbers.tolist())
@@ -321,6 +326,8 @@ class Splits:
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
 
+    A class of one picture gives none; none at all are held out where all classes have one.
+
     Args:
         targets: of all training pictures; what is no class id counts as one class.
         fraction: in (0, 1).
@@ -331,8 +338,8 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     for i, target in enumerate(targets):
         # of other targets all are alike
         kind = None
-        if isinstance(target, int):
-            kind = target
+        if isinstance(target, Integral):
+            kind = int(target)
         numbers_by_class.setdefault(kind, []).append(i)
     chosen = []
     for numbers in numbers_by_class.values():

@@ -15,10 +15,10 @@ from kd.models.arguments import check_arguments, check_memory, check_sides
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_weights
 from kd.models.loading import NEW, load_checkpoint
-from kd.models.own import Builder, build_own, name_of
+from kd.models.own import Builder, build_own, name_of, remade
 from kd.models.preprocess import evaluating, preprocess_for
 from kd.models.segmenter import DenseModel, backbone_of
-from kd.models.spec import ModelSpec, TeacherSpec
+from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 from kd.models.weights import about, say
 from kd.settings import height_width
 
@@ -101,6 +101,11 @@ def _built(
         if head:
             raise UserError(f"{key}.builder: {name_of(builder)} {reason}{hint}")
         say(f"{key}: {name_of(builder)} {reason}: its backbone is taken, the classifier is new")
+    if isinstance(spec, StudentSpec) and not remade(builder):
+        raise UserError(
+            f"{key}.builder: {name_of(builder)} has attributes that the student's file can't hold; "
+            "it must keep its arguments alone, as numbers, texts, lists or mappings, under their own names"
+        )
     size = None
     if spec.img_size is not None:
         size = height_width(spec.img_size)

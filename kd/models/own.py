@@ -224,5 +224,5 @@ def remade(builder: Builder) -> dict[str, Any]:
     }
     try:
         return json_of(json.dumps(made_by))
-    except TypeError:  # arguments that no file can hold
+    except (TypeError, ValueError):  # arguments that no file can hold
         return {}

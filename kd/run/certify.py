@@ -14,6 +14,7 @@ import numpy as np
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, Split, identity
+from kd.data.sources.base import whole_of
 from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
 from kd.proof.certificate import Outcomes, certify
@@ -127,10 +128,13 @@ def _files(data: DistillationDataModule, name: str) -> Iterator[str]:
 
 
 def _paths(split: Split) -> list[str]:
-    """The files of a split, links resolved; none where its pictures are no files."""
-    if not isinstance(split, FileSplit):
-        return []
-    return [os.path.realpath(split.name(i)) for i in range(len(split.targets))]
+    """The files of a split, or of parts of splits, links resolved; pictures that are no files are left out."""
+    paths = []
+    for i in range(len(split.targets)):
+        whole, number = whole_of(split, i)
+        if isinstance(whole, FileSplit):
+            paths.append(os.path.realpath(whole.name(number)))
+    return paths
 
 
 def _whole_run(folder: Path) -> Path:

@@ -48,6 +48,8 @@ from kd.teachers import FrozenTeacher, RunTeacher, build_teacher, match_answers
 
 Models = dict[str, Callable[[Tensor], Tensor]]
 """By name, what gives features ``(N, D)`` of pictures."""
+SAME_PICTURES = ("data.batch_size=", "data.num_workers=", "trainer.")
+"""What a setting of ``kd-eval`` begins with that changes neither the pictures nor the teacher."""
 OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
 
@@ -331,7 +333,7 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     for subject in measured:
         _find_answers(subject, options)
     proof = _Proof.of(measured, options)
-    own_data = not any(item.startswith("data.source") for item in request.overrides)
+    own_data = all(item.startswith(SAME_PICTURES) for item in request.overrides)
     results = []
     answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
     for subject, listeners in zip(measured, proof.listeners, strict=True):
@@ -532,7 +534,7 @@ def measure(
         subject: the model and its pictures.
         options: of the command.
         listeners: take in each batch's answers.
-        own_data: the pictures are the run's own, so ``fidelity.json``, which the report shows, is written too.
+        own_data: pictures and teacher are the run's own, so ``fidelity.json``, which the report shows, is written too.
 
     Returns:
         The content of ``eval_*.json``.
@@ -643,12 +645,25 @@ def _evaluate_features(request: Request, options: Options) -> Evaluation:
                 f"{key}: needs a classifier, and {without[0]} has none; data.probe.root=DIR measures features "
                 "by labelled pictures"
             )
-    results = [_features_of_run(word, request, options) for word in request.rest]
-    return Evaluation.written(results, [Path(result["run"]) for result in results], options)
+    results = []
+    notes: list[str] = []
+    for word in request.rest:
+        result, of_data = _features_of_run(word, request, options)
+        results.append(result)
+        notes += of_data
+    runs = [Path(result["run"]) for result in results]
+    evaluation = Evaluation.written(results, runs, options)
+    evaluation.notes = list(dict.fromkeys(notes))
+    return evaluation
 
 
-def _features_of_run(word: str, request: Request, options: Options) -> dict[str, Any]:
-    """The figures of a run without a classifier: parameters, RankMe, and accuracies where ``data.probe`` is given."""
+def _features_of_run(
+    word: str, request: Request, options: Options
+) -> tuple[dict[str, Any], list[str]]:
+    """The figures of a run without a classifier, and the notes on its pictures.
+
+    The figures are parameters, RankMe, and accuracies where ``data.probe`` is given.
+    """
     opened = Run.open(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = opened.data
@@ -675,7 +690,7 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
         labelled = look_at(models, data, batches, device)
         for name in models:
             figures[name] |= labelled.accuracy(name)
-    return {**result, **figures}
+    return {**result, **figures}, data.source.notes
 
 
 @torch.inference_mode()

@@ -153,10 +153,14 @@ class RemoteControl:
         return ""
 
     def look(self) -> None:
-        """One request to the store; a second one where the object has changed."""
+        """One request to the store; a second one where the object has changed.
+
+        Raises:
+            UserError: the object is too large, or can't be read; it is not read again before it changes.
+        """
         tag = self._newest_tag()
         if not tag or tag == self._tag:
             return
+        self._tag = tag  # one that can't be read is reported once and left
         content = small_file(self._files, self._path, f"{self._path} can't be read", LARGEST)
         write_bytes(self._file, content)
-        self._tag = tag

@@ -46,6 +46,7 @@ class Mirror:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = ""  # why nothing more is sent
+        self._reported: set[str] = set()  # problems, in words
         probe = f"{self.root}/.kd-{socket.gethostname()}-{os.getpid()}"
         try:
             tried(lambda: self.files.pipe_file(probe, b""), "no file can be written there")
@@ -130,24 +131,36 @@ class Mirror:
         sent_at = (
             -math.inf
         )  # the first time at once: who asks for the run from outside finds its settings
-        reported: set[str] = set()
         while not self._end.wait(EVERY_S):
+            # the thread must survive both; commands that can't be read hold no upload up
             try:
                 self._control.look()
+            except Exception as error:
+                self._warn(error, "the commands in it are not followed")
+            try:
                 files = self._files()
                 changed = self._changed(files)
                 new = any(Path(name).parent.name == "checkpoints" for name in changed)
                 if new or time.monotonic() > sent_at + WHOLE_S:
                     sent_at = time.monotonic()
                     self._send(files)
-            except Exception as error:  # the thread must survive, and each problem is reported once
-                problem = first_line(error)
-                if problem not in reported:
-                    reported.add(problem)
-                    print(
-                        f"{'kd-train' if self.of_kd else 'kd.Monitor'}: warning: {problem}; the upload is tried again",
-                        file=sys.stderr,
-                    )
+            except Exception as error:
+                self._warn(error, "" if self._lost else "the upload is tried again")
+
+    def _warn(self, error: Exception, then: str) -> None:
+        """Reports each problem once.
+
+        Args:
+            error: what went wrong.
+            then: what follows from it; "" where the error says so.
+        """
+        problem = first_line(error)
+        if problem in self._reported:
+            return
+        self._reported.add(problem)
+        command = "kd-train" if self.of_kd else "kd.Monitor"
+        consequence = f"; {then}" if then else ""
+        print(f"{command}: warning: {problem}{consequence}", file=sys.stderr)
 
     def _files(self) -> dict[str, Path]:
         """The run's files by name, in the order in which they are sent.

@@ -1,13 +1,18 @@
 """What a source lacks is completed: held-out pictures, and settings that fit the data."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from kd.data.sources import ImageFolder
 from kd.data.sources.base import Source
-from kd.data.splits import held_out, info_of
+from kd.data.splits import Splits, held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.errors import UserError
-from kd.settings import Augment
+from kd.settings import Augment, DataSettings
+from tests._helpers import draw_folder
 
 
 @pytest.mark.parametrize(("counts", "fraction", "expected"), [
@@ -28,6 +33,20 @@ def test_pictures_with_several_labels_are_held_out_from_all_alike() -> None:
 
 def test_a_tenth_of_two_classes_is_one_picture_each() -> None:
     assert held_out([0] * 10 + [1] * 10, 0.1, seed=0).shape == (2,)
+
+
+def test_class_ids_of_numpy_are_class_ids() -> None:
+    targets = list(np.repeat(np.arange(4), 5))
+    chosen = held_out(targets, 0.2, seed=0)
+    assert sorted(int(targets[i]) for i in chosen) == [0, 1, 2, 3]
+
+
+def test_one_picture_of_each_class_leaves_none_to_validate(tmp_path: Path) -> None:
+    draw_folder(tmp_path, train=1, val=1)
+    shutil.rmtree(tmp_path / "val")
+    data = Splits(ImageFolder(str(tmp_path)), DataSettings())
+    with pytest.raises(UserError, match="one picture of each of its 4 classes"):
+        data.listed("val")
 
 
 class Known(Source):

@@ -58,6 +58,16 @@ class Bare:
         return Net(num_classes, 8, "tensor")
 
 
+class Keeper(Bare):
+    """A builder that keeps more than its arguments."""
+
+    def __init__(self) -> None:
+        self.made = Net(4, 8, "tensor")
+
+    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module:
+        return self.made
+
+
 class Nets:
     """Builds them."""
 
@@ -145,6 +155,10 @@ def test_what_a_model_may_give(form: str) -> None:
         (
             ["model.student.builder=tests.models.test_own_models.Bare"],
             "it needs the method build(self, num_classes: int, img",
+        ),
+        (
+            ["model.student.builder=tests.models.test_own_models.Keeper", *OURS[1:]],
+            "model.student.builder: Keeper has attributes that the student's file can't hold",
         ),
         (
             [*OURS, "model.student.inherit=true"],

@@ -81,6 +81,20 @@ def test_a_test_folder_that_serves_as_val_has_chosen_too(
     assert "chose the best epoch" in capsys.readouterr().err
 
 
+def test_training_pictures_certify_nothing_where_some_of_them_were_held_out(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's splits are parts of one folder then, and a folder with their files shares pictures with them."""
+    data = with_test.parent / "data"
+    shutil.rmtree(data / "val")
+    shutil.rmtree(data / "test")
+    words = [str(with_test), "margin=1", f"data.source.root={data}", f"folder={data / 'train'}"]
+    assert main("eval", words) == 2
+    err = capsys.readouterr().err
+    assert "folder: can't certify: " in err
+    assert " of its 48 pictures are training pictures" in err
+
+
 @pytest.mark.parametrize(
     ("items", "text"),
     [

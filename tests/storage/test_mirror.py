@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import kd
 from kd.cli import main, train_main
+from kd.storage.control_file import LARGEST, RemoteControl
 from kd.storage.mirror import Mirror
 from kd.storage.objects import file_system
 from kd.storage.run_urls import Copies, fetched_run, on_disk, state_of
@@ -286,6 +287,34 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
             assert files.cat_file(f"{path}/{name}") == (here / name).read_bytes(), name
         head = files.call_s3("head_object", Bucket="food", Key="runs/tiny/000/student.safetensors")
         assert head["ServerSideEncryption"] == "AES256"
+
+
+def test_commands_that_cant_be_read_hold_no_upload_up(
+    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A control file that is too large: one warning, and the files are sent while the run trains."""
+    monkeypatch.setattr("kd.storage.mirror.EVERY_S", 0.05)
+    sent_before_the_end: list[bool] = []
+    look = RemoteControl.look
+    close = Mirror.close
+
+    def spoiled(control: RemoteControl) -> None:
+        if not control._files.exists(control._path):
+            control._files.pipe_file(control._path, b"x" * (LARGEST + 1))
+        look(control)
+
+    def watched(mirror: Mirror) -> bool:
+        sent_before_the_end.append(mirror.sent_files > 0)
+        return close(mirror)
+
+    monkeypatch.setattr(RemoteControl, "look", spoiled)
+    monkeypatch.setattr(Mirror, "close", watched)
+    items = ["checkpoint.every_n_steps=1", "trainer.max_epochs=2"]
+    assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", *items]) == 0
+    err = capsys.readouterr().err
+    assert err.count("the commands in it are not followed") == 1
+    assert "the upload is tried again" not in err
+    assert sent_before_the_end == [True]
 
 
 def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(

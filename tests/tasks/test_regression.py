@@ -147,7 +147,9 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 red, green, _ = (
                     np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3).mean(0) / 255
                 )
-                table.writerow([path.relative_to(folder), OF_RED * red, "" if i % 4 == 3 else green])
+                table.writerow(
+                    [path.relative_to(folder), OF_RED * red, "" if i % 4 == 3 else green]
+                )
     return folder
 
 

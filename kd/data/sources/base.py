@@ -123,6 +123,13 @@ class Parts:
         return size_of(*self.part(i))
 
 
+def whole_of(split: Split, i: int) -> tuple[Split, int]:
+    """The split of a source that picture ``i`` is in, below all :class:`Parts`, and its number there."""
+    while isinstance(split, Parts):
+        split, i = split.part(i)
+    return split, i
+
+
 class Subset(Parts):
     """Some pictures of a split, under new numbers."""
 

@@ -211,7 +211,7 @@ def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: flo
     Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709.
 
     Args:
-        student_features: any shape, already projected to the teacher's width.
+        student_features: ``(N, ...)``, already projected to the teacher's width.
         teacher_features: the same shape.
         beta: > 0, in the features' own unit.
 
