@@ -42,6 +42,8 @@ def __getattr__(name: str) -> Callable[..., int]:
 def main(command: str, argv: Sequence[str] | None = None) -> int:
     """Runs a command; what fails before a run has its folder ends in one line and status 2.
 
+    An interrupted command ends with 130, one that a signal ended with 128 and its number, a full or broken disk with 1.
+
     Args:
         command: its name: ``train`` for ``kd-train``.
         argv: its arguments; default: those of this process.
@@ -49,6 +51,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    # All four before torch is imported: with whom this process ends, how idle threads wait, what libraries print.
     end_with_parent()
     end_with_starter()
     wait_asleep()

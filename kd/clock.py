@@ -162,7 +162,10 @@ class Clock:
                 self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
-        """Ends the innermost phase and begins ``phase`` in its place."""
+        """Ends the innermost phase and begins ``phase`` in its place; without an open one the rest of the step.
+
+        DDP's hook calls this from autograd's thread, inside the backward pass.
+        """
         self._mark()
         self._open[-1] = phase
         self._data_begins()

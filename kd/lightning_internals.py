@@ -26,7 +26,11 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 
 
 def loggers_take_this_step(trainer: Trainer) -> bool:
-    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide."""
+    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide.
+
+    Inside a step alone, up to ``on_train_batch_end``: Lightning counts the batch after it. Values of a step for which
+    this says no are not computed (:func:`kd.module.pace.logs_now`).
+    """
     every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
     steps_done = trainer.fit_loop.epoch_loop._batches_that_stepped
     return (steps_done + 1) % every == 0

@@ -330,7 +330,11 @@ class Together(Optimizer):
 
 
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that are stepped as one, or the only one."""
+    """The optimizers that are stepped as one, or the only one.
+
+    Several are one for each student, in the order of ``Students.named()``, by which callers pair them; each as the step
+    sees it, within ZeRO's wrapper. The list is the optimizer's own.
+    """
     if isinstance(optimizer, Together):
         return optimizer.optimizers
     return [optimizer]

@@ -15,7 +15,11 @@ Shape = tuple[int, ...]
 
 
 def check_range(name: str, value: float | None, allowed: str) -> None:
-    """Raises a ValueError unless a constructor's argument is within ``allowed``, such as ``>= 0 and < 1``, or None."""
+    """Raises a ValueError unless a constructor's argument is within ``allowed``, such as ``>= 0 and < 1``, or None.
+
+    :mod:`kd.run.keys` finds a setting's range by reading this call from the text of the loss's ``__init__``: under this
+    bare name, with three positional arguments, name and range as plain string literals.
+    """
     problem = Range(allowed).refuses(value)
     if problem:
         raise ValueError(f"{name} {problem}, got {value}")

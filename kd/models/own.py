@@ -216,7 +216,10 @@ def name_of(builder: Builder) -> str:
 
 
 def remade(builder: Builder) -> dict[str, Any]:
-    """Class path and arguments by which the builder is made again, where its attributes are its arguments."""
+    """Class path and arguments by which the builder is made again, where its attributes are its arguments.
+
+    A student's file has it as ``builder``. {} where no file can hold the arguments, with which no student is built.
+    """
     kind = type(builder)
     made_by = {
         "class_path": f"{kind.__module__}.{kind.__qualname__}",

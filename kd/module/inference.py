@@ -59,7 +59,11 @@ class Inference(LightningModule):
         return module.to(map_location)
 
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
-        """Adds one batch to each student's metrics; padding (index -1) is left out."""
+        """Adds one batch to each student's metrics; padding (index -1) is left out.
+
+        Lightning hands the result to callbacks as ``outputs``, which read it by
+        :func:`kd.callbacks.context.validation_logits`.
+        """
         trainer = trainer_of(self)  # none where it is called by hand
         in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
         return self.validation.add(as_batch(batch), in_step)

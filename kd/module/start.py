@@ -19,6 +19,8 @@ def settle_once(
 ) -> None:
     """Settles the students' losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
 
+    To settle is to standardise the teacher's features and to fit the projections of feature losses, from the sample.
+
     A teacher whose weights the processes share answers only where all ask: then each computes.
 
     Args:
@@ -29,7 +31,9 @@ def settle_once(
     """
     if teacher.is_shared_out:
         for student in students.named().values():
-            student.sample_taps = None  # the first process's alone: it would not ask
+            # what the start has read already, in the first process alone: with it that process would not ask the
+            # teacher, and the others would wait for it
+            student.sample_taps = None
         settle_losses(students, teacher, sample, partial(from_first, trainer.strategy))
         return
 

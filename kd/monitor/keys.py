@@ -49,8 +49,9 @@ class MonitorSpec(MonitorSettings):
         """What the run's records keep of prices, by the records' names; what is not known is left out.
 
         Returns:
-            ``price_per_hour``: what the user says that the job costs an hour. ``input_machines``: machines of the price
-            table whose number of cores is known, which could make its batches. ``prices``: the job's hour by kind of
+            ``price_per_hour``: what the user says that the job costs an hour. ``input_machines``: by name price, cores
+            and GPUs (``price``, ``vcpus``, ``gpus``) of the table's machines with known cores; those without GPUs could
+            make the batches, those with GPUs train instead. ``prices``: the job's hour by kind of
             purchase (on demand, spot, half of each).
         """
         table = self.price_table()

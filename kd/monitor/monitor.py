@@ -88,6 +88,7 @@ class Monitor(Callback):
         self._results = results
         self._watch(watched, spec, stopping.stop_for)
         if spec.enabled:
+            # the folder is made before a part opens a file in it; summary and page are written after all have closed
             self.parts = [BeginResults(results), stopping, *self.parts, results]
 
     @classmethod

@@ -310,6 +310,10 @@ def _data(
 def evaluate_models(request: Request, options: Options) -> Evaluation:
     """Measures all models of a command line on the same pictures, and writes the results.
 
+    Returns:
+        A result for each word of the command line, in their order. ``kd.evaluate`` returns the first; ``kd-eval`` prints
+        features where the first has ``rankme`` (students without a classifier), else accuracies.
+
     Raises:
         UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table.
     """

@@ -106,7 +106,7 @@ class Starts:
 
     @property
     def names(self) -> list[str]:
-        """Of the starts, the distilled one last."""
+        """Of the starts, the distilled one last: the order of the page's rows, and keys of its words for them."""
         if self.pretrained is None:
             return [RANDOM, DISTILLED]
         return [RANDOM, PRETRAINED, DISTILLED]

@@ -227,6 +227,9 @@ ONE_PROCESS = [
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     """The settings, as ``key=value`` items, that a run passes on to the training of its teacher.
 
+    ``kd.launch.child.OUTER_KEYS`` turns their keys back into the run's own in messages: a key that is added here is
+    added there.
+
     Args:
         config: the resolved configuration of the run.
         splits_itself: the validation pictures are split off by the run, so the seed is passed on too.

@@ -190,6 +190,8 @@ class Task(KeepsDtype):
 
         Returns:
             N cells of text for each column; its key is what the column's name ends with (``""``: one column alone).
+            The column ``""`` of a target and of an answer are compared as text to say who is right
+            (:class:`kd.module.evaluation.Answers`), so both must spell a class alike.
         """
         raise NotImplementedError
 

@@ -107,7 +107,7 @@ class Classification(Task):
 
     @property
     def settings_of_the_loss(self) -> list[str]:
-        """Names of the settings that change the loss on labels: idle without one.
+        """Names of the settings that change the loss on labels; without that loss a note says that they do nothing.
 
         See :meth:`Task.settings_of_the_loss`.
         """
@@ -167,7 +167,10 @@ class Classification(Task):
         return f"is right on {round(value * total)} of {total} validation pictures"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-        """Adds a batch to the metrics: ``(N, C)``, ``(N,)``, and the teacher's class ids ``(N,)``."""
+        """Adds a batch to the metrics: ``(N, C)``, ``(N,)``, and the teacher's class ids ``(N,)``.
+
+        Each picture has a label: the metrics know no -1, as :meth:`loss` and :meth:`outcome` do.
+        """
         logits = logits.float()
         self.acc1.update(logits, target)
         self.acc5.update(logits, target)

@@ -139,6 +139,10 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
         job: what each trial has in common.
         search: spaces, objective and sampler.
         jobs: trials at a time.
+
+    Returns:
+        The request. In the container its parameters become settings of ``kd-train`` by their names
+        (:mod:`kd.launch.sagemaker`), so each range is named as the run's key.
     """
     objective = search.objectives[0]
     definition = sagemaker.common(job)
