@@ -47,7 +47,10 @@ class Float32(nn.Module):
     """A part of a loss whose tensors stay in float32 where a run is in half precision throughout (``bf16-true``)."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves tensors as ``fn`` does, but keeps their dtype where it would become 16 bits (``module.half()``)."""
+        """Moves tensors as ``fn`` does, but keeps their dtype where it would become 16 bits (``module.half()``).
+
+        torch calls it, under this name, for each ``to``, ``cuda`` and ``half`` of a module around it.
+        """
 
         def move(tensor: Tensor) -> Tensor:
             """One tensor, moved by ``fn`` to its device; in its old dtype where the new one has 16 bits."""

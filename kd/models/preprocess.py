@@ -110,7 +110,15 @@ def preprocess_for(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Preprocess:
-    """The input that ``model`` wants: as it was built and by its timm configuration; what is given counts instead."""
+    """The input that ``model`` wants: as it was built and by its timm configuration; what is given counts instead.
+
+    Args:
+        model: with the configuration of timm (``pretrained_cfg``), if any.
+        img_size: in pixels: of both sides, or height and width.
+        channels_last: the memory layout of what :class:`Preprocess` gives.
+        mean: of each colour (RGB), for pictures in 0..1.
+        std: in the same unit.
+    """
     config = timm.data.resolve_model_data_config(model)
     size = img_size or _built_size(model) or config["input_size"][-2:]
     return Preprocess(size, mean or config["mean"], std or config["std"], channels_last)

@@ -118,7 +118,10 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
 
 
 def tier_bound(facts: Facts) -> Limit | None:
-    """The step waits for a data tier: for too few makers, or for the network or the queue where makers are idle."""
+    """The step waits for a data tier: for too few makers, or for the network or the queue where makers are idle.
+
+    None where a run has no tier, or waits for less than ``DATA_WAIT_AT`` of its steps' time.
+    """
     step = facts.step_ms
     wait = facts.phases.get("data", 0.0)
     tier = facts.tier

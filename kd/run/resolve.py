@@ -477,7 +477,13 @@ class _Merge:
         return {"class_path": path, "init_args": self._whole_arguments(one, given, key)}
 
     def _nameless(self, class_kind: str, given: Mapping[str, Any], key: str) -> UserError:
-        """The mistake of giving arguments to a class that has no name."""
+        """The mistake of giving arguments to a class that has no name; the caller raises it.
+
+        Args:
+            class_kind: such as ``loss``.
+            given: the arguments, by name.
+            key: the setting, in full.
+        """
         name = key.removeprefix("model.distill_losses.")
         if class_kind == "loss" and "." not in name:
             return no_such_loss(name, self.losses)

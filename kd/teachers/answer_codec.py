@@ -607,6 +607,9 @@ def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:
 
     Args:
         codecs: at least one; of these at most one has logits.
+
+    Returns:
+        For JSON: ``summary.json`` has these keys among those of the cache, and the terminal shows them.
     """
     descriptions = [codec.describe() for codec in codecs]
     descriptions.sort(key=lambda description: description["format"] == FEATURES_ALONE)

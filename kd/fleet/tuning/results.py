@@ -80,7 +80,7 @@ def ranked(study: Study, plan: SearchPlan) -> list[Any]:
 
 
 def print_table(study: Study, plan: SearchPlan) -> None:
-    """Prints the best :data:`SHOWN` trials, and how many there are."""
+    """Prints the best :data:`SHOWN` trials on the terminal, a line each, under a title that says how many there are."""
     recipe = plan.config["recipe"]
     count = len(study.trials())
     title = f"{recipe}: {count} trials in {plan.folder}"

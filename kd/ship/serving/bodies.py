@@ -147,7 +147,13 @@ async def read_body(request: Request, limits: Limits, share: Share) -> bytearray
 
 
 async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncIterator[bytes]:
-    """The body's parts. What is over the limit is read and dropped: few clients read before they have sent."""
+    """The body's parts, as they arrive, their bytes taken from ``share``.
+
+    What is over ``limits.max_upload_mb`` is read and dropped: few clients read before they have sent.
+
+    Raises:
+        Refused: larger than the limit (at the end of the body, or at :data:`DROPPED` times the limit).
+    """
     most = limits.max_upload_mb * 1e6
     seen = 0
     async for part in request.stream():
