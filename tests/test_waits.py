@@ -470,7 +470,8 @@ def test_the_preflight_and_the_progress_bar_wait_for_no_batch() -> None:
     with gpu() as waits:
         place(module, waits)
         batches = [{**batch_of("ids"), "index": torch.arange(N), "real": N} for _ in range(2)]
-        data = SimpleNamespace(val_dataloader=lambda: batches, eval_batches=lambda split: SimpleNamespace(used=2),
+        of_val = SimpleNamespace(used=2, pictures=2 * N)
+        data = SimpleNamespace(val_dataloader=lambda: batches, eval_batches=lambda split: of_val,
                                batch_size=N, split=lambda name: SimpleNamespace(targets=range(N)))  # fmt: skip
         run = SimpleNamespace(data=data, module=module, teacher=module.teacher, device=CUDA)
         judge, seen, copies = module.task, TargetCounts(CLASSES).to(CUDA), HostCopies.take
