@@ -5,6 +5,7 @@ anything heavy is imported, and the classes that are built of them refuse what i
 is its help.
 """
 
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -207,10 +208,10 @@ class ModelSettings(Checked):
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
         mean, std = self.mean, self.std
-        if mean is not None and len(mean) != 3:
+        if mean is not None and (len(mean) != 3 or not all(map(math.isfinite, mean))):
             raise ValueError(f"mean must be three numbers, got {mean}")
         if std is not None:
-            are_positive = min(std, default=0) > 0  # False of NaN, too
+            are_positive = all(0 < value < math.inf for value in std)  # False of NaN, too
             if len(std) != 3 or not are_positive:
                 raise ValueError(f"std must be three numbers > 0, got {std}")
 

@@ -191,8 +191,9 @@ def has_gpus(instance_type: str) -> bool | None:
     """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name."""
     size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
     match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
+    is_amd = "g4ad." in instance_type
     if match:
-        return match[1] in ("p", "g", "gr")
+        return match[1] in ("p", "g", "gr") and not is_amd
     return None
 
 

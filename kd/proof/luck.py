@@ -2,11 +2,12 @@
 
 A guess is made of counts: ``k`` of ``n`` pictures are right. Luck explains them as long as ``P(X >= k)`` of
 ``X ~ Bin(n, p)`` is not tiny, and a teacher counts as bad only where a fine one would hardly have done as badly.
+
+Plain numbers, without NumPy: ``kd-report`` reads runs on machines that have none.
 """
 
+import math
 from statistics import NormalDist
-
-from kd.proof.binomial import at_least, upper_bound
 
 SIGMAS = 3.5
 """Standard errors of what counts as found: one wrong alarm in some thousand teachers."""
@@ -30,6 +31,29 @@ def p_value(sigmas: float) -> float:
     return NormalDist().cdf(-sigmas)
 
 
+def at_least(hits: int, trials: int, share: float) -> float:
+    """``P(X >= hits)`` of ``X ~ Bin(trials, share)``, with ``share`` in [0, 1]: the sum of its terms.
+
+    A term is ``n! / (k! (n - k)!) p^k (1 - p)^(n - k)``, by its logarithm. :mod:`kd.proof.binomial` does it for arrays.
+
+    >>> round(at_least(2, 3, 0.5), 6), at_least(0, 3, 0.5)
+    (0.5, 1.0)
+    """
+    if hits <= 0 or (share == 1 and hits <= trials):
+        return 1.0
+    if share in (0, 1):
+        return 0.0
+    log_hit = math.log(share)
+    log_miss = math.log1p(-share)
+    log_orders = math.lgamma(trials + 1)
+    terms = []
+    for k in range(hits, trials + 1):
+        misses = trials - k
+        log_ways = log_orders - math.lgamma(k + 1) - math.lgamma(misses + 1)
+        terms.append(math.exp(log_ways + k * log_hit + misses * log_miss))
+    return min(1.0, math.fsum(terms))
+
+
 def is_clearly_more(hits: int, trials: int, share: float, sigmas: float = SIGMAS) -> bool:
     """Whether luck does not explain so many hits: ``P(X >= hits; share) < p_value(sigmas)``, exactly.
 
@@ -38,13 +62,14 @@ def is_clearly_more(hits: int, trials: int, share: float, sigmas: float = SIGMAS
     >>> is_clearly_more(11, 11, 0.5), is_clearly_more(13, 13, 0.5)
     (False, True)
     """
-    return float(at_least(hits, trials, share)) < p_value(sigmas)
+    return at_least(hits, trials, share) < p_value(sigmas)
 
 
 def shows_a_bad_teacher(right: int, pictures: int, share: float) -> bool:
     """Whether pictures are enough to call a teacher that is right on so few of them no better than guessing.
 
-    A teacher halfway between guessing and perfect would be right on so few with ``p < 0.01`` only.
+    A teacher halfway between guessing and perfect would be right on so few with ``p < 0.01`` only: the chance of so many
+    misses or more.
 
     Args:
         right: pictures that it is right on.
@@ -54,5 +79,6 @@ def shows_a_bad_teacher(right: int, pictures: int, share: float) -> bool:
     >>> shows_a_bad_teacher(3, 4, 0.5), shows_a_bad_teacher(0, 10, 0.1), shows_a_bad_teacher(50, 100, 0.5)
     (False, True, True)
     """
-    halfway = (1 + share) / 2
-    return upper_bound(right, pictures, ERROR) < halfway
+    wrong = pictures - right
+    wrong_share_of_halfway = (1 - share) / 2
+    return at_least(wrong, pictures, wrong_share_of_halfway) < ERROR

@@ -66,4 +66,5 @@ def test_has_gpus() -> None:
     assert has_gpus("ml.p4d.24xlarge")
     assert has_gpus("g5.xlarge")
     assert not has_gpus("ml.c5.18xlarge")
+    assert not has_gpus("g4ad.xlarge"), "AMD's"
     assert has_gpus("local") is None

@@ -1,5 +1,7 @@
 """The settings of a model."""
 
+import math
+
 import pytest
 
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
@@ -7,6 +9,7 @@ from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 
 @pytest.mark.parametrize(("kind", "settings", "message"), [
     (ModelSpec, {"mean": [0.5]}, "mean must be three numbers"), (ModelSpec, {"std": [0.5, 0.0, 0.5]}, "std must be"),
+    (ModelSpec, {"mean": [0.5, math.nan, 0.5]}, "mean must be"), (ModelSpec, {"std": [0.5, math.nan, 0.5]}, "std must"),
     (TeacherSpec, {"cache_views": 0}, "cache_views must be >= 1"), (TeacherSpec, {"weight": 0.0}, "weight must be > 0"),
     (TeacherSpec, {"placement": "moon"}, "placement must be"), (TeacherSpec, {"cache_topk": 0}, "cache_topk must be"),
     (TeacherSpec, {"cache_views": 20_000}, "cache_views must be >= 1 and <= 10000"),

@@ -4,11 +4,13 @@ import math
 
 import pytest
 
+from kd.proof import binomial
 from kd.proof.luck import (
     CHANCE_SIGMAS,
     ERROR,
     FEWEST_PICTURES,
     SIGMAS,
+    at_least,
     is_clearly_more,
     p_value,
     shows_a_bad_teacher,
@@ -30,6 +32,18 @@ def test_a_verdict_has_a_small_chance_of_being_wrong(pictures: int, share: float
         assert is_clearly_more(right, pictures, share) == (
             tail(right, pictures, share) < p_value(SIGMAS)
         )
+
+
+def test_the_tail_of_many_pictures_is_that_of_arrays() -> None:
+    for hits, trials, share in (
+        (40, 50, 0.5),
+        (5_100, 10_000, 0.5),
+        (130, 50_000, 0.002),
+        (3, 3, 1),
+    ):
+        expected = float(binomial.at_least(hits, trials, share))
+        assert at_least(hits, trials, share) == pytest.approx(expected, rel=1e-7)
+    assert at_least(1, 3, 0) == 0
 
 
 def test_few_pictures_show_nothing_bad_and_many_do() -> None:
