@@ -443,6 +443,9 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     if facts.crowded_out:
         text = f"other processes use {facts.other_cores:.1f} cores: {evidence}"
         return Limit("host", text, "run alone on the machine", speedup(step, rest))
+    if not crowded and cores == 1:
+        lever = "more cores, or run alone on the machine: at most"
+        return Limit("host", f"{evidence} on its only core", lever, speedup(step, rest))
     if not crowded:
         text = f"{evidence}, though not all of the {cores} cores are taken"
         lever = "let the processes use all cores (taskset, srun --cpu-bind, docker --cpus): at most"

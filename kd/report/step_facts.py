@@ -255,11 +255,12 @@ class StepFacts:
     def crowded_out(self) -> bool:
         """Whether processes other than the job's have the cores that it lacks.
 
-        They do where they use more than half a core, and all processes together more than three quarters of the
-        cores. If the job alone needs more cores than there are, they must use more than its processes beside this one.
+        They do where they use more than half a core (of a single core, which is shared fairly, more than a quarter), and
+        all processes together more than three quarters of the cores. If the job alone needs more cores than there are,
+        they must use more than its processes beside this one.
         """
         wanted = self.processes * (self.workers + self.threads)
-        least = 0.5
+        least = min(0.5, 0.25 * self.cores)
         if wanted > self.cores:
             other_processes = self.processes - 1
             job_beside = self.loading_cores + other_processes * self.threads

@@ -199,6 +199,15 @@ def test_starvation_names_who_took_the_core() -> None:
         given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2)
     )
     assert "other processes" in others.text  # type: ignore[union-attr]
+    shared_fairly = limits.cpu_contention(
+        given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.5)
+    )
+    assert shared_fairly is not None
+    assert shared_fairly.text.startswith("other processes use 0.5 cores: ")
+    alone = limits.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.1))
+    assert alone is not None
+    assert alone.text.endswith(" on its only core")
+    assert "taskset" not in alone.lever, "there are no other cores"
 
 
 def shared(count: int, others: float, wait: float, ready: float, **sample: Any) -> RunRecords:
