@@ -45,7 +45,7 @@ class RunResult:
             folder = self.folder
         file = folder / "student.safetensors"
         if not file.is_file():
-            raise UserError(f"name: there is no {file}")
+            raise UserError(f"name: {file} not found")
         _, trusted = Run.settings(file.with_name("config.yaml"), Request())
         return student_in(file, trusted)[0]
 

@@ -196,4 +196,4 @@ def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
     """
     key = f"model.distill_losses.{name}"
     others = among(other for other in losses if other != name)
-    return UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
+    return UserError(f"{key}: loss '{name}' not found{others}; to add one: {key}=KDLoss")

@@ -309,7 +309,10 @@ def test_output_that_is_no_terminal_is_lines(
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch   1", "epoch   2"]
     assert not [line for line in lines if "\r" in line or "%|" in line]
     run = recipe.parent / "runs" / "tiny" / "000"
-    for file, message in (("best.ckpt", "holds weights alone"), ("none.ckpt", "there is no")):
+    for file, message in (
+        ("best.ckpt", "holds weights alone"),
+        ("none.ckpt", "none.ckpt not found"),
+    ):
         assert message in told([f"resume={run / 'checkpoints' / file}"], capsys)
     assert (
         main("train", [f"resume={run / 'checkpoints' / 'last.ckpt'}", "trainer.max_epochs=3"]) == 0

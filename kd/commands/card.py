@@ -46,7 +46,7 @@ def run(request: Request) -> int | None:
             files.append(hub / "README.md")
     parent = files[0].resolve().parent
     if not parent.is_dir():
-        raise UserError(f"out: there is no folder {parent}")
+        raise UserError(f"out: folder {parent} not found")
     missing = [f"{key}=" for key in LICENSES if not options.get(key)]
     if missing:
         print(

@@ -150,7 +150,7 @@ def _options(request: Request) -> "Options":
     check_models(request.rest)
     folder = options.get("folder")
     if folder and not (is_url(folder) or Path(folder).is_dir()):
-        raise UserError(f"folder: there is no folder {folder} (<class>/*.jpg are read in it)")
+        raise UserError(f"folder: {folder} not found (<class>/*.jpg are read in it)")
     from kd.run.measure import Options
 
     return Options(
@@ -191,7 +191,7 @@ def _pays_options(options: Mapping[str, str], pays: PaysWish, models: Sequence[s
         raise UserError(f"out: must be FILE.json with pays=, got '{out}'")
     check_models(models)
     if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
-        raise UserError(f"pays: there is no folder {pays.folder}")
+        raise UserError(f"pays: folder {pays.folder} not found")
     from kd.run.measure import Options
 
     return Options(out=out, pays=pays)

@@ -204,7 +204,7 @@ def _live(request: Request) -> int:
 def _seen_run(folder: Path) -> Path:
     """The folder, if a run has written to it; a page is put nowhere else."""
     if not folder.is_dir():
-        raise UserError(f"there is no run folder {folder}")
+        raise UserError(f"run folder {folder} not found")
     if not is_run(folder):
         below = ", ".join(str(file.parent) for file in sorted(folder.glob("*/config.yaml"))[-3:])
         hint = ""

@@ -79,7 +79,7 @@ def run(request: Request) -> int | None:
     folder = Path(request.rest[0] if request.rest else "runs")
     if request.rest and not folder.is_dir():
         raise UserError(
-            f"there is no folder {folder} (kd-runs [RUNS_DIR] lists, kd-runs clean deletes)"
+            f"folder {folder} not found (kd-runs [RUNS_DIR] lists, kd-runs clean deletes)"
         )
     rows = _runs_below(folder)
     if "json" in request.flags:
@@ -144,7 +144,7 @@ def _clean(request: Request) -> int:
         raise UserError("clean takes one folder of runs, older=DAYS and --yes")
     runs = Path(folders[0] if folders else "runs")
     if folders and not runs.is_dir():
-        raise UserError(f"there is no folder {runs}")
+        raise UserError(f"folder {runs} not found")
     deletes = "yes" in request.flags
     status = 0
     size = 0

@@ -61,7 +61,7 @@ class FeatureTaps:
         for name in self._taps:
             if name not in losses:
                 raise UserError(
-                    f"model.taps.{name}: there is no feature loss '{name}'{among(losses)}"
+                    f"model.taps.{name}: feature loss '{name}' not found{among(losses)}"
                 )
         for name, loss in losses.items():
             default = getattr(loss, "default_tap", None)

@@ -37,10 +37,10 @@ def check_listeners(
         members = list(teacher.members)
     for name, member in teacher_of.items():
         if name not in losses:
-            raise UserError(f"model.teacher_of.{name}: there is no loss '{name}'{among(losses)}")
+            raise UserError(f"model.teacher_of.{name}: loss '{name}' not found{among(losses)}")
         if member not in members or member == ALL:
             raise UserError(
-                f"model.teacher_of.{name}: there is no teacher '{member}' in model.teachers"
+                f"model.teacher_of.{name}: teacher '{member}' not found in model.teachers"
                 f"{among([m for m in members if m])}"
             )
 

@@ -62,8 +62,8 @@ OUTER_KEYS = {
 def with_outer_keys(message: str) -> str:
     """A message of a teacher's training with the keys that its user has typed, or can type.
 
-    >>> with_outer_keys("model.student.checkpoint: there is no file a.pth")
-    'model.teacher.backbone: there is no file a.pth'
+    >>> with_outer_keys("model.student.checkpoint: file a.pth not found")
+    'model.teacher.backbone: file a.pth not found'
     """
     for pattern, key in OUTER_KEYS.items():
         message = re.sub(pattern, key, message)

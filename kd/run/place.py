@@ -49,7 +49,7 @@ class Resumed:
                 path = fetched_run(name, together=together)
         folder = run_folder(_run_of(path))
         if not folder.is_dir():
-            raise UserError(f"resume: there is no {folder}")
+            raise UserError(f"resume: {folder} not found")
         if not any((folder / "checkpoints" / file).is_file() for file in (LAST, PREVIOUS)):
             raise UserError(f"resume: {folder} has no checkpoints/{LAST}")
         check_folders(guard(folder))
@@ -138,7 +138,7 @@ def _run_of(path: Path) -> Path:
     if path.name in (LAST, PREVIOUS):
         return run
     if not path.is_file():
-        raise UserError(f"resume: there is no {path}")
+        raise UserError(f"resume: {path} not found")
     raise UserError(
         f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
         f"model.student.checkpoint={path} starts a new run with these weights"

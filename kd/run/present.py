@@ -53,7 +53,7 @@ def check_present(config: Mapping[str, Any], resumed: bool = False) -> None:
         is_file = str(builder.get("class_path")).endswith(".AnswersFile")
         if is_file and not Path(builder["init_args"]["file"]).is_file():
             file = builder["init_args"]["file"]
-            raise UserError(f"{key}.answers: there is no file {file}")
+            raise UserError(f"{key}.answers: file {file} not found")
     for key, place in _weights(config["model"], resumed):
         if not is_url(place):
             weights_file(Path(place), key)
@@ -69,10 +69,10 @@ def check_data(data: Mapping[str, Any]) -> None:
         if is_url(folder.path) or Path(folder.path).expanduser().is_dir():
             continue
         reads = f" ({folder.reads})" if folder.reads else ""
-        raise UserError(f"{folder.key}: there is no folder {folder.path}{reads}")
+        raise UserError(f"{folder.key}: folder {folder.path} not found{reads}")
     for key, file in _lists(data["source"]):
         if not (is_url(file) or Path(file).expanduser().is_file()):
-            raise UserError(f"{key}: there is no {file}")
+            raise UserError(f"{key}: {file} not found")
 
 
 def _folders(data: Mapping[str, Any]) -> Iterator[Folder]:

@@ -151,7 +151,7 @@ class Request:
             return value
         file = (folder or Path()) / value
         if not is_file(str(file)):
-            raise UserError(f"{name}: there is no file {file}")
+            raise UserError(f"{name}: file {file} not found")
         content = files.read(file)
         if "trust" not in self.flags:
             check_file(file, {key: content}, self.trust)

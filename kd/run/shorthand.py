@@ -140,7 +140,7 @@ def _source(word: str, source_name: str) -> list[str]:
         return [f"{SOURCE}=Manifest", f"{SOURCE}.train={path}"]
     if not (is_url(path) or Path(path).is_dir()):
         if "/" in path and not Path(path).exists():
-            raise UserError(f"{SOURCE}: there is no folder {path}")
+            raise UserError(f"{SOURCE}: folder {path} not found")
         return [word]
     if source_name in OF_A_FOLDER:
         return [f"{SOURCE}.root={path}"]

@@ -122,7 +122,7 @@ def check_out(kind: str, out: Path | None) -> None:
     if out.suffix not in suffixes:
         raise UserError(f"out: must end in {', '.join(suffixes)} for {kind}, got '{out}'")
     if not out.resolve().parent.is_dir():
-        raise UserError(f"out: there is no folder {out.resolve().parent}")
+        raise UserError(f"out: folder {out.resolve().parent} not found")
 
 
 def predict(

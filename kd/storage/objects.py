@@ -120,7 +120,7 @@ def _named(url: str, key: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UserError(f"{key}: there is no {url}") from error
+        raise UserError(f"{key}: {url} not found") from error
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
 

@@ -67,7 +67,7 @@ def finished_at(place: str, *needed: str) -> Path:
     """
     folder = run_at(place)
     if not folder.exists():
-        raise UserError(f"there is no run folder {folder} (kd-runs lists the runs)")
+        raise UserError(f"run folder {folder} not found (kd-runs lists the runs)")
     for name in (*needed, "student.safetensors"):
         if (folder / name).is_file():
             continue
@@ -138,7 +138,7 @@ def fetched_run(
         if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):
             if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
                 return folder
-            raise UserError(f"{key}: there is no run {url}")
+            raise UserError(f"{key}: run {url} not found")
         make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
             infos = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
@@ -147,7 +147,7 @@ def fetched_run(
             _fetch_all(files.get_file, path, in_store, copies, key, checkpoints, together)
         return folder
     except FileNotFoundError as error:
-        raise UserError(f"{key}: there is no run {url}") from error
+        raise UserError(f"{key}: run {url} not found") from error
     except OSError as error:
         raise UserError(f"{key}: {url} can't be fetched: {first_line(error)}") from error
 

@@ -41,4 +41,4 @@ def weights_file(path: Path, key: str) -> Path:
     if hub:
         root = key.removesuffix(".checkpoint")
         hint = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true"
-    raise UserError(f"{key}: there is no {candidates[0]}{hint}")
+    raise UserError(f"{key}: {candidates[0]} not found{hint}")

@@ -71,7 +71,7 @@ class AnswersFile:
             UserError: no such file.
         """
         if not Path(self.file).is_file():
-            raise UserError(f"{KEY}: there is no file {self.file}")
+            raise UserError(f"{KEY}: file {self.file} not found")
         self._count = num_classes
         with open_regular(self.file, LARGEST_WEIGHTS) as content:
             self._digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]

@@ -106,7 +106,7 @@ def held_in(place: str) -> list[Held]:
             caches.append(cache)
     if not caches:
         raise UserError(
-            f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)"
+            f"describe: {place} holds no answers of a teacher ({FINGERPRINT} not found in it)"
         )
     return caches
 

@@ -210,7 +210,7 @@ def _text(url: str, key: str) -> str:
         return small_file(files, f"{path}/{FINGERPRINT}", f"{url} can't be read").decode()
     except FileNotFoundError as error:
         raise UserError(
-            f"{key}.cache_dir: there is no {url}: no such answers of this teacher to these pictures and views; "
+            f"{key}.cache_dir: {url} not found: no such answers of this teacher to these pictures and views; "
             "kd-cache --describe PLACE recipe=NAME says what differs"
         ) from error
     except (OSError, ValueError) as error:

@@ -46,7 +46,7 @@ def test_a_flat_folder_of_classes_is_split(tmp_path: Path) -> None:
 def test_splits_without_training_pictures_are_no_classes(tmp_path: Path) -> None:
     root = draw_folder(tmp_path, train=1, val=1)
     shutil.rmtree(root / "train")
-    with pytest.raises(UserError, match=f"data.source.root: there is no folder {root}/train"):
+    with pytest.raises(UserError, match=f"data.source.root: folder {root}/train not found"):
         ImageFolder(str(root)).load("train")
 
 
@@ -205,7 +205,7 @@ def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> No
         folder,
     ]
     assert {*lists.TABLES} < {*LISTS}
-    with pytest.raises(UserError, match=f"data.source: there is no folder {tmp_path}/none"):
+    with pytest.raises(UserError, match=f"data.source: folder {tmp_path}/none not found"):
         source_of("recipe=foodtag_vit", f"data.source={tmp_path}/none")
 
 

@@ -379,7 +379,7 @@ def test_a_part_of_train_is_held_out_where_there_is_no_val(
     assert (
         "no validation pictures found: 4 training pictures are held out (data.val_fraction)" in out
     )
-    with pytest.raises(UserError, match="there is no folder .*/valid"):
+    with pytest.raises(UserError, match="folder .*/valid not found"):
         DistillationDataModule(ImageFolder(str(root), val="valid")).prepare_data()
 
 

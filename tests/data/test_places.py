@@ -24,7 +24,7 @@ def test_lists_and_pictures_of_a_disk(tmp_path: Path) -> None:
     assert sorted(Path(file).name for file in found) == ["b.JPG", "c.png"]
     assert others == {".txt": 1}
     assert list_at(str(tmp_path / "notes.txt"), "data.source.train") == b"x"
-    with pytest.raises(UserError, match=r"data.source.train: there is no .*/none.csv"):
+    with pytest.raises(UserError, match=r"data.source.train: /.*/none.csv not found"):
         list_at(str(tmp_path / "none.csv"), "data.source.train")
 
 

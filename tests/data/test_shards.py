@@ -182,7 +182,7 @@ def test_wrong_use_of_kd_pack(
 ) -> None:
     for items, message in (
         (["short_side=big"], "short_side: must be a number of pixels, got 'big'"),
-        (["data.source.root=/nowhere"], "data.source.root: there is no folder"),
+        (["data.source.root=/nowhere"], "data.source.root: folder /nowhere not found"),
     ):
         assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'p'}", *items]) == 2
         assert message in capsys.readouterr().err
@@ -370,5 +370,5 @@ def test_a_teachers_checkpoint_from_an_object_store(
         train_main([f"recipe={recipe}", f"model.teacher.checkpoint={s3}/nothing.safetensors"]) == 2
     )
     assert (
-        f"model.teacher.checkpoint: there is no {s3}/nothing.safetensors" in capsys.readouterr().err
+        f"model.teacher.checkpoint: {s3}/nothing.safetensors not found" in capsys.readouterr().err
     )

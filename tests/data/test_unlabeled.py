@@ -173,7 +173,7 @@ def test_runs(recipe: Path, unlabelled: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["data.unlabeled=/nowhere"], "data.unlabeled: there is no folder /nowhere"),
+        (["data.unlabeled=/nowhere"], "data.unlabeled: folder /nowhere not found"),
         (["data.unlabeled_ratio=1"], "data.unlabeled_ratio: must come with data.unlabeled"),
         (["data.unlabeled_ratio=0"], "data.unlabeled_ratio: must be > 0 and <= 10000, got 0"),
     ],
@@ -313,7 +313,10 @@ def test_a_folder_without_pictures_or_labels_is_told_in_a_line(
     recipe: Path, unlabelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for items, message in (
-        ([f"data.source.root={tmp_path / 'none'}"], "data.source.root: there is no folder"),
+        (
+            [f"data.source.root={tmp_path / 'none'}"],
+            f"data.source.root: folder {tmp_path / 'none'} not found",
+        ),
         (
             [f"data.source.root={unlabelled}", f"data.unlabeled={unlabelled}"],
             "data.unlabeled: needs labelled",

@@ -255,12 +255,12 @@ def test_mistakes_by_url_are_told_in_a_line(
     for source, message in (
         (
             Pictures("s3://no-such-bucket/x"),
-            "data.source.root: there is no folder s3://no-such-bucket/x",
+            "data.source.root: folder s3://no-such-bucket/x not found",
         ),
         (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
         (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
         (Pictures("nix://x"), "data.source.root: must be a URL of s3"),
-        (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: there is no folder s3://food/no"),
+        (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: folder s3://food/no not found"),
         (
             ImageFolder(f"{s3}/mini", val=f"{s3}/one"),
             "data.source.val: must be a folder below s3://food/mini, got s3://",
@@ -274,10 +274,10 @@ def test_mistakes_by_url_are_told_in_a_line(
             "https://127.0.0.1/x: a web server does not list its files",
         ),
         (Food101(s3), "data.source.data_dir: must be a folder of this machine, got s3://food"),
-        (Manifest(f"{s3}/no.csv"), "data.source.train: there is no s3://food/no.csv"),
+        (Manifest(f"{s3}/no.csv"), "data.source.train: s3://food/no.csv not found"),
         (
             SegmentationFolder(f"{s3}/no", ["a", "b"]),
-            "data.source.root: there is no folder s3://food/no/images/train",
+            "data.source.root: folder s3://food/no/images/train not found",
         ),
     ):
         with pytest.raises(UserError) as told:
@@ -285,11 +285,11 @@ def test_mistakes_by_url_are_told_in_a_line(
         assert message in str(told.value)
     folder, lists = "data.source.root=", '{"class_path": "Manifest", "init_args": {"train": "%s"}}'
     for item, message in (
-        (f"{folder}{s3}/nothing", "data.source.root: there is no folder s3://food/nothing/train"),
+        (f"{folder}{s3}/nothing", "data.source.root: folder s3://food/nothing/train not found"),
         (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
         (
             f"data.source={lists % f'{s3}/gone.csv'}",
-            "s3://food/mini/gone0.jpg (there is no s3://food/mini/gone0.jpg)",
+            "s3://food/mini/gone0.jpg (s3://food/mini/gone0.jpg not found)",
         ),
         (
             f"{folder}{s3}/mini",

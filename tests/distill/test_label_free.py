@@ -347,7 +347,7 @@ def test_a_probe_that_can_not_be(
         (
             "tiny.yaml",
             ["data.probe.root=/nowhere"],
-            "data.probe.root: there is no folder /nowhere (its labelled pictures are train/<class>/",
+            "data.probe.root: folder /nowhere not found (its labelled pictures are train/<class>/",
         ),
         (
             "tiny.yaml",

@@ -369,9 +369,9 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
         ({"std": StandardizedLoss(DKDLoss())}, DataInfo(list(CLASSES), 48, 16, soft_targets=True), {},
          "StandardizedLoss needs a class id"),
         ({"kd": KDLoss()}, INFO, {"taps": {"at": TapSpec("norm", "norm")}},
-         r"model.taps.at: there is no feature loss 'at'"),
-        ({"kd": KDLoss()}, INFO, {"teacher_of": {"x": "a"}}, r"teacher_of.x: there is no loss 'x' \(kd\)"),
-        ({"kd": KDLoss()}, INFO, {"teacher_of": {"kd": "a"}}, "there is no teacher 'a' in model.teachers"),
+         r"model.taps.at: feature loss 'at' not found"),
+        ({"kd": KDLoss()}, INFO, {"teacher_of": {"x": "a"}}, r"teacher_of.x: loss 'x' not found \(kd\)"),
+        ({"kd": KDLoss()}, INFO, {"teacher_of": {"kd": "a"}}, "teacher 'a' not found in model.teachers"),
         ({"simkd": SimKDLoss()}, INFO, {}, "set model.task_loss_weight=0"),
         ({"wsld": WSLDLoss()}, DataInfo(list(CLASSES), 48, 16, unlabeled=8), {},
          "distill_losses.wsld: WSLDLoss needs a label for each picture, the data has pictures without a label"),
@@ -403,7 +403,7 @@ def test_what_a_loss_is_not_defined_for_is_refused(
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["model.distill_losses.dkd.weight=0.5"], "model.distill_losses.dkd: there is no loss 'dkd' (kd)"),
+        (["model.distill_losses.dkd.weight=0.5"], "model.distill_losses.dkd: loss 'dkd' not found (kd)"),
         (["model.distill_losses.h=ATLoss", "model.taps.h={student: blocks.9, teacher: norm}"],
          "model.taps.h.student: vit_tiny_patch16_224 has no layer 'blocks.9'; near: blocks.0"),
         (["model.distill_losses.h=ATLoss", "model.taps.h={student: 'bloks.*', teacher: norm}"],

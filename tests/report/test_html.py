@@ -165,7 +165,7 @@ def test_a_page_is_written_into_a_runs_folder_alone(
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report_main([str(tmp_path / "nothing")]) == 2
-    assert f"there is no run folder {tmp_path / 'nothing'}" in capsys.readouterr().err
+    assert f"run folder {tmp_path / 'nothing'} not found" in capsys.readouterr().err
     assert report_main(["a", "what=ever"]) == 2
     assert "takes a run's folder, or several to compare" in capsys.readouterr().err
     assert report_main([]) == 2

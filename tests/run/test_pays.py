@@ -252,7 +252,7 @@ def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) ->
         (["pays=true"], "pays: must be a folder of pictures with classes"),
         (["pays="], "pays: must be a folder of pictures with classes"),
         (["pays=PICTURES", "seeds=1"], "seeds: must be a whole number from 2 to 20, got '1'"),
-        (["pays=PICTURES", "pretrained=/nowhere.pth"], "pretrained: there is no /nowhere.pth"),
+        (["pays=PICTURES", "pretrained=/nowhere.pth"], "pretrained: /nowhere.pth not found"),
         (["pays=PICTURES", "pretrained=false"], "pretrained: must be true or a weights file"),
         (["pays=PICTURES", "margin=1"], "margin: can't be given together with pays="),
         (["pays=PICTURES", "split=val"], "split: can't be given together with pays="),

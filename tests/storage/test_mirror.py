@@ -364,8 +364,8 @@ def test_bad_places_take_one_line_and_leave_nothing(
             "runs_dir: s3://no-such-bucket/runs can't be",
         ),
         ("train", [f"recipe={recipe}", "runs_dir=nothing://x"], "runs_dir: must be a URL of s3"),
-        ("train", [f"resume={s3}/runs/tiny/007"], f"resume: there is no run {s3}/runs/tiny/007"),
-        ("report", [f"{s3}/runs/tiny/007"], f"run: there is no run {s3}/runs/tiny/007"),
+        ("train", [f"resume={s3}/runs/tiny/007"], f"resume: run {s3}/runs/tiny/007 not found"),
+        ("report", [f"{s3}/runs/tiny/007"], f"run: run {s3}/runs/tiny/007 not found"),
         (
             "scale",
             [f"recipe={recipe}", f"runs_dir={s3}/runs", "processes=1,2"],

@@ -270,9 +270,9 @@ def test_a_mask_is_turned_as_its_picture_is(root: Path) -> None:
 
 def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:
     (root / "masks/val/2.png").unlink()
-    with pytest.raises(UserError, match=r"data.source.root: there is no mask .*masks/val/2.png"):
+    with pytest.raises(UserError, match=r"data.source.root: mask .*masks/val/2.png not found"):
         SegmentationFolder(str(root), NAMES, 9).load("val")
-    with pytest.raises(UserError, match=r"data.source.root: there is no folder .*images/test"):
+    with pytest.raises(UserError, match=r"data.source.root: folder .*images/test not found"):
         SegmentationFolder(str(root), NAMES, 9).load("test")
 
 

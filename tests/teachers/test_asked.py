@@ -229,7 +229,7 @@ def test_what_is_no_place_of_answers_is_one_line(
         ("9", "model.teacher.answers: must be an address (http://...), a file"),
         (
             str(tmp_path / "none.csv"),
-            f"model.teacher.answers: there is no file {tmp_path / 'none.csv'}",
+            f"model.teacher.answers: file {tmp_path / 'none.csv'} not found",
         ),
         (
             "http://127.0.0.1:9",

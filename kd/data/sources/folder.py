@@ -269,7 +269,7 @@ def _visible(place: Place, folder: str) -> list[str]:
 def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
     """The sorted names of the folders in ``path``, but those that programs leave behind; errors name ``key``."""
     if not place.is_folder(path):
-        raise UserError(f"{key}: there is no folder {path}")
+        raise UserError(f"{key}: folder {path} not found")
     names = _visible(place, path)
     if not names:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")

@@ -208,7 +208,7 @@ class Store:
             OSError: larger than any picture, or it can't be fetched.
         """
         if file not in self._states:
-            raise FileNotFoundError(f"there is no {file}")
+            raise FileNotFoundError(f"{file} not found")
         size = self.size(file)
         if size > MAX_BYTES:
             raise OSError(f"has {size:,} bytes, more than any picture")
@@ -337,7 +337,7 @@ def list_at(file: str, key: str) -> bytes:
     if is_url(file):
         return content_of(file, key)
     if not Path(file).is_file():
-        raise UserError(f"{key}: there is no {file}")
+        raise UserError(f"{key}: {file} not found")
     return bytes_of(file, LARGEST_LIST)
 
 

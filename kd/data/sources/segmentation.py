@@ -151,7 +151,7 @@ class SegmentationFolder(Source):
         masks = joined(self.root, self.folders[1], self._name(split))
         for folder in (images, masks):
             if not self.place.is_folder(folder):
-                raise UserError(f"data.source.root: there is no folder {folder}")
+                raise UserError(f"data.source.root: folder {folder} not found")
 
         # The pictures; what else is in their folder is counted.
         inner = sorted(self.place.folders(images))
@@ -180,7 +180,7 @@ class SegmentationFolder(Source):
             more = ""
             if len(missing) > 1:
                 more = f" (and {len(missing) - 1} more)"
-            raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
+            raise UserError(f"data.source.root: mask {missing[0]} not found{more}")
         return MaskSplit(
             [joined(images, name) for name in names],
             [joined(masks, name) for name in mask_names],

@@ -90,7 +90,7 @@ def unlabelled_folder(
     if is_url(root):
         folder = root.rstrip("/")
     if not place.is_folder(folder):
-        raise UserError(f"{key}: there is no folder {root}")
+        raise UserError(f"{key}: folder {root} not found")
     paths, others = pictures_below(folder, place)
     if not paths:
         raise UserError(
