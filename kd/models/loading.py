@@ -85,8 +85,8 @@ def load_checkpoint(
     # a classifier of other classes or another form is not taken; a teacher's is an error
     reason = _other_classes(about.classes, classes, state, expected, last)
     if reason and head:
-        hint = f"; {key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
-        raise UserError(f"{place} {reason}{'' if about.classes else hint}")
+        hint = "" if about.classes else _of_other_classes(key.removesuffix(".checkpoint"))
+        raise UserError(f"{place} {reason}{hint}")
     both_have_heads = bool(of_head and of_files_head)
     if not reason and not head and both_have_heads and not _same_form(state, expected, last):
         reason = "has a classifier of another form"
@@ -117,6 +117,14 @@ def load_checkpoint(
     in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
     model.load_state_dict(in_models_dtype, strict=False)
     setattr(model, NEW, not all(name in state for name in last))
+
+
+def _of_other_classes(spec: str) -> str:
+    """What to do about a classifier whose classes nobody names; ``spec``: the key of the model's settings."""
+    hint = f"; {spec}.classes=FILE (one name a line) says which those are"
+    if spec == "model.teacher":
+        hint += "; if they are others, recipe=photos model.teacher.backbone=FILE fine-tunes a teacher for yours first"
+    return hint
 
 
 def _without(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:

@@ -359,3 +359,22 @@ def test_a_teacher_trained_anew_is_as_good_as_the_one_that_ships(tmp_path: Path)
     summary = json.loads((tmp_path / "foodtag_teacher" / "000" / "summary.json").read_text())
     error = (shipped * (1 - shipped) / summary["data"]["val"]) ** 0.5
     assert abs(summary["student"]["best_val"]["acc1"] - shipped) < 2 * error
+
+
+def test_few_pictures_make_smaller_batches_of_a_fine_tuning(
+    pictures: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An epoch of a single step would undo what the weights have learnt; from random weights nothing changes."""
+    recipe = write_recipe(tmp_path / "own.yaml", pictures, None, recipe="own", data__batch_size=32)
+    arch = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
+    tuned = f"model.student={json.dumps(arch)}"
+    line = "data.batch_size: 4 in place of 32, for 48 training pictures\n"
+    for items, expected in (
+        ([tuned], (True, 4)),
+        ([tuned, "data.batch_size=32"], (False, 32)),
+        ([], (False, 32)),
+    ):
+        assert train_main([f"recipe={recipe}", "trainer.max_epochs=1", *items]) == 0
+        is_said = line in capsys.readouterr().out
+        config = yaml.safe_load((tmp_path / "runs/own/latest/config.yaml").read_text())
+        assert (is_said, config["data"]["batch_size"]) == expected

@@ -104,6 +104,8 @@ class ImageFolder(Source):
         train = self.folders["train"]
         val = self.folders["val"]
         nothing_chosen = train is None and val is None
+        if nothing_chosen and not names and self._has_pictures(root, "."):
+            raise _no_classes(self.key, root)
         may_be_classes = nothing_chosen and names and not holders
         if may_be_classes and self._are_classes(root, names, splits):
             self._doubt_classes(root, names)
@@ -272,13 +274,20 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
         raise UserError(f"{key}: folder {path} not found")
     names = _visible(place, path)
     if not names:
-        raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
+        raise _no_classes(key, path)
     for name in names:
         if printable(name) != name:
             raise UserError(
                 f"{key}: the name of the class folder {path}/{printable(name)} is not UTF-8; rename it"
             )
     return names
+
+
+def _no_classes(key: str, path: str) -> UserError:
+    """The mistake of a folder without folders."""
+    return UserError(
+        f"{key}: no class folders in {path} (expected <class>/*.jpg; recipe=foundation_vit takes pictures without labels)"
+    )
 
 
 def classes_below(folder: str, key: str) -> list[str]:

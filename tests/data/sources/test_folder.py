@@ -29,6 +29,12 @@ def test_class_folders_are_sorted_and_hidden_ones_left_out(tmp_path: Path) -> No
         class_folders(str(tmp_path / "none"), "data.source.root")
 
 
+def test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
+    picture(tmp_path / "1.png")
+    with pytest.raises(UserError, match=r"no class folders in .*foundation_vit takes pictures"):
+        ImageFolder(str(tmp_path)).load("train")
+
+
 @pytest.mark.parametrize("folder", ["val", "valid", "validation", "test"])
 def test_validation_folders_by_their_usual_names(tmp_path: Path, folder: str) -> None:
     picture(tmp_path / "train" / "a" / "1.png")
