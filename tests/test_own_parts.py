@@ -25,6 +25,7 @@ from kd.data.own_transform import OwnTransform, described
 from kd.data.sampler import TrainBatches, draw_by
 from kd.data.transforms import seeded, train_transform
 from kd.errors import UserError
+from kd.losses import LogitLoss
 from kd.run import trust
 from kd.settings import Augment
 from tests._helpers import ROOT
@@ -104,6 +105,24 @@ def test_what_a_part_must_inherit_from_is_named(
     assert capsys.readouterr().err == (
         "kd-train: model.distill_losses.mine: NoLoss is no DistillLoss: it must inherit from kd.losses.LogitLoss, or "
         "FeatureLoss to compare layers (recipes/OWN_PARTS.md)\n"
+    )
+
+
+class Gap(LogitLoss):
+    """A loss with an argument of its own."""
+
+    def __init__(self, power: float = 1.0, weight: float = 1.0) -> None:
+        super().__init__(weight=weight)
+        self.power = power
+
+
+def test_a_misspelt_argument_of_ones_own_loss_leads_to_its_own(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"recipe={recipe}", "model.distill_losses.gap=tests.test_own_parts.Gap"]
+    assert train_main([*words, "model.distill_losses.gap.powr=2"]) == 2
+    assert capsys.readouterr().err == (
+        "kd-train: model.distill_losses.gap.powr: Gap takes power, weight; did you mean 'power'?\n"
     )
 
 

@@ -3,6 +3,7 @@
 Classes are those that :func:`kd.run.trust.class_named` gives for a place: the list's, and those that the user trusts.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -17,7 +18,7 @@ from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
-from kd.errors import UserError, cause_of_kind
+from kd.errors import UserError, cause_of_kind, did_you_mean
 from kd.losses import DistillLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.models.own import Builder
@@ -280,6 +281,12 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
                 nulls.append(f"{key}.{name}")
         named = ", ".join(nulls) or key
         return f"{named}: can't be null"
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", reason)
+    if unknown:
+        word = unknown[1]
+        known = [parameter.name for parameter in parameters_of(cls).values()]
+        takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
+        return f"{key}.{word}: {takes}{did_you_mean(word, known)}"
     return f"{key}: {cls.__name__} can't be built: {reason[:200]}"
 
 
