@@ -24,6 +24,10 @@ from tests._clock import HandClock, OwnTime
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A fork never frees what is garbage of this process: ONNX Runtime's sessions would wait for their threads, which no fork
+# has. Which test's fork collected first was chance.
+os.register_at_fork(after_in_child=gc.freeze)
+
 
 FAST = ("losses", "report", "tasks", "test_house.py", "test_readers.py", "run/test_keys.py")
 """Folders and files below ``tests/`` whose tests ``pytest -m fast`` runs: no training, no process of its own."""
