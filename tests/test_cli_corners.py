@@ -255,7 +255,7 @@ def test_kd_pack_and_kd_report(
     assert "short_side: must be" in told(
         [f"recipe={recipe}", f"out={tmp_path / 'o'}", "short_side=²"], capsys, "pack"
     )
-    assert "no run folder /nonexistent" in told(["/nonexistent/x"], capsys, "report")
+    assert "run folder /nonexistent/x not found" in told(["/nonexistent/x"], capsys, "report")
     assert "is no run's folder" in told([str(tmp_path)], capsys, "report")
 
 

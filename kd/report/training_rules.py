@@ -107,7 +107,7 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
 def teacher_near_chance(
     acc1: float, chance: float, val: int, sigma: float = CHANCE_SIGMAS, remedy: str = ""
 ) -> Finding | None:
-    """Luck explains the teacher's accuracy, and the pictures are enough to say so (:mod:`kd.proof.luck`).
+    """Luck explains the teacher's accuracy, and the pictures are enough to say so.
 
     Args:
         acc1: the teacher's accuracy, 0 to 1.

@@ -250,7 +250,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     files.pipe_file("food/mini/train/apple/99.jpg", b"no picture")
     files.pipe_file(
         "food/gone.csv",
-        b"path,label\n" + b"".join(b"mini/gone%d.jpg,%d\n" % (i, i) for i in range(4)),
+        b"path,label\n" + b"".join(b"mini/gone%d.jpg,%d\n" % (i, i % 4) for i in range(8)),
     )
     for source, message in (
         (
@@ -289,7 +289,7 @@ def test_mistakes_by_url_are_told_in_a_line(
         (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
         (
             f"data.source={lists % f'{s3}/gone.csv'}",
-            "s3://food/mini/gone0.jpg (s3://food/mini/gone0.jpg not found)",
+            "s3://food/mini/gone1.jpg (s3://food/mini/gone1.jpg not found)",
         ),
         (
             f"{folder}{s3}/mini",

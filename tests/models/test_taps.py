@@ -112,7 +112,7 @@ def test_a_share_beyond_the_model_is_refused() -> None:
     ):
         Taps(tiny_vit(), ["maps@4/3"], (32, 32))
     with pytest.raises(
-        UserError, match="model.taps: 'maps@1/2' is beyond timm's 0 features of Linear"
+        UserError, match="model.taps: timm lists no features of Linear, so 'maps@1/2' names none"
     ):
         Taps(torch.nn.Linear(2, 2), ["maps@1/2"], (32, 32))
     with pytest.raises(UserError, match="has no layer 'maps@0/3'"):

@@ -234,7 +234,10 @@ def test_an_unsupported_operator_is_named(
         (["to=hub", "int8=yes"], "int8: must be true or false, got 'yes'"),
         (["to=hub", "layout=chwn"], "layout: must be nhwc or nchw, got 'chwn'"),
         (["to=hub", "max_drop=101"], "max_drop: must be a number between 0 and 100, got '101'"),
-        (["to=hub", "data.source.root=/nowhere"], "folder /nowhere not found"),
+        (
+            ["to=hub", "data.source.root=/nowhere"],
+            "data.source.root: folder /nowhere/train not found",
+        ),
     ],
 )
 def test_mistakes_take_one_line(
