@@ -142,6 +142,8 @@ def _fine_tuning_batch(
     if not starts_trained or any(isinstance(place, str) and is_url(place) for place in places):
         return {}
     asked = _batch(config)
+    if _is_typed(typed):  # it stays: the pictures need not be listed
+        return {}
     pictures = len(data_of(config, trusted).source.load("train").targets)
     size = _batch_for(asked, pictures, typed)
     return {"data.batch_size": size} if size < asked else {}
@@ -155,7 +157,7 @@ def _batch_for(asked: float, pictures: int, typed: Iterable[str]) -> float:
         pictures: of the training set.
         typed: ``key=value`` items of the command line.
     """
-    if any(item.startswith("data.batch_size=") for item in typed):
+    if _is_typed(typed):
         return asked
     size = _with_steps(asked, pictures)
     if size < asked and is_rank_zero():
@@ -164,6 +166,11 @@ def _batch_for(asked: float, pictures: int, typed: Iterable[str]) -> float:
             flush=True,
         )
     return size
+
+
+def _is_typed(typed: Iterable[str]) -> bool:
+    """Whether the command line gives the batch size."""
+    return any(item.startswith("data.batch_size=") for item in typed)
 
 
 def _with_steps(size: float, pictures: int) -> float:
