@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, fingerprint, printable
+from kd.data.sources.base import whole_of
 from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cache_dir, cores
@@ -110,9 +111,7 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
     digest = ""
     try:
         split.name(i).encode()
-        while isinstance(split, Subset):
-            i = split.keep[i]
-            split = split.split
+        split, i = whole_of(split, i)
         if check == "headers":
             with (
                 split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream
