@@ -85,7 +85,7 @@ def distillation(options: argparse.Namespace, pictures: Path) -> list[str]:
         f"data.batch_size={options.views_batch}",
         f"trainer.max_epochs={options.epochs}",
         "optim.warmup_epochs=0.5",
-        "data.num_workers=0",
+        f"data.num_workers={options.workers}",
         "seed=0",
         f"runs_dir={options.work}",
         "name=distilled",
@@ -134,12 +134,12 @@ def measured(
     if options.frozen:
         model.backbone.body.requires_grad_(False)
     budget = Budget(options.steps, options.batch, options.lr, options.proposals)
-    cpu = torch.device("cpu")
+    device = torch.device(options.device)
     before = time.process_time()
-    loss = train_detector(model, pictures.train, budget, seed, cpu)
+    loss = train_detector(model, pictures.train, budget, seed, device)
     seconds = time.process_time() - before
     scores = {}
-    for name, share in box_scores(model, pictures.judged, cpu).items():
+    for name, share in box_scores(model, pictures.judged, device).items():
         scores[name] = 100 * share
     row = key | scores | {"loss": loss, "cpu_s": seconds}
     print(json.dumps(row), flush=True)
@@ -207,6 +207,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--proposals", type=int, default=64, help="a picture, in the head's loss")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--device", default="cpu", help="where the detectors train")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes, distillation")
     parser.add_argument("--frozen", action="store_true", help="the backbone is not trained")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the detectors")
     parser.add_argument("--starts", nargs="+", default=["random", "distilled"])

@@ -2,11 +2,13 @@
 
     python scripts/bench/gpu.py --out DIR                              # all parts, some 25 minutes
     python scripts/bench/gpu.py --out DIR --only facts step fp8        # a command of at most 5 minutes
+    python scripts/bench/gpu.py --out DIR --only smoke group --at-once 6    # does it work at all? no time counts
     python scripts/bench/gpu.py --out DIR --small                      # all parts on a CPU, to try them
-    python scripts/bench/gpu.py --carry DIR                            # the wheels that an offline machine lacks
+    python scripts/bench/gpu.py --carry DIR --python 3.12              # the wheels that an offline machine lacks
 
-``DIR/results.jsonl`` gets the lines. A part that fails, hangs or runs out of memory costs itself alone. Runs and
-pictures lie below ``--work``. On an offline machine: ``PYTHONPATH=DIR/wheels/unpacked`` after ``--carry``.
+``DIR/results.jsonl`` gets the lines, ``DIR/logs`` the output of runs that failed. A part that fails, hangs or runs out
+of memory costs itself alone. Runs and pictures lie below ``--work``. On an offline machine:
+``PYTHONPATH=DIR/wheels/unpacked`` after ``--carry``.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -38,11 +41,19 @@ LIMITS = {
     "fp8": 90,
     "group": 480,
     "muon": 330,
+    "optimizers": 60,
     "masks": 180,
     "label_free": 120,
     "start": 240,
 }
-WHEELS = ("omegaconf",)
+WHEELS = (
+    "omegaconf",
+    "pydantic",
+    "pydantic_core",
+    "annotated-types",
+    "typing-inspection",
+    "pycocotools",
+)
 CLASSES = 1000
 
 
@@ -54,6 +65,8 @@ class Part:
     out: Path
     work: Path
     small: bool
+    at_once: int = 1
+    """How many runs of ``kd-train`` go at the same time."""
 
     def say(self, **values: Any) -> None:
         """A line, on the disk before anything else happens."""
@@ -484,14 +497,27 @@ def kd_train(part: Part, name: str, limit: float, *items: str, command: str = "t
             text=True,
             timeout=limit,
         )
-        code, tail = done.returncode, (done.stdout + done.stderr).strip()[-300:]
+        code, output = done.returncode, (done.stdout + done.stderr).strip()
     except subprocess.TimeoutExpired as error:
-        code, tail = -1, f"longer than {limit} s: {error.stderr or b''!r:.300}"
+        code, output = -1, f"longer than {limit} s: {(error.stderr or b'').decode()}"
+    if code:
+        logs = part.out / "logs"
+        logs.mkdir(exist_ok=True)
+        (logs / f"{part.name}-{name}.log").write_text(output)
     row: dict[str, Any] = {"run": name, "rc": code, "s": round(time.perf_counter() - start, 1)}
     folder = next(iter(runs.glob(f"*/{name}")), None)
     part.tried(
-        lambda: by_records(folder) if folder else {}, **row, **({"tail": tail} if code else {})
+        lambda: by_records(folder) if folder else {},
+        **row,
+        **({"tail": output[-300:]} if code else {}),
     )
+
+
+def kd_trains(part: Part, limit: float, runs: dict[str, list[str]]) -> None:
+    """Runs by name, as many at once as the command line says; each within ``limit`` seconds."""
+    with ThreadPoolExecutor(part.at_once) as pool:
+        for name, items in runs.items():
+            pool.submit(kd_train, part, name, limit, *items)
 
 
 def by_records(folder: Path) -> dict[str, Any]:
@@ -518,6 +544,7 @@ def by_records(folder: Path) -> dict[str, Any]:
                 "phases": phases,
             }
     summary = json.loads((folder / "summary.json").read_text())
+    row["val"] = (summary.get("student") or {}).get("val")
     row |= {
         key: summary.get(key) for key in ("images_per_s", "peak_memory_mb", "wall_s", "precision")
     }
@@ -543,9 +570,12 @@ def smoke(part: Part) -> None:
         "kernels-nvtx-ema": ["monitor.kernels_at=5", "monitor.nvtx=true", "model.ema_decay=0.99"],
         "teacher-on-cpu": ["model.teacher.placement=cpu"],
         "accumulate": ["model.student.compile=true", "trainer.accumulate_grad_batches=2"],
+        "accumulate-eager": ["trainer.accumulate_grad_batches=2", "config=audit"],
+        "accumulate-max-autotune": ["model.student.compile=max-autotune", "trainer.accumulate_grad_batches=2",
+                                    "config=audit"],
     }  # fmt: skip
-    for name, items in list(switches.items())[: 2 if part.small else None]:
-        kd_train(part, name, 90, *base, *items)
+    chosen = list(switches.items())[: 2 if part.small else None]
+    kd_trains(part, 150, {name: [*base, *items] for name, items in chosen})
 
 
 def train(part: Part) -> None:
@@ -601,10 +631,10 @@ def group(part: Part) -> None:
         "ddp": ddp,
         "no-hook": [*ddp, "monitor.communication=false"],
         "zero": [*ddp, "optim.zero=true"],
+        "bf16-gradients": [*ddp, "config=bf16_gradients"],
         "fsdp": fsdp,
     }
-    for name, items in runs.items():
-        kd_train(part, name, 90, *TINY_PAIR, *items)
+    kd_trains(part, 90, {name: [*TINY_PAIR, *items] for name, items in runs.items()})
     kd_train(part, "kd-cache", 120, *TINY_PAIR, *ddp, *cache, command="cache")
     kd_train(part, "cache-only", 90, *TINY_PAIR, *ddp, *cache, "model.teacher.cache=only")
 
@@ -612,9 +642,32 @@ def group(part: Part) -> None:
 def muon(part: Part) -> None:
     """The optimizer Muon, alone and in a group of one; the device's iteration is in bfloat16."""
     base = [*TINY_PAIR, "optim.name=muon", "optim.lr=0.001"]
-    kd_train(part, "muon", 90, *base)
-    kd_train(part, "muon-compiled", 150, *base, "model.student.compile=true")
-    kd_train(part, "muon-group", 90, *base, "trainer.strategy=ddp", "trainer.devices=1")
+    runs = {
+        "muon": base,
+        "muon-compiled": [*base, "model.student.compile=true"],
+        "muon-group": [*base, "trainer.strategy=ddp", "trainer.devices=1"],
+    }
+    kd_trains(part, 150, runs)
+
+
+def optimizers(part: Part) -> None:
+    """Ms of one step of each optimizer on a student's weights, nothing else in it."""
+    import timm
+    import torch
+
+    from kd.optim import OptimSpec, build_optimizer
+
+    small = {"depth": 2, "img_size": 32, "patch_size": 8}
+    for arch in ("vit_tiny_patch16_224", "vit_small_patch16_224"):
+        arms = {}
+        for name in ("adamw", "muon"):
+            model = timm.create_model(arch, **(small if part.small else {})).to(device_of())
+            for weights in model.parameters():
+                weights.grad = torch.randn_like(weights)
+            arms[name] = build_optimizer([model], OptimSpec(name=name, lr=1e-4)).step
+            arms[name]()
+        for name, ms in measured(arms).items():
+            part.say(arch=arch, optimizer=name, ms=round(statistics.median(ms), 3))
 
 
 def masks(part: Part) -> None:
@@ -704,34 +757,49 @@ def start(part: Part) -> None:
 
 PARTS: dict[str, Callable[[Part], None]] = {
     "facts": facts, "step": step, "smoke": smoke, "train": train, "compile": compiled, "graphs": graphs,
-    "input": feed, "fp8": fp8, "group": group, "muon": muon, "masks": masks, "label_free": label_free,
-    "start": start,
+    "input": feed, "fp8": fp8, "group": group, "muon": muon, "optimizers": optimizers, "masks": masks,
+    "label_free": label_free, "start": start,
 }  # fmt: skip
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def carry(folder: Path) -> None:
-    """Lists, fetches and unpacks the wheels that a machine with torch, timm and Lightning, but offline, lacks."""
-    names = [f"{name}=={version(name)}" for name in WHEELS]
+def carry(folder: Path, python: str) -> None:
+    """Lists, fetches and unpacks the wheels that a machine with torch, timm and Lightning, but offline, lacks.
+
+    Args:
+        folder: for them.
+        python: version of that machine's Python, ``3.12``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    fetch = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "-q",
-        "-d",
-        str(folder),
-    ]
+    fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q"]
+    fetch += ["--python-version", python, "--implementation", "cp", "-d", str(folder)]
+    for platform in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
+        fetch += ["--platform", f"{platform}_x86_64"]
+    names = [f"{name}=={version(name)}" for name in WHEELS]
     subprocess.run([*fetch, *names], check=True)
     for wheel in sorted(folder.glob("*.whl")):
         zipfile.ZipFile(wheel).extractall(folder / "unpacked")
         print(f"{wheel.name}  {wheel.stat().st_size / 1e6:.2f} MB")
     print(f"PYTHONPATH={folder / 'unpacked'}")
+
+
+def run_part(name: str, asked: argparse.Namespace) -> None:
+    """A part in a process of its own, then a line with its status and seconds."""
+    start = time.perf_counter()
+    limit = LIMITS[name] * (4 if asked.small else 1)
+    command = [sys.executable, __file__, "--here", name, "--at-once", str(asked.at_once)]
+    command += ["--out", str(asked.out), "--work", str(asked.work)]
+    try:
+        status: int | str = subprocess.run(
+            [*command, *(["--small"] * asked.small)], timeout=limit
+        ).returncode
+    except subprocess.TimeoutExpired:
+        status = f"longer than {limit} s"
+    Part(name, asked.out, asked.work, asked.small).say(
+        ended=status, s=round(time.perf_counter() - start, 1)
+    )
 
 
 def main() -> None:
@@ -746,36 +814,23 @@ def main() -> None:
     parser.add_argument(
         "--carry", type=Path, metavar="DIR", help="fetch wheels for an offline machine"
     )
+    parser.add_argument("--python", default="3.12", help="version of that machine's Python")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="parts, and runs of each, at the same time"
+    )
     parser.add_argument("--here", choices=list(PARTS), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.carry:
-        return carry(asked.carry)
+        return carry(asked.carry, asked.python)
     asked.out.mkdir(parents=True, exist_ok=True)
     asked.work.mkdir(parents=True, exist_ok=True)
     if asked.here:
-        return PARTS[asked.here](Part(asked.here, asked.out, asked.work, asked.small))
-    for name in asked.only:
-        start = time.perf_counter()
-        limit = LIMITS[name] * (4 if asked.small else 1)
-        command = [
-            sys.executable,
-            __file__,
-            "--here",
-            name,
-            "--out",
-            str(asked.out),
-            "--work",
-            str(asked.work),
-        ]
-        try:
-            code: int | str = subprocess.run(
-                [*command, *(["--small"] * asked.small)], timeout=limit
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = f"longer than {limit} s"
-        Part(name, asked.out, asked.work, asked.small).say(
-            ended=code, s=round(time.perf_counter() - start, 1)
+        return PARTS[asked.here](
+            Part(asked.here, asked.out, asked.work, asked.small, asked.at_once)
         )
+    with ThreadPoolExecutor(asked.at_once) as pool:
+        for name in asked.only:
+            pool.submit(run_part, name, asked)
     return None
 
 

@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -121,18 +121,18 @@ PEERS = {
 """Learning rates of timm's script by row: of the first the best of four after three epochs; of the second untried."""
 
 
-def shrink(source: Path, target: Path, side: int = 160) -> None:
-    """Copies a folder of pictures, the shorter side of each at most ``side`` pixels (JPEG, quality 95)."""
+def shrink(source: Path, target: Path, side: int = 160, quality: int = 95) -> None:
+    """Copies a folder of pictures as JPEG, the shorter side of each at most ``side`` pixels."""
     files = [
         file
         for file in sorted(source.rglob("*"))
         if file.suffix.lower() in (".jpeg", ".jpg", ".png")
     ]
     with ProcessPoolExecutor() as pool:
-        list(pool.map(partial(_shrink, source, target, side), files, chunksize=64))
+        list(pool.map(partial(_shrink, source, target, side, quality), files, chunksize=64))
 
 
-def _shrink(source: Path, target: Path, side: int, file: Path) -> None:
+def _shrink(source: Path, target: Path, side: int, quality: int, file: Path) -> None:
     picture = Image.open(file).convert("RGB")
     factor = min(1.0, side / min(picture.size))
     place = (target / file.relative_to(source)).with_suffix(".jpg")
@@ -140,7 +140,7 @@ def _shrink(source: Path, target: Path, side: int, file: Path) -> None:
     small = picture.resize(
         [max(1, round(edge * factor)) for edge in picture.size], Image.Resampling.BICUBIC
     )
-    small.save(place, quality=95)
+    small.save(place, quality=quality)
 
 
 def tenth(source: Path, target: Path) -> None:
@@ -400,17 +400,25 @@ class Bench:
         for row in known:
             if row["made"] == digests.get(row["name"]):
                 table[row["name"]][row["epochs"], row["seed"]] = row["acc1"], row["seconds"]
-        for epochs, seed, name in product(self.asked.epochs, self.asked.seeds, names):
-            if (epochs, seed) in table[name]:
-                continue
-            train = self.of_timm if name in PEERS else self.of_kd
+
+        def train(epochs: int, seed: int, name: str) -> None:
+            of_row = self.of_timm if name in PEERS else self.of_kd
             folder = self.folder / f"row-{digests[name]}-{epochs}-{seed}"
-            acc1, seconds = train(name, epochs, seed, folder)
+            acc1, seconds = of_row(name, epochs, seed, folder)
             table[name][epochs, seed] = acc1, seconds
             row = {"name": name, "epochs": epochs, "seed": seed, "acc1": acc1}
             row |= {"seconds": seconds, "made": digests[name]}
             with self.records.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+
+        with ThreadPoolExecutor(self.asked.at_once) as pool:
+            trainings = [
+                pool.submit(train, epochs, seed, name)
+                for epochs, seed, name in product(self.asked.epochs, self.asked.seeds, names)
+                if (epochs, seed) not in table[name]
+            ]
+        for training in trainings:
+            training.result()
         return table
 
     def lines(self) -> list[str]:
@@ -443,6 +451,7 @@ def main() -> None:
     """Trains what is not there yet and writes the table; or copies a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shrink", nargs=2, type=Path, metavar=("FROM", "TO"))
+    parser.add_argument("--quality", type=int, default=95, help="of --shrink's JPEG files")
     parser.add_argument("--tenth", nargs=2, type=Path, metavar=("FROM", "TO"))
     parser.add_argument("--wrong", nargs=4, metavar=("CSV", "PERCENT", "FROM", "TO"))
     parser.add_argument("--data", type=Path)
@@ -456,10 +465,11 @@ def main() -> None:
     parser.add_argument("--peer-lr", type=float, help="of timm's script")
     parser.add_argument("--row", nargs="*", default=[], help="rows with one of these words alone")
     parser.add_argument("--set", nargs="*", default=[], help="settings for kd's rows")
+    parser.add_argument("--at-once", type=int, default=1, help="rows that train at the same time")
     parser.add_argument("--runs", type=Path, default=Path("runs/public"))
     asked = options(parser)
     if asked.shrink:
-        shrink(*asked.shrink)
+        shrink(*asked.shrink, quality=asked.quality)
     elif asked.tenth:
         tenth(*asked.tenth)
     elif asked.wrong:
