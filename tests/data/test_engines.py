@@ -10,12 +10,13 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from PIL import Image
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import resize
 
 from kd.cli import train_main
 from kd.data import transforms
 from kd.data.datamodule import DistillationDataModule
-from kd.data.engines import device
+from kd.data.engines import colours, device
 from kd.data.sources import ImageFolder, SegmentationFolder
 from kd.data.targets import Masks
 from kd.errors import needs_extra
@@ -116,6 +117,27 @@ def test_a_gpus_large_steps_give_the_same_pictures(
         assert difference.max() <= 2
         assert difference.float().mean() < 0.05
         assert torch.allclose(a["target"], b["target"])
+
+
+def test_a_gpu_changes_the_colours_of_a_batch_as_torchvision_those_of_each_picture() -> None:
+    torch.manual_seed(0)
+    smooth = resize(torch.randint(256, (24, 3, 5, 5), dtype=torch.uint8), [40, 48])
+    random = torch.randint(256, (24, 3, 40, 48), dtype=torch.uint8)
+    grey = torch.randint(256, (24, 1, 40, 48), dtype=torch.uint8).expand(-1, 3, -1, -1)
+    transform = v2.ColorJitter(0.4, 0.4, 0.4, 0.1)
+    for images in (smooth, random, grey.clone()):
+        drawn = [(i, transform.make_params([images[i]])) for i in range(1, 24)]
+        expected = images.clone()
+        for i, parameters in drawn:
+            expected[i] = transform.transform(images[i], parameters)
+        assert not torch.equal(expected[1:], images[1:])
+        colours.jitter(images, drawn)
+        difference = (images.int() - expected.int()).abs()
+        assert (
+            difference.max() <= 4
+        )  # a level that was cut off the other way is multiplied by what follows
+        assert difference.float().mean() < 0.05
+        assert torch.equal(images[0], expected[0])
 
 
 def test_masks_are_resized_as_torchvision_resizes_them() -> None:

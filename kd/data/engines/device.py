@@ -2,7 +2,7 @@
 
 What is random is drawn in the loader, from the same numbers and in the same order as the engine ``torch`` draws it. On
 a CPU the same torchvision transforms apply it, to the same views. A GPU resizes, flips, erases and mixes a whole batch
-in few large steps, within two levels of 255 of these views; colours are jittered picture by picture there too.
+in few large steps, and changes its colours; its views lie within two levels of 255 of these before the colours change.
 
 Pictures are packed: uint8, one after another in a row of pixels, as they differ in size.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
+from kd.data.engines import colours
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sampler import Key
 from kd.data.samples import Samples
@@ -296,6 +297,8 @@ class DeviceViews:
                 self._flip(images, target, drawn, axis=-2)
             elif isinstance(transform, v2.RandomErasing) and all_at_once(images):
                 _erase(images, drawn)
+            elif isinstance(transform, v2.ColorJitter) and all_at_once(images):
+                colours.jitter(images, drawn)
             else:
                 for i, parameters in drawn:
                     images[i] = transform.transform(images[i], parameters)
