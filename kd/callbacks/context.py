@@ -78,5 +78,5 @@ class RunContext:
 
     @property
     def device(self) -> torch.device:
-        """The device that the students are on."""
-        return self.module.device
+        """The device that this process trains on; after the training the students lie in the host's memory."""
+        return self.trainer.strategy.root_device

@@ -356,8 +356,9 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
     if alone:
         text += "; nothing around it holds it up"
     levers = ["model.student.compile=true"]
-    if facts.larger_batch:
-        levers.append(facts.larger_batch)
+    larger_batch = facts.larger_batch(2)
+    if larger_batch:
+        levers.append(larger_batch)
     levers.append("a faster device, more of them, or a smaller student")
     return Limit("student", text, ", ".join(levers), None)
 
@@ -507,8 +508,9 @@ def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limi
         return None
     text = f"the GPU computes {gpu_busy:.0%} of the time, while the host launches for {launch_ms:.0f} of {step:.0f} ms"
     lever = "model.student.compile=reduce-overhead"
-    if facts.larger_batch:
-        lever = f"{facts.larger_batch}: kernels grow, their number does not"
+    larger_batch = facts.larger_batch(1 / max(gpu_busy, 0.01))
+    if larger_batch:
+        lever = f"{larger_batch}: kernels grow, their number does not"
     return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))
 
 

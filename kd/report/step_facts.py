@@ -9,6 +9,8 @@ from typing import Any
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, Sample, Step, percentile
 
+STEPS_OF_AN_EPOCH = 10
+"""A larger batch that leaves fewer is not advised."""
 COMPUTING = ("teacher", "student", "forward", "loss", "backward", "optimizer")
 """Phases in which models compute."""
 
@@ -295,9 +297,12 @@ class StepFacts:
         """Whose delay :attr:`ready_ms` is, where it is not the main thread's."""
         return self.delayed_thread if self.ready_ms > self.per_step("ready_ms") else ""
 
-    @cached_property
-    def larger_batch(self) -> str:
-        """How the batch could grow, in words, with the number of pictures where the run has counted them; "": not."""
+    def larger_batch(self, times: float) -> str:
+        """How the batch could grow, in words, with the number of pictures where the run has counted them; "": not.
+
+        Args:
+            times: as large as it is enough; a size is named only if :data:`STEPS_OF_AN_EPOCH` are left.
+        """
         counted = self.run.headers.get(0, {})
         if "more_fit" not in counted:
             return "a larger data.batch_size"
@@ -308,10 +313,12 @@ class StepFacts:
                 by_sharding.append(f"{pictures} by config={name}")
         room = f"room for {' and '.join(by_sharding)}" if by_sharding else ""
         more = counted["more_fit"]
-        if more:
-            size = self.header["batch_size"] + more
+        size = self.header["batch_size"]
+        larger = min(size + more, math.ceil(times) * size)
+        steps_left = self.batches_per_epoch * size / larger
+        if larger > size and steps_left >= STEPS_OF_AN_EPOCH:
             beside = f", {room}" if room else ""
-            return f"data.batch_size={size} ({more} more fit{beside})"
+            return f"data.batch_size={larger} ({more} more fit{beside})"
         return f"a larger data.batch_size ({room})" if room else ""
 
     @cached_property

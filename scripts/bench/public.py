@@ -56,6 +56,15 @@ from kd.run.assemble import assemble
 TEACHER, STUDENT = "vit_small_patch14_dinov2", "vit_tiny_patch16_224"
 BATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 0.05, 1, 2.0, 0.1
 PARTS_OF_TENTH = 10
+TEACHER_SETTINGS = [
+    "data.augment.cutmix=1.0",
+    "data.augment.mixup=0.2",
+    "data.augment.mix_probability=0.5",
+    "model.task.label_smoothing=0.1",
+    "model.ema_decay=0.998",
+]
+"""Of a tenth of Imagewoof2's training pictures, held out, ten epochs at 126 px name 93.6 % with mixing (rate 3e-5; at
+6e-5 92.5 %, at 1.2e-4 88.6 %) and 89.4 % without (6e-5)."""
 
 
 def adamw(lr: float) -> list[str]:
@@ -325,6 +334,8 @@ class Bench:
                 f"data.img_size={asked.side}",
                 f"model.student.img_size={asked.side}",
                 f"trainer.max_epochs={asked.teacher_epochs}",
+                *TEACHER_SETTINGS,
+                *asked.teacher_set,
             ]
             if asked.backbone:
                 settings += [
@@ -457,6 +468,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--backbone", help="DINOv2's ViT-S/14, a file; default: downloaded")
     parser.add_argument("--teacher-epochs", type=int, default=3)
+    parser.add_argument("--teacher-set", nargs="*", default=[], help="settings for its fine-tuning")
     parser.add_argument("--side", type=int, default=112, help="of the pictures, in pixels")
     parser.add_argument("--patch", type=int, default=16, help="of the student, in pixels")
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 20])

@@ -39,7 +39,8 @@ def test_a_healthy_run_is_bound_by_its_student_and_nothing_else() -> None:
     ("room", "told"),
     [
         ({}, "compile=true, a larger data.batch_size, a faster"),
-        ({"more_fit": 128}, "compile=true, data.batch_size=192 (128 more fit), a faster"),
+        ({"more_fit": 128}, "compile=true, data.batch_size=128 (128 more fit), a faster"),
+        ({"more_fit": 128, "batches_per_epoch": 12}, "compile=true, a faster"),
         ({"more_fit": 0}, "compile=true, a faster"),
         ({"more_fit": 8, "more_by_zero": 16, "more_by_fsdp": 40},
          "data.batch_size=72 (8 more fit, room for 16 by config=zero and 40 by config=fsdp), a faster"),
@@ -50,6 +51,19 @@ def test_the_batch_that_fits_is_told_by_its_number(room: dict[str, int], told: s
     found = Explained(run_of(HEALTHY, "cuda", **room)).verdict
     assert found["bound"] == "student"
     assert told in found["lever"]
+
+
+def test_a_batch_is_only_as_large_as_fills_the_gpu() -> None:
+    """7,728 more fitted on a GPU, of an epoch of 9,025 pictures: one step an epoch was advised."""
+    phases = with_()
+    counted = {"batch_size": 64, "more_fit": 7728, "batches_per_epoch": 141}
+    launching = given(
+        phases, total={"launch_ms": sum(phases.values())}, gpu_busy=0.43, header=counted
+    )
+    launching.run.headers[0] = counted
+    limit = limits.launch_bound(launching)
+    assert limit is not None
+    assert "data.batch_size=192 (7728 more fit)" in limit.lever
 
 
 def test_no_records_no_verdict() -> None:
