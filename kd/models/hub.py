@@ -1,5 +1,7 @@
 """Weights that timm downloads: one attempt to reach the hub, and what to do where there is no internet."""
 
+import threading
+from contextlib import suppress
 from functools import cache
 
 import huggingface_hub
@@ -11,7 +13,7 @@ from kd.errors import UserError
 FILES = ("model.safetensors", "pytorch_model.bin")
 """A repository's files of which timm takes the first."""
 WAIT_S = 10.0
-"""Seconds for the one attempt."""
+"""Seconds for the one attempt: with the search for the name, and with all addresses that it has."""
 
 
 def check_weights(arch: str, key: str) -> None:
@@ -24,7 +26,10 @@ def check_weights(arch: str, key: str) -> None:
     Raises:
         UserError: neither; with the settings and variables that help.
     """
-    config = timm.get_pretrained_cfg(arch)
+    try:
+        config = timm.get_pretrained_cfg(arch)
+    except RuntimeError:  # timm has no such weights of the model: building it reports that
+        return
     if config is None or not config.hf_hub_id:
         return
     repository = config.hf_hub_id
@@ -43,9 +48,22 @@ def check_weights(arch: str, key: str) -> None:
 
 @cache
 def _reachable(address: str) -> bool:
-    """Whether a web address answers, through the proxy of the environment; tried once."""
-    try:
-        huggingface_hub.get_session().head(address, timeout=WAIT_S)
-    except Exception:  # the hub's client is httpx or requests, each with errors of its own
-        return False
-    return True
+    """Whether a web address answers within :data:`WAIT_S`, through the proxy of the environment; tried once.
+
+    A client's own limit holds for each step alone: a name with eight addresses, of which none answers, takes eight
+    times as long, and the search for the name has no limit. So the attempt has a thread of its own, which is left
+    behind when the time is up.
+    """
+    answered = threading.Event()
+    over = threading.Event()
+
+    def attempt() -> None:
+        # the hub's client is httpx or requests, each with errors of its own
+        with suppress(Exception):
+            huggingface_hub.get_session().head(address, timeout=WAIT_S)
+            answered.set()
+        over.set()
+
+    threading.Thread(target=attempt, name="hub", daemon=True).start()
+    over.wait(WAIT_S)
+    return answered.is_set()

@@ -96,6 +96,24 @@ def refuse_random_weights(config: Mapping[str, Any]) -> None:
             )
 
 
+def check_downloads(config: Mapping[str, Any]) -> None:
+    """Checks that weights which timm would download are on this machine, or can be: before any picture is read.
+
+    Args:
+        config: the resolved settings, with what the teachers' files say.
+
+    Raises:
+        UserError: names the setting that takes the weights from a file.
+    """
+    models = {**teachers_in(config["model"]), "model.student": config["model"]["student"]}
+    for key, spec in models.items():
+        from_elsewhere = spec["checkpoint"] or spec["builder"]
+        if spec["pretrained"] and spec["arch"] and not from_elsewhere:
+            from kd.models.hub import check_weights
+
+            check_weights(spec["arch"], f"{key}.checkpoint")
+
+
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
     one = model.get("teacher")

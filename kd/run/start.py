@@ -11,7 +11,7 @@ from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.machine import cache_dir, log_nccl
 from kd.run.keys import arguments
-from kd.run.needs import check_needs, teachers_in
+from kd.run.needs import check_downloads, check_needs, teachers_in
 from kd.run.place import check_start, place_of, resumed_by
 from kd.run.present import check_present
 from kd.run.request import Request, merge
@@ -60,6 +60,7 @@ def to_train(request: Request) -> Run:
         print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
         _draw_ahead(run.config["data"]["source"], cache_dir())
     run.with_teacher()
+    check_downloads(run.config)
     mirror = None
     if is_url(run.place.runs_dir):
         mirror = Mirror(run.place.runs_dir)

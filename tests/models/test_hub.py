@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from kd.cli import train_main
 from kd.errors import UserError
+from kd.models import hub
 from kd.models.build import build_model
 from kd.models.hub import check_weights
 from kd.models.spec import StudentSpec
@@ -60,3 +63,48 @@ def test_one_attempt_and_the_remedies(attempts: list[str]) -> None:
 def test_a_teachers_training_names_the_key_outside(attempts: list[str]) -> None:
     with pytest.raises(UserError, match="model.teacher.backbone=FILE"):
         check_weights("vit_small_patch14_dinov2", "model.teacher.backbone")
+
+
+def test_an_address_that_never_ends_its_answer_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own limit holds for each step alone; the whole attempt has one too."""
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            caller, _ = server.accept()
+            caller.sendall(b"HTTP/1.1 200 OK\r\n")
+            end = time.monotonic() + 20
+            while not is_over.wait(0.1) and time.monotonic() < end:
+                caller.sendall(b"X-Drop: 1\r\n")
+            caller.sendall(b"Content-Length: 0\r\n\r\n")
+            caller.close()
+
+        threading.Thread(target=drip, daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(hub, "WAIT_S", 1.0)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        huggingface_hub.close_session()
+        with pytest.raises(UserError, match="no internet"):
+            check_weights("resnet18", "model.student.checkpoint")
+        is_over.set()
+
+
+def test_missing_weights_are_reported_before_a_picture_is_read(
+    attempts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.jpg").write_bytes(b"no picture")
+    words = ["recipe=foundation_vit", f"data.source.root={tmp_path}", "trainer.accelerator=cpu"]
+    assert train_main([*words, f"runs_dir={tmp_path / 'runs'}"]) == 2
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last_line.startswith("kd-train: model.teachers.dino.checkpoint: no internet")
+    assert len(attempts) == 1
+
+
+def test_weights_that_timm_does_not_have_are_left_to_the_building(attempts: list[str]) -> None:
+    check_weights("resnet18.nobody", "model.student.checkpoint")
+    assert not attempts
