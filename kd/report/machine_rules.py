@@ -17,6 +17,10 @@ from kd.report.ratio import ratio, share
 from kd.report.records import percentile
 from kd.report.step_facts import hot_cores_text, mean
 
+A_PROGRAM = 0.3
+"""Cores that other programs use, from which on they are named as the reason."""
+WHICH_PHASE = "the phases of a step show what the GPU waits for (report.html)"
+
 
 def cpu_bottleneck(
     cpu: Sequence[float],
@@ -95,10 +99,10 @@ def low_gpu_utilization(
     p5 = percentile(recent, 5)
     if p95 < low:
         text = f"p95 of GPU utilisation is {p95:.0f} %"
-        return Finding("LowGPUUtilization", text, "see the verdict")
+        return Finding("LowGPUUtilization", text, WHICH_PHASE)
     if p5 < floor:
         text = f"GPU utilisation varies between {p5:.0f} and {p95:.0f} % (p5, p95)"
-        return Finding("LowGPUUtilization", text, "the GPU waits at times; see the verdict")
+        return Finding("LowGPUUtilization", text, WHICH_PHASE)
     return None
 
 
@@ -313,12 +317,18 @@ def phase_variation(swing: Swing | None) -> Finding | None:
     """A computing phase swings although nothing changes its shapes: its threads wait for a core, or a clock changes."""
     if swing is None:
         return None
-    lever = "see the verdict; fewer processes beside training, other jobs, a device that lowers its clocks"
+    lever = "check for other programs on the machine, and for a device that lowers its clocks"
     return Finding("PhaseVariation", f"{swing.text()} although nothing changes its shapes", lever)
 
 
 def scheduler_delay(
-    training: float | None, loading: float | None, thread: str = "", at: float = 0.2
+    training: float | None,
+    loading: float | None,
+    thread: str = "",
+    at: float = 0.2,
+    processes: int = 1,
+    workers: int = 0,
+    others: float = 0.0,
 ) -> Finding | None:
     """Threads wait for a core for ``at`` of the time.
 
@@ -327,6 +337,9 @@ def scheduler_delay(
         loading: of the loader processes.
         thread: name of that thread.
         at: fires from here.
+        processes: training processes of a machine.
+        workers: loader processes of each.
+        others: cores that other programs use.
     """
     trainer = "training"
     if thread:
@@ -338,7 +351,18 @@ def scheduler_delay(
     if not delayed:
         return None
     text = f"waiting for a free core: {' and '.join(delayed)} of the time"
-    return Finding("SchedulerDelay", text, "fewer processes; see the verdict")
+
+    # what of this run, or beside it, takes cores
+    levers = []
+    if others >= A_PROGRAM:
+        levers.append(f"end other programs (they use {others:.1f} cores)")
+    if workers:
+        levers.append(f"fewer loader processes (data.num_workers, now {workers})")
+    if processes > 1:
+        levers.append(f"fewer training processes on a machine (now {processes})")
+    if not levers:
+        levers.append("fewer threads (OMP_NUM_THREADS)")
+    return Finding("SchedulerDelay", text, f"{', '.join(levers)}, or more cores")
 
 
 def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding | None:

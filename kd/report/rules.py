@@ -92,6 +92,7 @@ RULES: dict[str, Rule] = {
 
 NOT_THRESHOLDS = (
     "processes",
+    "workers",
     "others",
     "remedy",
 )  # arguments with defaults that are read from the records
@@ -287,7 +288,14 @@ def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
     book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
 
     def scheduler_delay(rule: Callable[..., Finding | None]) -> Finding | None:
-        return rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread)
+        return rule(
+            facts.thread_wait,
+            facts.loader_wait,
+            facts.delayed_thread,
+            processes=facts.processes,
+            workers=facts.workers,
+            others=facts.other_cores,
+        )
 
     book.apply("SchedulerDelay", scheduler_delay)
     still_trains = "status" not in facts.run.summary

@@ -120,8 +120,16 @@ def teacher_near_chance(
     is_better = is_clearly_more(right, val, chance, sigma)
     if is_better or not shows_a_bad_teacher(right, val, chance):
         return None
-    text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
-    lever = remedy or "its class order, its input size, its weights"
+    reached = format_metric("acc1", acc1)
+    guessed = format_metric("acc1", chance)
+    text = (
+        f"the teacher is right on {right} of {val} validation pictures ({reached}), no better than always naming the "
+        f"most frequent class ({guessed})"
+    )
+    lever = remedy or (
+        "check that its classes are in the data's order (classes), that img_size is what it was trained with, and that "
+        "checkpoint names the trained weights"
+    )
     return Finding("TeacherNearChance", text, lever)
 
 

@@ -110,6 +110,49 @@ def test_a_rule_fires_where_it_must_and_only_there(
     assert RULES[rule](*silent) is None
 
 
+@pytest.mark.parametrize(("rule", "fires"), [c[:2] for c in CASES], ids=[c[0] for c in CASES])
+def test_a_remedy_stands_alone(rule: str, fires: tuple[Any, ...]) -> None:
+    """A run may have no verdict (kd.Monitor's own loop, a short run), or one about something else."""
+    found = RULES[rule](*fires)
+    assert found is not None
+    assert "verdict" not in found.text + found.lever
+
+
+@pytest.mark.parametrize(
+    ("of_run", "lever"),
+    [
+        ({}, "fewer threads (OMP_NUM_THREADS), or more cores"),
+        ({"others": 1.62}, "end other programs (they use 1.6 cores), or more cores"),
+        ({"workers": 3}, "fewer loader processes (data.num_workers, now 3), or more cores"),
+        (
+            {"processes": 2, "workers": 1, "others": 0.1},
+            "fewer loader processes (data.num_workers, now 1), fewer training processes on a machine (now 2), or more cores",
+        ),
+    ],
+)
+def test_who_waits_for_a_core_is_advised_by_what_takes_cores(
+    of_run: dict[str, Any], lever: str
+) -> None:
+    """Measured: one process without loaders was advised "fewer processes; see the verdict", and had no verdict."""
+    found = RULES["SchedulerDelay"](0.8, None, "python", **of_run)
+    assert found is not None
+    assert found.lever == lever
+    assert found.text == "waiting for a free core: training (python) 80% of the time"
+
+
+def test_a_weak_teacher_is_described_in_numbers_and_with_what_to_do() -> None:
+    found = RULES["TeacherNearChance"](0.27, 0.25, 400)
+    assert found is not None
+    assert found.text == (
+        "the teacher is right on 108 of 400 validation pictures (27.0%), no better than always naming the most frequent "
+        "class (25.0%)"
+    )
+    assert found.lever.startswith("check that its classes are in the data's order (classes)")
+    mended = RULES["TeacherNearChance"](0.27, 0.25, 400, remedy="model.teacher.classes=FILE")
+    assert mended is not None
+    assert mended.lever == "model.teacher.classes=FILE"
+
+
 # these take numbers, not readings
 SINGLE = (
     "MaxInitializationTime",
