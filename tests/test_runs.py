@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from kd.cli import main, train_main
 from kd.commands.runs import _age
@@ -209,12 +210,61 @@ def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
     assert all((old_cache / name).exists() for name in GOES)
 
 
+def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table counts what ``clean`` lists; a teacher's two locks were three teachers, none of them for cleaning."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("KD_CACHE", str(cache))
+    teachers = cache / "teachers"
+    (teachers / "photos_teacher-0123456789abcdef").mkdir(parents=True)
+    (teachers / "photos_teacher-0123456789abcdef" / "student.safetensors").write_bytes(b"x" * 1000)
+    (teachers / "begun-0123456789abcdef.part").mkdir()
+    (cache / "foodtag-mini-v1-2x2").mkdir()
+    (cache / "answers").mkdir()
+    (cache / "answers" / "0123456789abcdef-10.bin").write_bytes(b"x")
+    gone = ["teachers/gone-0123456789abcdef.lock", "teachers/gone-0123456789abcdef.owner",
+            "foodtag-mini-v1-3x3.lock"]  # fmt: skip
+    held = "teachers/held-0123456789abcdef.lock"
+    beside = ["teachers/photos_teacher-0123456789abcdef.lock", "teachers/photos_teacher-0123456789abcdef.owner",
+              "teachers/begun-0123456789abcdef.lock", "foodtag-mini-v1-2x2.lock",
+              "answers/0123456789abcdef-10.bin.lock"]  # fmt: skip
+    for name in (*gone, *beside):
+        (cache / name).touch()
+    old = time.time() - 30 * 86_400
+    for path in cache.rglob("*"):
+        os.utime(path, (old, old))
+
+    with FileLock(cache / held):
+        os.utime(cache / held, (old, old))
+        assert main("runs", [str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        rows = [line.split("│")[1:6] for line in out.splitlines() if "│" in line]
+        table = {row[0].strip(): (row[1].strip(), row[4].strip()) for row in rows if len(row) == 5}
+        assert table == {
+            "journals": ("1", "no"), "teachers": ("2", "no"), "foodtag": ("1", "1 of 1"),
+            "locks": ("3", "3 of 3"),
+        }  # fmt: skip
+        assert main("runs", ["clean", str(tmp_path)]) == 0
+        *lines, _ = capsys.readouterr().out.splitlines()
+        listed = {line.split("  ")[0] for line in lines}
+        assert listed == {str(cache / name) for name in (*gone, "foodtag-mini-v1-2x2")}
+        assert main("runs", ["clean", str(tmp_path), "--yes"]) == 0
+        assert (cache / held).exists()
+    left = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
+    assert left - {held} == {
+        *beside, "teachers/photos_teacher-0123456789abcdef/student.safetensors", "answers/0123456789abcdef-10.bin",
+    } - {"foodtag-mini-v1-2x2.lock"}  # fmt: skip
+
+
 def test_the_page_names_every_part_of_the_cache() -> None:
     page = (ROOT / "recipes" / "CACHE.md").read_text()
     for name in PARTS:
-        assert {"journals": "`answers/*.bin`", "foodtag": "`foodtag-mini-*`"}.get(
-            name, f"`{name}/`"
-        ) in page
+        assert {
+            "journals": "`answers/*.bin`",
+            "foodtag": "`foodtag-mini-*`",
+            "locks": "`*.lock`",
+        }.get(name, f"`{name}/`") in page
 
 
 @pytest.mark.parametrize(

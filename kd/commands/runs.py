@@ -149,11 +149,12 @@ def _clean(request: Request) -> int:
     status = 0
     size = 0
     goes = _may_go(runs, cache_dir(), time.time() - days * 86_400)
-    for path, bytes_of_path, why in goes:
+    for path, bytes_of_path, why, locks in goes:
         line = f"{path}  {bytes_of_path / 1e6:,.1f} MB  {why}"
         if deletes:
             try:
-                remove(path)
+                for name in (path, *locks):
+                    remove(name)
                 line = f"deleted: {line}"
             except OSError as error:
                 line = f"{path}: can't be deleted: {error.strerror}"
@@ -177,21 +178,23 @@ def _clean(request: Request) -> int:
     return status
 
 
-def _may_go(runs: Path, cache: Path, before: float) -> list[tuple[Path, int, str]]:
-    """What may be deleted: its path, its bytes, and why it may go.
+def _may_go(
+    runs: Path, cache: Path, before: float
+) -> list[tuple[Path, int, str, tuple[Path, ...]]]:
+    """What may be deleted: its path, its bytes, why it may go, and the locks beside it, which go with it.
 
     Args:
         runs: the folder of runs.
         cache: the cache folder.
         before: Unix time; what was used later stays.
     """
-    goes = []
+    goes: list[tuple[Path, int, str, tuple[Path, ...]]] = []
     rows = _runs_below(runs)
     for row in rows:
         folder = Path(row["folder"])
         if row["safe_to_delete"] and row["changed"] < before:
             why = f"{row['status']}: no student, no checkpoint"
-            goes.append((folder, row["bytes"], why))
+            goes.append((folder, row["bytes"], why, ()))
     training = [row["run"] for row in rows if row["status"] == "training"]
     if training:
         print(f"the cache stays as it is while {training[0]} trains")
@@ -199,7 +202,8 @@ def _may_go(runs: Path, cache: Path, before: float) -> list[tuple[Path, int, str
     for entry in entries_of(cache):
         part = PARTS[entry.part]
         if part.may_go and entry.used < before:
-            goes.append((entry.path, entry.size, f"{part.content}: {part.loss}"))
+            why = f"{part.content}: {part.loss}"
+            goes.append((entry.path, entry.size, why, entry.locks))
     return goes
 
 

@@ -3,16 +3,20 @@
 Only entries whose names are like those that kd gives are entries: ``KD_CACHE`` may be a folder with other files in it.
 """
 
+import fcntl
 import os
 import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 DIGEST = r"[0-9a-f]{8,64}"
 """The end of a cached thing's name."""
+FOODTAG = r"foodtag-mini-v\d+-\d+x\d+(-portions)?"
+JOURNAL = rf"answers/{DIGEST}-\d+\.bin"
+TEACHER = rf"teachers/[\w.-]+-{DIGEST}"
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,13 @@ PARTS = {
         "computed again when needed",
     ),
     "journals": Part(
-        rf"answers/{DIGEST}-\d+\.bin(\.lock)?",
+        JOURNAL,
         "answers of a server",
         "the server is asked again, which may cost money",
         may_go=False,
     ),
     "teachers": Part(
-        rf"teachers/[\w.-]+-{DIGEST}(\.\w+)?",
+        rf"{TEACHER}(\.part)?",
         "a teacher that a recipe has trained",
         "trained again, which takes long",
         may_go=False,
@@ -58,8 +62,9 @@ PARTS = {
     ),
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
-    "foodtag": Part(
-        r"foodtag-mini-v\d+-\d+x\d+(-portions)?", "drawn pictures", "drawn again in half a minute"
+    "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),
+    "locks": Part(
+        rf"({FOODTAG}|{JOURNAL}|{TEACHER})\.(lock|owner)", "locks of what is gone", "nothing"
     ),
     "runs": Part(
         "runs",
@@ -89,21 +94,55 @@ class Entry:
     """Bytes of its files."""
     used: float
     """Unix time when one of its files was last written or, where the file system notes it, read."""
+    locks: tuple[Path, ...] = ()
+    """Files beside it that are of no use without it: they go with it."""
 
 
 def entries_of(cache: Path) -> list[Entry]:
     """The entries of a cache folder; links and what kd has not named are left out.
 
+    A lock is part of the entry that it stands beside. It is an entry itself where that one is gone, and no process
+    holds it.
+
     Args:
         cache: :func:`kd.machine.cache_dir`; it need not exist.
     """
-    entries = []
+    entries: dict[str, Entry] = {}  # by path relative to the cache
+    locks: dict[str, Entry] = {}
     for path in sorted(_candidates(cache)):
         relative = path.relative_to(cache).as_posix()
         for name, part in PARTS.items():
             if re.fullmatch(part.pattern, relative):
-                entries.append(Entry(path, name, *size_and_time(path)))
-    return entries
+                entry = Entry(path, name, *size_and_time(path))
+                if name == "locks":
+                    locks[relative] = entry
+                else:
+                    entries[relative] = entry
+    for relative, lock in locks.items():
+        locked, _, _ = relative.rpartition(".")
+        places = (locked, f"{locked}.part")
+        beside = next((place for place in places if place in entries), None)
+        if beside is not None:
+            entry = entries[beside]
+            entries[beside] = replace(entry, locks=(*entry.locks, lock.path))
+        elif not _is_held(lock.path):
+            entries[relative] = lock
+    return list(entries.values())
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds a lock's file, or it can't be known."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _candidates(cache: Path) -> Iterator[Path]:
