@@ -12,7 +12,7 @@ _IMPORTED = time.time()
 # Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
 _PUBLIC = {
     "Classification": "kd.tasks",
-    "DataInfo": "kd.data.batch",
+    "DataInfo": "kd.data.info",
     "Distillation": "kd.distill.step",
     "DistillationDataModule": "kd.data.datamodule",
     "DistillationModule": "kd.module.distillation",

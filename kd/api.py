@@ -81,6 +81,9 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     if request.recipe is None and request.resume is None:
         raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
     run = to_train(request)
+    if run.finished:
+        print(run.finished.message)
+        return RunResult(run.finished.folder, run.finished.summary)
     status = fit(run)
     folder = run.folder.path
     if status:

@@ -22,7 +22,7 @@ import yaml
 from safetensors.torch import load_file, save
 
 from kd.cli import main as command
-from kd.ship.export.student import read_metadata
+from kd.storage.weights_files import read_metadata
 from tests._stranger import ARGUMENTS, NAMED, WRITES, Watch, dangerous, forms, nested, places
 
 WORK = {

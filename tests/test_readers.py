@@ -112,6 +112,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
         "kind.from_pretrained": "trust_remote_code=False",
         "transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict": "JSON",
     },
+    "kd.storage.weights_files": {"safetensors.safe_open": WEIGHTS},
     "kd.models.weights": {"safetensors.safe_open": WEIGHTS,
                           "safetensors.torch.load_file": WEIGHTS},
     "kd.storage.objects": {"files.cat_file": BYTES, "files.get_file": BYTES, 

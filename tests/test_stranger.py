@@ -151,7 +151,7 @@ def test_a_students_file_asks_neither_the_hub_nor_timm(
 
     import kd
     from kd.errors import UserError
-    from kd.ship.export.student import read_metadata
+    from kd.storage.weights_files import read_metadata
 
     student = folder / "runs" / "tiny" / "000" / "student.safetensors"
     config = {

@@ -175,8 +175,8 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
     capsys.readouterr()
     assert train_main([f"resume={latest}"]) == 0  # finished already: nothing is written
     assert (
-        capsys.readouterr().out == "tiny: loading torch, pictures and teacher ...\n"
-        f"kd-train: all 2 epochs of {folder} are done; trainer.max_epochs=4 trains on\n"
+        capsys.readouterr().out
+        == f"kd-train: all 2 epochs of {folder} are done; trainer.max_epochs=4 trains on\n"
     )
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
     latest.unlink()

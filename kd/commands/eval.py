@@ -15,6 +15,7 @@ from kd.run.pays_wish import KEYS as PAYS
 from kd.run.pays_wish import PaysWish, pays_of
 from kd.run.present import check_models
 from kd.run.request import Request
+from kd.run.run import Run
 from kd.storage.objects import is_url
 from kd.storage.run_urls import names_run, run_at
 
@@ -151,6 +152,8 @@ def _options(request: Request) -> "Options":
     folder = options.get("folder")
     if folder and not (is_url(folder) or Path(folder).is_dir()):
         raise UserError(f"folder: {folder} not found (<class>/*.jpg are read in it)")
+    split = options.get("split") or ("train" if disputed else "val")
+    _check_pictures(request, split, folder)
     from kd.run.measure import Options
 
     return Options(
@@ -164,6 +167,26 @@ def _options(request: Request) -> "Options":
         despite_choice,
         disputed,
     )
+
+
+def _check_pictures(request: Request, split: str, folder: str | None) -> None:
+    """Refuses pictures that can't be measured on, as far as a list of them shows it.
+
+    Args:
+        request: names the models.
+        split: of the data.
+        folder: of other pictures, which are measured on in its place.
+    """
+    from kd.run.pictures import list_folder, list_splits
+
+    if folder:
+        list_folder(folder)
+        return
+    runs = [run_at(word) for word in request.rest if names_run(word)]
+    files: list[Path | None] = [run / "config.yaml" for run in runs]
+    for file in files or [None]:
+        config, _ = Run.settings(file, request)
+        list_splits(config, [split])
 
 
 def _out(options: Mapping[str, str]) -> Path | None:

@@ -38,6 +38,9 @@ def run(request: Request) -> int | None:
         side = int(text)
     run = Run.of(request)
     check_data(run.config["data"])
+    from kd.run.pictures import list_whole
+
+    list_whole(run.config)
     from kd.data.pack import pack
     from kd.data.sources import labelled
     from kd.run.build import data_of

@@ -1,14 +1,17 @@
 """``kd-predict``: a run's student on pictures. Heavy imports wait until there is something to predict."""
 
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from kd.errors import UserError
 from kd.run.own_keys import take_all, whole_number
 from kd.run.present import check_pictures
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.storage.run_urls import finished_at
+from kd.storage.objects import is_url
+from kd.storage.run_urls import finished_at, run_at
 from kd.storage.shown import on_terminal
 
 HELP = """\
@@ -34,20 +37,29 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: no finished run, no pictures, or a wrong key.
     """
-    if "help" in request.flags or len(request.rest) < 2:
+    if "help" in request.flags or not request.rest:
         return None
+    _check_both(request.rest)
     request.rest[0] = str(finished_at(request.rest[0], "config.yaml"))  # fetched once
     check_pictures(request.rest[1:])
-    from kd.ship.predict import check_out, choose_device, find_pictures, predict, write
+    from kd.ship.predict_words import answers_of, check_out, find_pictures
 
     options = take_all(request, "out", "top", "device")
     top = whole_number(options, "top", 5)
     out = None
     if "out" in options:
         out = Path(options["out"])
+    folder = Path(request.rest[0])
+    config, _ = Run.settings(folder / "config.yaml", request)
+    files = find_pictures(request.rest[1:], config["data"]["source"])
+    known_answers = answers_of(folder / "student.safetensors")
+    if known_answers is not None:
+        check_out(known_answers, out)
+    from kd.ship.predict import choose_device, predict, write
+
     opened = Run.open(request.rest[0], request)
-    files = find_pictures(request.rest[1:], opened.config["data"]["source"])
-    check_out(opened.kind, out)
+    if known_answers is None:
+        check_out(opened.kind, out)
     bad: dict[str, str] = {}
     answers = predict(opened, files, choose_device(options.get("device")), bad)
     first = next(answers, None)  # nothing is written before there is an answer
@@ -67,3 +79,20 @@ def run(request: Request) -> int | None:
     if len(bad) < len(files):
         return 0
     return 1
+
+
+def _check_both(words: Sequence[str]) -> None:
+    """Refuses a command line of one word: it lacks the run, or the pictures.
+
+    Args:
+        words: of the command line.
+    """
+    if len(words) > 1:
+        return
+    (word,) = words
+    is_pictures = not is_url(word) and not (run_at(word) / "student.safetensors").is_file()
+    if is_pictures and Path(word).exists():
+        raise UserError(
+            f"no run given before the pictures: kd-predict RUN_FOLDER {word} (kd-runs lists the runs)"
+        )
+    raise UserError(f"no pictures given: kd-predict {word} PICTURES...")

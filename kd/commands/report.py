@@ -12,7 +12,7 @@ from kd.errors import UserError
 from kd.report.records import is_run, read_run
 from kd.run.own_keys import take, take_all, whole_number
 from kd.run.request import Request
-from kd.storage.run_urls import run_at
+from kd.storage.run_urls import latest_hint, run_at
 
 if TYPE_CHECKING:
     from kd.report.rules import Explained
@@ -207,8 +207,8 @@ def _seen_run(folder: Path) -> Path:
         raise UserError(f"run folder {folder} not found")
     if not is_run(folder):
         below = ", ".join(str(file.parent) for file in sorted(folder.glob("*/config.yaml"))[-3:])
-        hint = ""
-        if below:
+        hint = latest_hint(folder)
+        if below and not hint:
             hint = f"; did you mean {below}?"
         raise UserError(
             f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}"

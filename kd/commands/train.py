@@ -6,7 +6,7 @@ from importlib import import_module
 
 from kd.errors import UserError
 from kd.launch import sagemaker
-from kd.launch.cluster import recognise
+from kd.launch.cluster import is_rank_zero, recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job
 from kd.run import keys
@@ -73,11 +73,6 @@ def run(request: Request) -> int:
     _as_lightning_cli(request)
     if request.rest:
         raise _unknown_word(request.rest[0])
-    if "version" in request.flags:
-        import kd
-
-        print(f"kd {kd.__version__}")
-        return 0
     if ASKS & request.flags or not (request.recipe or request.resume):
         print(_information(request), end="")
         return 0
@@ -101,6 +96,8 @@ def run(request: Request) -> int:
     gc.disable()  # collections during the imports take 1.2 s and find nothing
     try:
         run = to_train(request)
+        if run.finished:
+            return _say(run.finished.message)
         from kd.run.fit import fit
     finally:
         gc.enable()
@@ -111,6 +108,13 @@ def run(request: Request) -> int:
         assert run.folder.path is not None
         container.deliver(run.folder.path)
     return status
+
+
+def _say(message: str) -> int:
+    """Prints a line in the first process alone; returns the exit status 0."""
+    if is_rank_zero():
+        print(message, flush=True)
+    return 0
 
 
 def _as_lightning_cli(request: Request) -> None:
@@ -139,7 +143,11 @@ def _unknown_word(word: str) -> UserError:
 
 
 def _information(request: Request) -> str:
-    """The text that ``--list``, ``--keys`` or ``--help`` prints."""
+    """The text that ``--version``, ``--list``, ``--keys`` or ``--help`` prints."""
+    if "version" in request.flags:
+        import kd
+
+        return f"kd {kd.__version__}\n"
     if "list" in request.flags:
         return listed(request.about)
     if "keys" in request.flags or request.about:

@@ -1,7 +1,6 @@
-"""What a training step is given: one batch, as a dict, and what is known of the data."""
+"""What a training step is given: one batch, as a dict."""
 
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import torch
@@ -14,16 +13,10 @@ IMAGE = ("image", "images", "pixel_values")
 """Names under which a user's batch may have its pictures."""
 TARGET = ("target", "targets", "label", "labels")
 """Names under which it may have its targets."""
-ONE_LABEL = "one label a picture"
-"""What :class:`kd.data.targets.Targets` calls data whose pictures have one class id each."""
 
 
 # Of float pictures: normalised ones stay below it, also with a small standard deviation.
 HIGHEST = 20.0
-
-
-Target = int | list[int] | list[float] | Tensor
-"""Of one picture: a class id (-1 without a label), ids (several labels), numbers, or a mask (uint8, ``(1, H, W)``)."""
 
 
 class Batch(TypedDict, total=False):
@@ -137,44 +130,3 @@ def _kind(given: object) -> str:
     if isinstance(given, Sized):
         return f"{name} of {len(given)}"
     return name
-
-
-@dataclass
-class DataInfo:
-    """What a model needs to know of the data.
-
-    Attributes:
-        classes: names by class id.
-        train: training pictures, with and without a label; 0 where it is not known.
-        val: validation pictures; 0 where it is not known.
-        unlabeled: how many of ``train`` have no label.
-        labels: whether training sees any labels.
-        soft_targets: labels are mixed (mixup, cutmix).
-        kind: what a picture is labelled with, as :class:`kd.data.targets.Targets` names it.
-        ignore_index: the value of a mask's pixels that take no part.
-        counts: labelled training pictures of each class, of one label each; None where that is not known.
-        scales: mean and standard deviation of each target, where targets are numbers.
-        facts: numbers that belong to classes (:mod:`kd.data.class_facts`).
-        probed: there are labelled pictures to measure features on (``data.probe``).
-        crop_ratio: validation uses the centre of a picture whose shorter side is the model's size over this.
-    """
-
-    classes: list[str]
-    train: int = 0
-    val: int = 0
-    unlabeled: int = 0
-    labels: bool = True
-    soft_targets: bool = False
-    kind: str = ONE_LABEL
-    ignore_index: int | None = None
-    crop_ratio: float = 1.0
-    probed: bool = False
-    counts: list[int] | None = None
-    scales: list[tuple[float, float]] | None = None
-    facts: dict[str, list[float | None]] | None = None
-
-    @property
-    def lacks_labels(self) -> bool:
-        """Whether training pictures, pixels or numbers may be without a label: then batches have unequal numbers."""
-        one_label = self.kind == ONE_LABEL
-        return not (one_label and self.counts and sum(self.counts) == self.train)

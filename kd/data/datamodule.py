@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from kd.clock import part_of_the_start
-from kd.data.batch import Batch, DataInfo, Target
+from kd.data.batch import Batch
 from kd.data.class_facts import ClassFacts, read_class_facts
+from kd.data.info import DataInfo, Target
 from kd.data.loader import Loader
 from kd.data.own_transform import described
 from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by

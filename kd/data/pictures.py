@@ -19,7 +19,6 @@ from torch import Tensor
 
 from kd.storage.decoding import MAX_PIXELS, decoded, open_picture
 
-MAX_BYTES = 2**30  # of an encoded picture: more is a disk image or a sparse file
 JPEG = b"\xff\xd8\xff"
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 

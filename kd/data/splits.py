@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kd.data.batch import DataInfo
-from kd.data.scan import scan, usual
+from kd.data.info import DataInfo
 from kd.data.sources import (
     FileSplit,
     ImageFolder,
@@ -28,7 +27,6 @@ from kd.data.sources import (
     named,
     printable,
 )
-from kd.data.sources.endings import check_some_exist
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined, place_of
 from kd.data.sources.unlabelled import unlabelled_folder
@@ -96,11 +94,19 @@ class Splits:
         if self.holds_out and name in ("train", "val"):
             parts = [self._part(name)]
         else:
-            parts = [self.source.load(name)]
+            parts = [self._loaded(name)]
         if name == "train" and self.unlabeled:
             parts.append(self._unlabelled_pictures(self.unlabeled))
         self._listed[name] = parts
         return parts
+
+    def _loaded(self, name: str) -> Split:
+        """A split as its source gives it; a list of which no picture is on this disk is refused."""
+        split = self.source.load(name)
+        is_list = isinstance(self.source, Manifest)
+        if is_list and isinstance(split, FileSplit) and split.store is None:
+            self.source.check_files(split.paths, name, f"data.source.{name}")
+        return split
 
     def _unlabelled_pictures(self, root: str) -> FileSplit:
         """The pictures of ``data.unlabeled`` without those that validation shows."""
@@ -141,7 +147,7 @@ class Splits:
         Each class gives a share ``val_fraction`` of its pictures, by the seed.
         """
         if "whole" not in self._listed:
-            self._listed["whole"] = [self.source.load("train")]
+            self._listed["whole"] = [self._loaded("train")]
         (all_pictures,) = self._listed["whole"]
         count = len(all_pictures.targets)
         if count < 2:
@@ -209,8 +215,8 @@ class Splits:
             split: as the source lists it.
             name: of the split, for messages.
         """
-        if isinstance(self.source, Manifest) and name in ("train", "val"):
-            _check_files(split, f"data.source.{name}", self.source.folder_of(name))
+        from kd.data.scan import scan, usual
+
         damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
         intact_digests = [digest for i, digest in enumerate(digests) if i not in damaged]
         paths = split.paths if isinstance(split, FileSplit) else ()
@@ -447,11 +453,3 @@ def info_of(
         counts=None if balance_classes or samples_freely else counts,
         scales=source.kind.scales(targets, len(source.classes)),
     )
-
-
-def _check_files(split: Split, key: str, start: str) -> None:
-    """Refuses a list of which no file is on this disk; ``start``: the folder that its relative paths start at."""
-    while isinstance(split, Subset):
-        split = split.split
-    if isinstance(split, FileSplit) and split.store is None:
-        check_some_exist(split.paths, start, key)

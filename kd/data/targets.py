@@ -1,16 +1,21 @@
-"""What a source labels its pictures with: how a target follows its picture into a view and a batch."""
+"""What a source labels its pictures with: how a target follows its picture into a view and a batch.
+
+A method that needs torch imports it: sources are listed before torch is.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torchvision import tv_tensors
-from torchvision.transforms import v2
 
-from kd.data.batch import Target
+from kd.data.info import Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torchvision.transforms import v2
 
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a crop, in pixels."""
@@ -43,6 +48,8 @@ class Targets:
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """The targets of N samples as one tensor, as losses read them: class ids ``(N,)``."""
+        import torch
+
         return torch.tensor(targets)
 
     def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
@@ -95,6 +102,8 @@ class LabelSets(Targets):
             targets: the class ids of each of N pictures; -1 without labels.
             classes: C.
         """
+        import torch
+
         rows = torch.zeros(len(targets), classes)
         for row, ids in zip(rows, targets, strict=True):
             if isinstance(ids, list):
@@ -115,6 +124,8 @@ class Numbers(Targets):
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Rows ``(N, C)``; NaN for a picture without a label (-1)."""
+        import torch
+
         missing = [math.nan] * classes
         rows = [target if isinstance(target, list) else missing for target in targets]
         return torch.tensor(rows, dtype=torch.float32)
@@ -166,7 +177,9 @@ class Masks(Targets):
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Masks ``(N, H, W)`` of class ids."""
-        return torch.cat([mask.as_subclass(Tensor) for mask in targets])
+        import torch
+
+        return torch.cat([mask.as_subclass(torch.Tensor) for mask in targets])
 
     def cut(
         self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None
@@ -179,12 +192,16 @@ class Masks(Targets):
             size: height and width of the whole picture.
             ignore_index: fills the mask of an unlabelled picture.
         """
+        from torch import Tensor
+
         top, left, height, width = box
         mask = self._whole(target, size, ignore_index).as_subclass(Tensor)
         return mask[:, top : top + height, left : left + width]
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """All masks' pixels in one row, ``(sum of height width,)``, as their sizes differ."""
+        import torch
+
         return torch.cat([mask.reshape(-1) for mask in targets])
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
@@ -196,6 +213,8 @@ class Masks(Targets):
             boxes: (top, left, height, width) of each view in its picture, in pixels.
             size: height and width of a view.
         """
+        import torch
+
         # Suffixes: N masks, h rows and w columns of the result.
         boxes_N4 = torch.tensor(boxes).to(packed.device, non_blocking=True)
         heights_N1 = boxes_N4[:, 2:3]
@@ -217,7 +236,10 @@ class Masks(Targets):
     @staticmethod
     def _whole(target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
         """A picture's mask; without labels -1, which the task skips, not ``ignore_index``, which distillation skips."""
-        if isinstance(target, Tensor):
+        import torch
+        from torchvision import tv_tensors
+
+        if isinstance(target, torch.Tensor):
             return target
         unlabelled = 254 if ignore_index == 255 else 255
         return tv_tensors.Mask(torch.full((1, *size), unlabelled, dtype=torch.uint8))
@@ -225,5 +247,7 @@ class Masks(Targets):
 
 def _nearest(lengths: Tensor, size: int) -> Tensor:
     """The old pixel that each new one of a line takes: lines of ``lengths`` ``(N, 1)`` -> places ``(N, size)``."""
+    import torch
+
     new = torch.arange(size, device=lengths.device)
     return (new * (lengths / size)).long().minimum(lengths - 1)

@@ -12,8 +12,9 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
-from kd.data.batch import Batch, Target
+from kd.data.batch import Batch
 from kd.data.datamodule import SampledPictures
+from kd.data.info import Target
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.errors import UserError, among
 from kd.losses import DistillLoss, FeatureLoss, LogitLoss
 from kd.tasks import Task

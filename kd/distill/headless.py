@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.data.batch import Batch, DataInfo, real_rows
+from kd.data.batch import Batch, real_rows
+from kd.data.info import DataInfo
 from kd.distill.inherit.pair import final_norm
 from kd.distill.inherit.stream import shown
 from kd.distill.objective import Objective

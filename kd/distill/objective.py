@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.data.batch import Batch, DataInfo
+from kd.data.batch import Batch
+from kd.data.info import DataInfo
 from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError, no_such_loss

@@ -8,7 +8,8 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from kd.data.batch import Batch, DataInfo, RangeCheck
+from kd.data.batch import Batch, RangeCheck
+from kd.data.info import DataInfo
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student

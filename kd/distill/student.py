@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.clock import annotate
-from kd.data.batch import Batch, DataInfo
+from kd.data.batch import Batch
+from kd.data.info import DataInfo
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError

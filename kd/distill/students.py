@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.clock import part_of_the_start
-from kd.data.batch import Batch, DataInfo
+from kd.data.batch import Batch
+from kd.data.info import DataInfo
 from kd.distill.inherit import inherit_together
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Terms

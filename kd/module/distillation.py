@@ -12,8 +12,9 @@ from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
+from kd.data.batch import Batch, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
+from kd.data.info import DataInfo
 from kd.distill.classifier import fit_new_classifier, fit_to_answers
 from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.preflight import Preflight
-from kd.data.batch import Batch, Target
+from kd.data.batch import Batch
+from kd.data.info import Target
 from kd.distill.student import Student
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time

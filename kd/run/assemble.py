@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective
 from kd.distill.step import moving_average

@@ -36,13 +36,9 @@ from kd.settings import (
     StudentSettings,
     TeacherSettings,
 )
-from kd.ship.export.student import (
-    builder_in,
-    load_student,
-    read_metadata,
-    untrained_student,
-)
+from kd.ship.export.student import builder_in, load_student, untrained_student
 from kd.storage.elsewhere import json_of
+from kd.storage.weights_files import read_metadata
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
 
@@ -170,7 +166,9 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
     if isinstance(value, dict) and "class_path" in value:
         return _instance(value, listed.kind_at(key) or listed.kind_of(kind), key, trusted)
     if isinstance(value, dict) and group is not None:
-        return _object(BUILT.get(group, group), arguments_of(group, value, key, trusted), key)
+        return typed.make_object(
+            BUILT.get(group, group), arguments_of(group, value, key, trusted), key
+        )
     if isinstance(value, dict):
         inner = inner_kind(kind, dict)
         entries = {}
@@ -222,7 +220,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
             kind_below = kinds.get(argument, Any)
             value_below = typed.fitted(kind_below, inner)
             arguments[argument] = built(kind_below, value_below, f"{key}.{argument}", trusted)
-        return _object(cls, arguments, key)
+        return typed.make_object(cls, arguments, key)
     except Exception as error:
         mistake = cause_of_kind(error, UserError)
         raise mistake or UserError(_refusal(cls, arguments, key, error)) from error
@@ -288,20 +286,3 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
         takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
         return f"{key}.{word}: {takes}{did_you_mean(word, known)}"
     return f"{key}: {cls.__name__} can't be built: {reason[:200]}"
-
-
-def _object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
-    """Builds an object; a ValueError that begins with an argument's name becomes a user's error with that key.
-
-    Args:
-        make: the class or function.
-        arguments: by name.
-        key: of the object in the settings.
-    """
-    try:
-        return make(**arguments)
-    except ValueError as error:  # our constructors name their argument first
-        first, _, rest = " ".join(str(error).split()).partition(" ")
-        if isinstance(error, UserError) or first not in arguments:
-            raise
-        raise UserError(f"{key}.{first}: {rest}") from error

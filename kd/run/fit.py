@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from kd.callbacks.preemption import RunStopped
@@ -14,9 +14,9 @@ from kd.launch.child import end_with_starter, leave_starter, trains_teacher
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.report.terminal import print_summary
+from kd.run.place import finished_before
 from kd.run.run import Run
 from kd.storage.checkpoints import LAST
-from kd.storage.elsewhere import mapping_of
 
 
 def fit(run: Run) -> int:
@@ -91,55 +91,16 @@ def _all_done(run: Run) -> str:
 
     Then the run's folder and summary are those of the finished run.
     """
-    # a message for a resumed run that has no step left to make; empty where it has
     folder = run.folder.resume
-    # a run writes a missing or damaged one again
-    summary = {}
-    if folder:
-        summary = mapping_of(folder / "summary.json")
-    if (
-        not folder
-        or summary.get("status") != "done"
-        or not any(folder.glob("**/student.safetensors"))
-    ):
+    if not folder:
         return ""
-    done = {"epochs": summary["epochs"], "steps": summary["steps"]}
-    for kind, count in done.items():
-        limit = getattr(run.trainer, f"max_{kind}")
-        if limit is not None and 0 < limit <= count:
-            _check_no_other_limit(run, kind, done)
-            run.folder.path = folder
-            run.summary.content = summary
-            return f"kd-train: all {count} {kind} of {folder} are done; trainer.max_{kind}={2 * count} trains on"
-    return ""
-
-
-def _check_no_other_limit(run: Run, ended_by: str, done: Mapping[str, int]) -> None:
-    """Refuses to end at once where the command line asks for more by another limit than the one that is reached.
-
-    Args:
-        run: resumed.
-        ended_by: ``epochs`` or ``steps``: whose limit is reached.
-        done: how many of each it has trained.
-
-    Raises:
-        UserError: the other limit has no effect; names both, or says that it is reached, too.
-    """
-    typed = {word.partition("=")[0] for word in run.overrides}
-    for kind, count in done.items():
-        key = f"trainer.max_{kind}"
-        asked = getattr(run.trainer, f"max_{kind}")
-        if kind == ended_by or key not in typed or asked in (None, -1):
-            continue
-        if asked <= count:
-            raise UserError(
-                f"{key}: {asked} has no effect: {count} {kind} are done; a larger one trains on"
-            )
-        limit = f"trainer.max_{ended_by}"
-        reached = getattr(run.trainer, f"max_{ended_by}")
-        raise UserError(
-            f"{key}: {asked} has no effect, as {limit}={reached} is reached: {limit}=-1 lifts it"
-        )
+    limits = {"epochs": run.trainer.max_epochs, "steps": run.trainer.max_steps}
+    finished = finished_before(folder, limits, run.overrides)
+    if finished is None:
+        return ""
+    run.folder.path = folder
+    run.summary.content = finished.summary
+    return finished.message
 
 
 def _fit(run: Run, resume_from: Path | None) -> int:

@@ -35,12 +35,11 @@ from kd.run.pays import measure_pays
 from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.ship.export.student import read_metadata
 from kd.ship.finished import check_classes, teacher_of
 from kd.storage.elsewhere import mapping_of
 from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
-from kd.storage.weights_files import weights_file
+from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import write_json, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram

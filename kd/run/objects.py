@@ -29,6 +29,7 @@ from kd.callbacks.progress import Progress
 from kd.callbacks.rank_watch import RankWatch
 from kd.callbacks.run_folder import RunFolder, unclaimed
 from kd.callbacks.summary import Summary
+from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
 from kd.distill.objective import Objective
 from kd.errors import UserError
@@ -89,8 +90,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
         try:
             with shared_teachers() if run.config["students"] else nullcontext():
                 run.trainer_arguments = _trainer_arguments(run)
-                data = {**run.config["data"], "seed": run.config["seed"]}
-                run.data = built(DataSettings, data, "data", run.trusted)
+                run.data = _data(run)
                 if run.config["students"]:
                     run.module = _together(run)
                 else:
@@ -161,6 +161,17 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
             raise UserError(
                 f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})"
             )
+
+
+def _data(run: Run) -> DistillationDataModule:
+    """The data of a run; pictures that were listed before torch was imported are not listed again."""
+    settings = {**run.config["data"], "seed": run.config["seed"]}
+    if run.splits is not None:
+        settings["source"] = run.splits.source
+    data: DistillationDataModule = built(DataSettings, settings, "data", run.trusted)
+    if run.splits is not None:
+        data.splits = run.splits
+    return data
 
 
 def _seed(run: Run) -> None:

@@ -36,10 +36,10 @@ from kd.run.pays_wish import STEPS, PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.settings import Probe
-from kd.ship.export.student import read_metadata
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import json_of, mapping_of
 from kd.storage.objects import is_url
+from kd.storage.weights_files import read_metadata
 from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
@@ -20,7 +20,7 @@ from kd.storage.checkpoints import (
     newest_whole,
     run_folder,
 )
-from kd.storage.elsewhere import text_of, yaml_of
+from kd.storage.elsewhere import mapping_of, text_of, yaml_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
 from kd.storage.writing import check_folders, guard
@@ -128,6 +128,84 @@ def place_of(
             f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end"
         )
     return Place(runs_dir, runs, resumed.folder, _checkpoint(resumed.folder), marker)
+
+
+class FinishedBefore(NamedTuple):
+    """A resumed run that has no step left to make."""
+
+    folder: Path
+    """Folder of the run."""
+    summary: dict[str, Any]
+    """Content of its ``summary.json``."""
+    message: str
+    """What is reported of it, in a line."""
+
+
+def finished_before(
+    folder: Path, limits: Mapping[str, int | None], command: Sequence[str]
+) -> FinishedBefore | None:
+    """What a run's own files say of a resumed run that has no step left to make; None where it has one.
+
+    Args:
+        folder: of the run.
+        limits: the trainer's most ``epochs`` and ``steps``; None or -1: no limit.
+        command: words ``KEY=VALUE`` of the command line.
+
+    Raises:
+        UserError: fewer epochs than are done; or the command line asks for more by the limit that is not reached.
+    """
+    # a run writes a missing or damaged one again
+    summary = mapping_of(folder / "summary.json")
+    is_done = summary.get("status") == "done" and any(folder.glob("**/student.safetensors"))
+    done = {kind: count for kind in limits if isinstance(count := summary.get(kind), int)}
+    for kind, count in done.items():
+        limit = limits[kind]
+        if limit is None or not 0 < limit <= count:
+            continue
+        if is_done:
+            _check_no_other_limit(limits, kind, done, command)
+            more = f"trainer.max_{kind}={2 * count} trains on"
+            return FinishedBefore(
+                folder, summary, f"kd-train: all {count} {kind} of {folder} are done; {more}"
+            )
+        if kind == "epochs" and limit < count:
+            raise UserError(
+                f"trainer.max_epochs: {limit} are fewer than the {count} epochs that {folder} has trained"
+            )
+    return None
+
+
+def _check_no_other_limit(
+    limits: Mapping[str, int | None],
+    ended_by: str,
+    done: Mapping[str, int],
+    command: Sequence[str],
+) -> None:
+    """Refuses to end at once where the command line asks for more by another limit than the one that is reached.
+
+    Args:
+        limits: by kind, ``epochs`` and ``steps``.
+        ended_by: the kind whose limit is reached.
+        done: how many of each the run has trained.
+        command: words of the command line.
+
+    Raises:
+        UserError: the other limit has no effect; names both, or says that it is reached, too.
+    """
+    typed = {word.partition("=")[0] for word in command}
+    for kind, count in done.items():
+        key = f"trainer.max_{kind}"
+        limit = limits[kind]
+        if kind == ended_by or key not in typed or limit in (None, -1):
+            continue
+        if limit <= count:
+            raise UserError(
+                f"{key}: {limit} has no effect: {count} {kind} are done; a larger one trains on"
+            )
+        reached = f"trainer.max_{ended_by}"
+        raise UserError(
+            f"{key}: {limit} has no effect, as {reached}={limits[ended_by]} is reached: {reached}=-1 lifts it"
+        )
 
 
 def _run_of(path: Path) -> Path:

@@ -36,7 +36,22 @@ class Folder(NamedTuple):
     """What is read there."""
 
 
-def check_present(config: Mapping[str, Any], resumed: bool = False) -> None:
+def check_present(config: Mapping[str, Any]) -> None:
+    """Refuses settings that name a folder or a file that is not on this machine, and pictures that can't be trained on.
+
+    Args:
+        config: the resolved settings.
+
+    Raises:
+        UserError: as of :func:`check_named` and :func:`kd.run.pictures.list_to_train`.
+    """
+    check_named(config)
+    from kd.run.pictures import list_to_train
+
+    list_to_train(config)
+
+
+def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     """Refuses settings that name a folder or a file that is not on this machine; URLs are left to their readers.
 
     Args:
@@ -81,8 +96,6 @@ def _folders(data: Mapping[str, Any]) -> Iterator[Folder]:
     root = arguments.get("root")
     if name in ROOTS and root:
         yield Folder("data.source.root", str(root), ROOTS[name])
-    if name == "Manifest" and arguments.get("image_dir"):
-        yield Folder("data.source.image_dir", str(arguments["image_dir"]))
     if data.get("unlabeled"):
         yield Folder("data.unlabeled", str(data["unlabeled"]))
     probe = data.get("probe") or {}

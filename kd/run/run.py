@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kd.launch.cluster import Cluster
 from kd.run.checks import check_values
 from kd.run.files import as_yaml
-from kd.run.place import Place
+from kd.run.place import FinishedBefore, Place
 from kd.run.request import Request, translate
 from kd.run.resolve import Tree, change
 from kd.run.trust import check_machines
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kd.callbacks.run_folder import RunFolder
     from kd.callbacks.summary import Summary
     from kd.data.datamodule import DistillationDataModule
+    from kd.data.splits import Splits
     from kd.module.distillation import DistillationModule
     from kd.ship.finished import FinishedRun
 
@@ -42,6 +43,10 @@ class Run:
     folder: "RunFolder"
     summary: "Summary"
     rank_watch: "RankWatch"
+    finished: FinishedBefore | None = None
+    """Of a resumed run that has no step left to make: then nothing else is built."""
+    splits: "Splits | None" = None
+    """The pictures, where they were listed before torch was imported."""
     trainer_arguments: dict[str, Any]
     loggers: list[dict[str, Any]]
 
@@ -143,8 +148,8 @@ class Run:
         folder = finished_at(place, "config.yaml")
         from kd.run.build import data_of, student_in, task_in, teacher_specs
         from kd.run.streams import quiet_libraries
-        from kd.ship.export.student import read_metadata
         from kd.ship.finished import FinishedRun
+        from kd.storage.weights_files import read_metadata
 
         quiet_libraries()
         given = request or Request()

@@ -12,8 +12,8 @@ from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.machine import cache_dir, log_nccl
 from kd.run.keys import arguments
 from kd.run.needs import check_downloads, check_needs, teachers_in
-from kd.run.place import check_start, place_of, resumed_by
-from kd.run.present import check_present
+from kd.run.place import check_start, finished_before, place_of, resumed_by
+from kd.run.present import check_named
 from kd.run.request import Request, merge
 from kd.run.resolve import Tree
 from kd.run.run import Run
@@ -31,7 +31,10 @@ with contextlib.suppress(Exception):  # the run itself builds the set too, and r
 
 
 def to_train(request: Request) -> Run:
-    """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it."""
+    """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it.
+
+    A resumed run without a step left has :attr:`Run.finished` alone.
+    """
     cluster = join_cluster(request)
     machines = request.value_of("trainer.num_nodes") or ""
     if cluster is None or cluster.num_nodes == 1:
@@ -42,6 +45,12 @@ def to_train(request: Request) -> Run:
     run = Run.of(request)
     request.check_read(run.config)
     check_needs(run.config, request.overlays)
+    if resumed and not resumed.url and not sagemaker.container():
+        trainer = run.config["trainer"]
+        limits = {"epochs": trainer["max_epochs"], "steps": trainer["max_steps"]}
+        run.finished = finished_before(resumed.folder, limits, request.overrides)
+        if run.finished:
+            return run
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     job = cluster.job if cluster else None
     if sagemaker.container() and not by_url:  # a later job of SageMaker's may get its folder
@@ -50,7 +59,7 @@ def to_train(request: Request) -> Run:
     if run.place.folder:
         check_start(run.place.folder, run.config)
     run.change({"resume": str(run.place.folder) if run.place.folder else None})
-    check_present(run.config, resumed=run.place.folder is not None)
+    check_named(run.config, resumed=run.place.folder is not None)
     if is_rank_zero():
         for line in request.notes:
             print(line, flush=True)
@@ -59,6 +68,9 @@ def to_train(request: Request) -> Run:
             parts = "torch, pictures and teacher"
         print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
         _draw_ahead(run.config["data"]["source"], cache_dir())
+    from kd.run.pictures import list_to_train
+
+    run.splits = list_to_train(run.config)
     run.with_teacher()
     check_downloads(run.config)
     mirror = None

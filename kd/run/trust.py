@@ -182,7 +182,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
         raise UserError(f"{key} {_refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")
     try:
-        found = getattr(_imported(module or "kd.data.sources"), last, None)
+        imported = _imported(module or "kd.data.sources")
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{name}.".startswith(f"{missing}."):
@@ -190,9 +190,20 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     except ImportError as error:
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
-    if not isinstance(found, type):
-        raise UserError(f"{key}: {typed.no_class(kind, key, name)}")
-    return found
+    named = getattr(imported, last, None)
+    if not isinstance(named, type):
+        raise UserError(f"{key}: {typed.no_class(kind, key, name, _classes_of(imported))}")
+    return named
+
+
+def _classes_of(module: ModuleType) -> list[str]:
+    """The names of the public classes that a module itself defines, sorted."""
+    names = []
+    for name, value in sorted(vars(module).items()):
+        is_class = isinstance(value, type) and value.__module__ == module.__name__
+        if is_class and not name.startswith("_"):
+            names.append(name)
+    return names
 
 
 def check_modules(config: Mapping[str, Any]) -> None:

@@ -10,13 +10,13 @@ import ast
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
@@ -24,7 +24,7 @@ from kd.errors import UserError, builder_hint
 from kd.run import listed
 from kd.run.annotations import members, shown
 from kd.run.keys import definition
-from kd.run.suggest import near, nearest
+from kd.run.suggest import MOST, near, nearest
 from kd.settings import Like, limits
 
 TYPES = {
@@ -38,6 +38,10 @@ TYPES = {
     "timedelta": "a duration (0:30:00, or seconds)",
 }
 SETTINGS = (".yaml", ".yml")
+FEW = 12
+"""So many names fit into a message; of more the first :data:`kd.run.suggest.MOST` are shown."""
+LISTS = {"loss": "losses", "source": "sources", "task": "tasks"}
+"""The word of ``kd-train --list`` for the classes of a kind."""
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
            "comet": "CometLogger", "neptune": "NeptuneLogger"}  # fmt: skip
 HALF = {
@@ -174,26 +178,40 @@ def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
     return ""
 
 
-def no_class(kind: str, key: str, given: str) -> str:
-    """The message for an unknown class in the place of a setting, with the nearest name or the known ones.
+def no_class(kind: str, key: str, given: str, in_module: Sequence[str] = ()) -> str:
+    """The message for an unknown class in the place of a setting, with near names, or the known ones where they are few.
 
     Args:
         kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; or an empty text.
         key: of the setting.
         given: the unknown name.
+        in_module: the classes of the module that a class path names.
     """
-    known = [one.short for one in listed.classes() if one.kind == kind]
-    _, _, short_name = given.rpartition(".")
-    suggestion = near(short_name, [*known, *lightnings(kind)])
+    known = sorted(one.short for one in listed.classes() if one.kind == kind)
+    module, _, short_name = given.rpartition(".")
+    of_user = module != "" and not module.startswith("kd.")
+    in_full = [f"{module}.{name}" for name in in_module]
+    suggestion = near(given, in_full) or near(short_name, [*known, *lightnings(kind)])
+    if of_user and not suggestion:
+        if not in_module:
+            return f"no class '{given}'"
+        return f"no class '{given}' ({module} has {_few(in_module)})"
     what = "class"
     if kind == "source" and "." not in given:
         what = "class or folder"
     if kind in listed.LIGHTNINGS or not known:
         allowed = "a class path: package.Class"
     else:
-        names = ", ".join(sorted(known))
-        allowed = f"ours: {names}; others by their class path"
+        allowed = f"ours: {_few(known)}; others by their class path"
+        if len(known) > FEW:
+            allowed += f"; kd-train --list {LISTS.get(kind, 'classes')}"
     return f"no {what} '{given}'{suggestion or f' ({allowed})'}"
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names with commas between, of many the first."""
+    shown = list(names) if len(names) <= FEW else [*names[:MOST], "..."]
+    return ", ".join(shown)
 
 
 def unknown_class(kind: str, key: str, given: str) -> str:
@@ -421,3 +439,23 @@ def _unknown_to_timm(key: str, value: object) -> str:
         return ""
     other = builder_hint(name, key.removesuffix(".arch")) or near(name, known)
     return f"timm has no model '{name}'{other}"
+
+
+def make_object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
+    """Builds an object; a ValueError that begins with an argument's name becomes a user's error with that key.
+
+    Args:
+        make: the class or function.
+        arguments: by name.
+        key: of the object in the settings.
+
+    Raises:
+        UserError: a ValueError that begins with an argument's name.
+    """
+    try:
+        return make(**arguments)
+    except ValueError as error:  # our constructors name their argument first
+        first, _, rest = " ".join(str(error).split()).partition(" ")
+        if isinstance(error, UserError) or first not in arguments:
+            raise
+        raise UserError(f"{key}.{first}: {rest}") from error

@@ -17,9 +17,9 @@ from kd.progress import bar
 from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import ExportManifest, Layout
 from kd.ship.export.prepared import Prepared
-from kd.ship.export.student import read_metadata
 from kd.storage.elsewhere import json_of
 from kd.storage.objects import is_url
+from kd.storage.weights_files import read_metadata
 from kd.tasks import Task
 from kd.teachers import Address, AnswersFile, RunTeacher, build_teacher, build_teachers
 

@@ -1,11 +1,10 @@
 """A student on pictures: answers in order, and the files that they are written to."""
 
-import glob
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -19,9 +18,7 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from kd.data.pictures import MAX_BYTES, decode
-from kd.data.sources import IMAGE_SUFFIXES, pictures_in_list
-from kd.data.sources.lists import LISTS
+from kd.data.pictures import decode
 from kd.data.transforms import EvalView
 from kd.errors import UserError, first_line
 from kd.machine import cores
@@ -30,12 +27,12 @@ from kd.progress import bar
 from kd.ship.export.manifest import as_lines
 from kd.ship.finished import FinishedRun
 from kd.ship.serving.answers import answer, mask_type
+from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
 from kd.storage.shown import Table, on_terminal
 from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
-TABLES = (".csv", ".json", ".jsonl")
 BATCH = {"cpu": 32, "cuda": 512}  # to begin with: halved until it fits
 Predicted = tuple[str, torch.Tensor, tuple[int, int]]
 """A picture's name, the student's answer, the picture's height and width."""
@@ -55,74 +52,6 @@ def choose_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"device: '{name}' can't be used: {first_line(error)}") from error
     return device
-
-
-def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None) -> list[str]:
-    """The picture files that files, folders, patterns and lists name, each once, in order.
-
-    Hidden files in folders are left out.
-
-    Args:
-        words: of the command line.
-        source: the run's ``data.source``; how its lists are read counts for the lists among ``words`` too.
-
-    Raises:
-        UserError: a word that names no picture.
-    """
-    unique: dict[str, None] = {}
-    for word in words:
-        files = []
-        if Path(word).is_dir():
-            for folder, _, names in os.walk(word):
-                for name in names:
-                    if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
-                        files.append(f"{folder}{os.sep}{name}")
-        elif word.lower().endswith(LISTS) and Path(word).is_file():
-            unique |= dict.fromkeys(pictures_in_list(word, **_reading_of(source or {})))
-            continue
-        elif Path(word).is_file():
-            files = [word]
-        else:
-            files = [f for f in glob.glob(word, recursive=True) if Path(f).is_file()]  # noqa: PTH207 - any root
-        if not files:
-            raise UserError(f"no pictures: {word}")
-        unique |= dict.fromkeys(sorted(files))
-    return list(unique)
-
-
-def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a run's source by which a list's pictures are found."""
-    if not source.get("class_path", "").endswith(".Manifest"):
-        return {}
-    arguments = source["init_args"]
-    reading = {}
-    for name in ("image_dir", "path_column", "delimiter"):
-        if name in arguments:
-            reading[name] = arguments[name]
-    return reading
-
-
-def check_out(kind: str, out: Path | None) -> None:
-    """Checks that answers of this kind can be written to ``out``.
-
-    Args:
-        kind: see :attr:`FinishedRun.kind`.
-        out: a folder for masks, a ``.npz`` for features, else a table; None: the usual place.
-
-    Raises:
-        UserError: another ending, or no such folder.
-    """
-    if out is None:
-        return
-    if kind == "segmentation":
-        if out.is_file() or out.suffix in (*TABLES, ".npz"):
-            raise UserError(f"out: masks go to a folder, got '{out}'")
-        return
-    suffixes = (".npz",) if kind == "features" else TABLES
-    if out.suffix not in suffixes:
-        raise UserError(f"out: must end in {', '.join(suffixes)} for {kind}, got '{out}'")
-    if not out.resolve().parent.is_dir():
-        raise UserError(f"out: folder {out.resolve().parent} not found")
 
 
 def predict(

@@ -11,6 +11,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from kd.errors import first_line
 
 MAX_PIXELS = 200_000_000
+MAX_BYTES = 2**30  # of an encoded picture: more is a disk image or a sparse file
 LONGEST = 8
 """Of a picture that would be scaled to more than so many times its centre crop, the middle alone is scaled."""
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")

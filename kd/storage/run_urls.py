@@ -76,8 +76,22 @@ def finished_at(place: str, *needed: str) -> Path:
             raise UserError(
                 f"{folder} holds several students: name one, {folder}/students/{several[0]}"
             )
-        raise UserError(f"{folder} is no finished run: it has no {name}")
+        raise UserError(f"{folder} is no finished run: it has no {name}{latest_hint(folder)}")
     return folder
+
+
+def latest_hint(folder: Path) -> str:
+    """The end of a message about a folder of runs that was named as a run: its latest finished run; "" without one."""
+    students = [
+        file
+        for pattern in ("*/student.safetensors", "*/*/student.safetensors")
+        for file in folder.glob(pattern)
+        if not (file.parent.is_symlink() or file.parent.parent.is_symlink())
+    ]
+    if not students:
+        return ""
+    latest = max(students, key=lambda file: (file.stat().st_mtime, str(file)))
+    return f"; the latest finished run in it is {latest.parent}"
 
 
 def folder_of_runs(place: str, command: str) -> Path:

@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
+from safetensors import safe_open
+
 from kd.errors import UserError
 from kd.storage.checkpoints import run_folder
+from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.objects import fetched
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
@@ -42,3 +45,9 @@ def weights_file(path: Path, key: str) -> Path:
         root = key.removesuffix(".checkpoint")
         hint = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true"
     raise UserError(f"{key}: {candidates[0]} not found{hint}")
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, {} where it has none; the tensors are not read, torch is not imported."""
+    with safe_open(regular(path, LARGEST_STUDENT), framework="numpy") as opened:
+        return dict(opened.metadata() or {})

@@ -42,7 +42,7 @@ from harness import options, write
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.data.samples import PictureSet
 from kd.data.sources import ImageFolder
 from kd.data.transforms import EvalView

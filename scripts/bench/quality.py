@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.data.samples import PictureSet
 from kd.data.sources import ImageFolder
 from kd.data.transforms import EvalView, MixPairs, seeded, train_transform

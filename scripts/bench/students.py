@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.module.distillation import DistillationModule

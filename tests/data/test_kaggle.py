@@ -35,7 +35,7 @@ def test_paths_that_start_elsewhere_are_no_damaged_pictures(table: Path) -> None
     with pytest.raises(UserError) as raised:
         Splits(source, DataSettings()).split("train")
     message = str(raised.value)
-    assert f"none of the {count} files exists: paths start at {table.parent}/train " in message
+    assert f"none of the {count} files exists: relative paths start at {table.parent} (" in message
     assert f"data.source.image_dir={table.parent}/images" in message
 
 

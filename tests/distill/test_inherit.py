@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kd.cli import train_main
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec, build_model

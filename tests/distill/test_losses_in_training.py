@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
 from kd.cli import train_main
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.losses import (
     CRDLoss,

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 
 from kd.cli import train_main
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
 from kd.models.weights import _name_list

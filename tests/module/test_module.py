@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.functional import kd_loss

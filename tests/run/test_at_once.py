@@ -40,8 +40,7 @@ LINES = [
     (["train", *DISTIL, "data.source.root={here}", "model.student.checkpoint=none"],
      "model.student.checkpoint: none not found"),
     (["train", *DISTIL, "data.source.root={here}", "model.student.builder=nomod.Net"],
-     "model.student.builder: no class 'nomod.Net' (ours: HuggingFaceBuilder; others by their class path); nomod.py was not "
-     "found in this folder, nor on PYTHONPATH"),
+     "model.student.builder: no class 'nomod.Net'; nomod.py was not found in this folder, nor on PYTHONPATH"),
     (["train", *DISTIL, "data.source.root={here}", "model.distill_losses.gap=nomod.Gap"], "nomod.py was not found"),
     (["train", "recipe=distill", "data.source.root={here}", "model.teacher.answers=none.csv"],
      "model.teacher.answers: file none.csv not found"),

@@ -18,7 +18,8 @@ from kd.cli import main
 from kd.models import Preprocess
 from kd.report.pays import pays
 from kd.report.records import read_run
-from kd.ship.export.student import load_student, read_metadata, untrained_student
+from kd.ship.export.student import load_student, untrained_student
+from kd.storage.weights_files import read_metadata
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 from tests._helpers import ARCH, TINY, save_teacher, write_recipe
 

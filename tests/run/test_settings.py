@@ -11,8 +11,8 @@ import pytest
 import yaml
 from pytorch_lightning import Trainer
 
-from kd.data.batch import DataInfo
 from kd.data.datamodule import DistillationDataModule
+from kd.data.info import DataInfo
 from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.annotations import type_of

@@ -228,7 +228,7 @@ def test_a_mistake_is_named_and_nothing_is_built_in_search_of_it(
 
 def respoken(file: Path, **meta: object) -> None:
     """The same weights under other metadata."""
-    from kd.ship.export.student import read_metadata
+    from kd.storage.weights_files import read_metadata
 
     said = {k: v if isinstance(v, str) else json.dumps(v) for k, v in meta.items()}
     file.write_bytes(save(load_file(file), {**read_metadata(file), **said}))

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from kd.cli import eval_main, train_main
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss
 from kd.losses.functional import kd_loss

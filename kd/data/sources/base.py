@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from kd.data.batch import Target
+from kd.data.info import Target
 from kd.data.sources.files import printable
 from kd.data.sources.places import Place, place_of
 from kd.data.targets import Targets

@@ -70,35 +70,60 @@ def _files_by_stem(folder: str, key: str) -> dict[str, list[str]]:
     return dict(by_stem)
 
 
-def check_some_exist(paths: Sequence[str], start: str, key: str) -> None:
+def check_some_exist(
+    paths: Sequence[str], key: str, list_folder: str, image_dir: str | None
+) -> None:
     """Refuses a list of which no file is on this disk.
 
     Args:
         paths: of the list's pictures.
-        start: the folder that its relative paths start at.
         key: of the list, or its file.
+        list_folder: where the list is; its relative paths start there without ``image_dir``.
+        image_dir: ``data.source.image_dir``.
 
     Raises:
-        UserError: none exists; names a folder in ``start`` that has the first.
+        UserError: none exists; says where relative paths start, and names a folder nearby that has the first picture.
     """
     if not paths or any(Path(path).exists() for path in paths):
         return
-    folders = [Path(path).parent for path in paths]
-    root = os.path.commonpath(folders)
     first = paths[0]
-    holder = _holder_of(Path(first), Path(start))
-    raise UserError(
-        f"{key}: none of the {len(paths)} files exists: paths start at {printable(root)} (the first is "
-        f"{printable(first)}); another one: data.source.image_dir={holder}"
-    )
+    start = str(Path(image_dir or list_folder).absolute())
+    if image_dir and not Path(image_dir).is_dir():
+        is_relative = not Path(image_dir).is_absolute()
+        base = f" in {printable(str(Path.cwd()))}" if is_relative else ""
+        problem = f"data.source.image_dir: folder {printable(image_dir)} not found{base}"
+    else:
+        problem = (
+            f"{key}: none of the {len(paths)} files exists: relative paths start at {printable(start)} (the first is "
+            f"{printable(first)})"
+        )
+    holder = _holder_of(Path(first).absolute(), start, list_folder)
+    if holder is None:
+        remedy = "data.source.image_dir=FOLDER says where the list's relative paths start"
+    else:
+        remedy = f"data.source.image_dir={printable(holder)} has the pictures"
+    raise UserError(f"{problem}; {remedy}")
 
 
-def _holder_of(missing: Path, start: Path) -> str:
-    """The folder in ``start`` that has a missing picture, with or without its ending; else ``FOLDER``."""
-    if not start.is_dir() or not missing.is_relative_to(start):
-        return "FOLDER"
+def _holder_of(missing: Path, start: str, list_folder: str) -> str | None:
+    """The folder from which the path of a missing picture leads to a file, with or without its ending; None: no such folder.
+
+    The list's folder is searched, the working folder, and the folders in both.
+
+    Args:
+        missing: the picture, an absolute path.
+        start: the absolute folder that it was looked for in.
+        list_folder: the folder of the list.
+    """
+    if not missing.is_relative_to(start):
+        return None
     name = missing.relative_to(start)
-    for folder in sorted(start.iterdir()):
-        if any(Path(f"{folder / name}{ending}").is_file() for ending in ("", *IMAGE_SUFFIXES)):
-            return printable(str(folder))
-    return "FOLDER"
+    for parent in (Path(list_folder), Path()):
+        if not parent.is_dir():
+            continue
+        inner = sorted(folder for folder in parent.iterdir() if folder.is_dir())
+        for folder in (parent, *inner):
+            for ending in ("", *IMAGE_SUFFIXES):
+                if Path(f"{folder / name}{ending}").is_file():
+                    return str(folder)
+    return None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, TypeAlias
 
-from kd.data.batch import Target
+from kd.data.info import Target
 from kd.data.sources.places import DISK, Place, Store
 from kd.storage.objects import is_url
 

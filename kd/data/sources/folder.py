@@ -104,8 +104,7 @@ class ImageFolder(Source):
         train = self.folders["train"]
         val = self.folders["val"]
         nothing_chosen = train is None and val is None
-        is_flat = not names and self.place.is_folder(root) and self._has_pictures(root, ".")
-        if nothing_chosen and is_flat:
+        if nothing_chosen and not names and self.place.is_folder(root):
             raise _no_classes(self.key, root)
         may_be_classes = nothing_chosen and names and not holders
         if may_be_classes and self._are_classes(root, names, splits):

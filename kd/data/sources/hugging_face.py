@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from kd.data.label_text import plain
-from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, unused
 from kd.data.sources.places import expanded
 from kd.data.sources.split_names import Column, Unfit, choose, numbers_in, splits_by_row
 from kd.errors import UserError, first_line, needs_extra
+from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
 
 SplitColumn: TypeAlias = Sequence[str | None] | None

@@ -209,6 +209,15 @@ class Manifest(Source):
             return joined(file, "..")
         return str(Path(file).parent)
 
+    def check_files(self, paths: Sequence[str], split: str, key: str) -> None:
+        """Refuses a split of which no file is on this disk; ``key`` begins the message.
+
+        Raises:
+            UserError: see :func:`~kd.data.sources.endings.check_some_exist`.
+        """
+        list_folder = str(Path(self._file(split)).parent)
+        check_some_exist(paths, key, list_folder, self.image_dir)
+
     def _paths_of(self, rows: Sequence[Row], split: str, key: str) -> tuple[list[str], str]:
         """The rows' paths from where they start, with their endings; and :func:`complete_endings`' note."""
         root = self.folder_of(split)
@@ -216,7 +225,8 @@ class Manifest(Source):
 
     def _content(self, split: str) -> ListContent:
         """The whole list of a split, which may hold other splits too."""
-        key = f"data.source.{split}"
+        is_listed_apart = bool(self.lists.get(split))
+        key = f"data.source.{split if is_listed_apart else 'train'}"
         file = self._file(split)
         if file not in self._contents:
             content = list_at(file, key)
@@ -362,5 +372,5 @@ def pictures_in_list(
     source = Manifest(file, image_dir=image_dir, path_column=path_column, delimiter=delimiter)
     source.columns = source.columns._replace(label=[])
     paths, _ = source._paths_of(source._content("train").rows, "train", file)
-    check_some_exist(paths, source.folder_of("train"), file)
+    source.check_files(paths, "train", file)
     return paths

@@ -13,9 +13,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-from kd.data.pictures import MAX_BYTES
 from kd.errors import UserError
 from kd.machine import cache_dir
+from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import LARGEST_LIST, bytes_of, open_regular
 from kd.storage.objects import LocalCache, content_of, is_url, listed, size_in, whole_file
 

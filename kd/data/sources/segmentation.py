@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torchvision import tv_tensors
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
@@ -23,6 +22,9 @@ from kd.data.sources.split_names import choose
 from kd.data.targets import Masks
 from kd.errors import UserError
 from kd.storage.decoding import open_picture, upright
+
+if TYPE_CHECKING:
+    from torchvision import tv_tensors
 
 
 class MaskSplit(FileSplit):
@@ -56,12 +58,15 @@ class MaskSplit(FileSplit):
         """Paths of picture and mask."""
         return [self.paths[i], self.masks[i]]
 
-    def target(self, i: int) -> tv_tensors.Mask:
+    def target(self, i: int) -> "tv_tensors.Mask":
         """The mask, uint8 ``(1, H, W)``, or a RuntimeError that names its path.
 
         Raises:
             RuntimeError: no mask of class ids of the picture's size; the message names its path.
         """
+        import torch
+        from torchvision import tv_tensors
+
         try:
             with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
                 mask = np.array(

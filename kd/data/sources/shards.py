@@ -13,10 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from torchvision import tv_tensors
-
-from kd.data.batch import Target
-from kd.data.pictures import MAX_BYTES, decode_grey
+from kd.data.info import Target
 from kd.data.sources.base import Source, Split, bytes_of
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import doubts, unused
@@ -24,6 +21,7 @@ from kd.data.sources.places import expanded
 from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
+from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import LARGEST_DATA, json_of, open_descriptor
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file
 
@@ -275,6 +273,10 @@ class ShardSplit:
         """The target of the picture ``i``; where the pack has masks its mask, uint8 ``(1, H, W)``."""
         if self.masks is None:
             return self.targets[i]
+        from torchvision import tv_tensors
+
+        from kd.data.pictures import decode_grey
+
         shard = self.samples[i][0]
         offset, size = self.masks[i]
         content = self._read(shard, offset, size)

@@ -16,7 +16,6 @@ from typing import IO, Any
 from filelock import FileLock
 
 from kd.data.label_text import plain
-from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source
 from kd.data.sources.files import UNLABELLED, said
 from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, unused
@@ -35,6 +34,7 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.progress import bar
 from kd.storage.archives import opened
+from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
 from kd.storage.writing import write_text
 

@@ -17,9 +17,10 @@ from kd.models.segmenter import backbone_of
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
-from kd.ship.export.student import in_order, read_metadata, tensors_in
+from kd.ship.export.student import in_order, tensors_in
 from kd.ship.export.torchvision_keys import detector_backbones
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
+from kd.storage.weights_files import read_metadata
 from kd.storage.writing import write_bytes
 
 

@@ -10,8 +10,9 @@ from kd.errors import UserError
 from kd.models import Preprocess
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.manifest import read_manifest
-from kd.ship.export.student import builder_in, read_metadata, timm_config, write_timm_folder
+from kd.ship.export.student import builder_in, timm_config, write_timm_folder
 from kd.storage.elsewhere import json_of
+from kd.storage.weights_files import read_metadata
 
 
 class Hub(Format):

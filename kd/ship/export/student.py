@@ -25,6 +25,7 @@ from kd.module.distillation import DistillationModule
 from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
 from kd.storage.tensors import read_checkpoint
+from kd.storage.weights_files import read_metadata
 from kd.storage.writing import second_name, write_bytes, write_json
 from kd.tasks import Task
 
@@ -179,12 +180,6 @@ def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> No
     """Writes a folder for ``timm.create_model("local-dir:...")``; the weights are linked where possible."""
     second_name(weights, folder / "model.safetensors")
     write_json(folder / "config.json", config)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, {} where it has none; the tensors are not read."""
-    with safe_open(regular(path, LARGEST_STUDENT), framework="pt") as opened:
-        return dict(opened.metadata() or {})
 
 
 def load_student(

@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from kd.data.batch import DataInfo
+from kd.data.info import DataInfo
 from kd.distill import settle
 from kd.distill.objective import Objective
 from kd.distill.settle import settle_losses

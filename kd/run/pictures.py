@@ -1,0 +1,128 @@
+"""The pictures that settings name, listed before torch is imported: what folders and lists alone show to be wrong.
+
+The messages are those of :mod:`kd.data`, which lists them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from kd.data import sources
+from kd.data.sources import Source
+from kd.data.sources.folder import labelled_folder
+from kd.data.sources.places import expanded, joined
+from kd.data.splits import Splits, info_of
+from kd.run import listed, typed
+from kd.settings import Augment, DataSettings, Probe
+from kd.storage.objects import is_url
+
+LISTED = ("ImageFolder", "Manifest", "Pictures", "SegmentationFolder", "Shards")
+"""kd's sources that are listed without another package, and without drawing or downloading pictures."""
+FOR_SPLITS = ("unlabeled", "val_fraction", "on_bad_image", "check", "max_pixels")
+"""Settings of ``data`` that decide which pictures belong to which split."""
+
+
+def list_to_train(config: Mapping[str, Any]) -> Splits | None:
+    """The pictures of a training, which are listed once: :func:`kd.run.objects.build` takes them over.
+
+    Args:
+        config: the resolved settings.
+
+    Returns:
+        The splits; None for pictures in a store, and for sources that :data:`LISTED` does not name.
+
+    Raises:
+        UserError: a folder without pictures, a list without the column, one class alone, augmentations that labels do
+            not allow, ...
+    """
+    data = config["data"]
+    splits = list_splits(config, ["train", "val"])
+    if splits is None:
+        return None
+    if splits.probe is not None:
+        splits.listed("probe")
+    sizes = {
+        name: sum(len(part.targets) for part in splits.listed(name)) for name in ("train", "val")
+    }
+    first, *unlabelled = splits.listed("train")
+    sizes["unlabeled"] = sum(len(part.targets) for part in unlabelled)
+    info_of(
+        splits.source,
+        sizes,
+        first.targets,
+        augment=Augment(**(data["augment"] or {})),
+        crop_ratio=data["crop_ratio"],
+        unlabeled_ratio=data["unlabeled_ratio"],
+        balance_classes=data["balance_classes"],
+        samples_freely=data["sampler"] is not None,
+        probed=splits.probe is not None,
+    )
+    return splits
+
+
+def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | None:
+    """The splits of these names, listed; None as of :func:`list_to_train`.
+
+    Raises:
+        UserError: no such split, or no pictures in it.
+    """
+    splits = _splits_of(config)
+    if splits is not None:
+        for name in names:
+            splits.listed(name)
+    return splits
+
+
+def list_whole(config: Mapping[str, Any]) -> None:
+    """Lists the splits that the source itself has: nothing is held out.
+
+    Raises:
+        UserError: no pictures in one of them.
+    """
+    source = _source_of(config["data"]["source"])
+    if source is not None:
+        for name in ("train", "val"):
+            if source.has(name):
+                source.load(name)
+
+
+def list_folder(folder: str) -> None:
+    """Refuses a folder that does not have ``<class>/*.jpg``.
+
+    Raises:
+        UserError: names it.
+    """
+    if not is_url(folder):
+        classes = sources.classes_below(folder, "folder")
+        labelled_folder(joined(expanded(folder)), classes, "folder")
+
+
+def _splits_of(config: Mapping[str, Any]) -> Splits | None:
+    """The splits of resolved settings, not listed yet; None as of :func:`list_to_train`."""
+    data = config["data"]
+    source = _source_of(data["source"])
+    if source is None:
+        return None
+    settings = {name: data[name] for name in FOR_SPLITS}
+    probe = Probe(**(data["probe"] or {}))
+    if any(is_url(str(place)) for place in (data["unlabeled"], probe.root)):
+        return None
+    given = DataSettings(source=cast(Any, source), seed=config.get("seed", 0), **settings)
+    return Splits(source, given, probe if probe.root else None)
+
+
+def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
+    """A source of :data:`LISTED` whose pictures are on this disk; None for any other."""
+    package, _, name = str((spec or {}).get("class_path", "")).rpartition(".")
+    if spec is None or package != sources.__name__ or name not in LISTED:
+        return None
+    arguments = spec["init_args"]
+    is_drawn = name == "Pictures" and not arguments.get("root")
+    if is_drawn or any(is_url(str(value)) for value in arguments.values()):
+        return None
+    known = listed.listed(spec["class_path"], "source")
+    assert known is not None
+    values = {}
+    for argument, value in arguments.items():
+        values[argument] = typed.fitted(known.fields.get(argument, Any), value)
+    source = typed.make_object(getattr(sources, name), values, "data.source")
+    return cast(Source, source)

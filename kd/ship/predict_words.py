@@ -1,0 +1,107 @@
+"""What the words of ``kd-predict`` name: pictures, and a place for the answers. Torch is not imported."""
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kd.data.sources import IMAGE_SUFFIXES, pictures_in_list
+from kd.data.sources.lists import LISTS
+from kd.errors import UserError
+from kd.storage.elsewhere import json_of
+from kd.storage.weights_files import read_metadata
+
+TABLES = (".csv", ".json", ".jsonl")
+ANSWERS = {
+    "Classification": "classification",
+    "MultiLabel": "multilabel",
+    "Regression": "numbers",
+    "Segmentation": "segmentation",
+}
+"""``answers`` of kd's tasks, by the name of the class."""
+
+
+def answers_of(student: Path) -> str | None:
+    """What a student answers, see :attr:`kd.ship.finished.FinishedRun.kind`; None where only its task's own class says.
+
+    Args:
+        student: ``student.safetensors``.
+    """
+    metadata = read_metadata(student)
+    classes = json_of(metadata.get("classes", "[]"))
+    if not classes or metadata.get("classifies") == "false":
+        return "features"
+    task = json_of(metadata.get("task", "null"))
+    if task is None:
+        return "classification"
+    package, _, name = str(task["class_path"]).rpartition(".")
+    return ANSWERS.get(name) if package == "kd.tasks" else None
+
+
+def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None) -> list[str]:
+    """The picture files that files, folders, patterns and lists name, each once, in order.
+
+    Hidden files in folders are left out.
+
+    Args:
+        words: of the command line.
+        source: the run's ``data.source``; how its lists are read counts for the lists among ``words`` too.
+
+    Raises:
+        UserError: a word that names no picture.
+    """
+    unique: dict[str, None] = {}
+    for word in words:
+        files = []
+        if Path(word).is_dir():
+            for folder, _, names in os.walk(word):
+                for name in names:
+                    if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
+                        files.append(f"{folder}{os.sep}{name}")
+        elif word.lower().endswith(LISTS) and Path(word).is_file():
+            unique |= dict.fromkeys(pictures_in_list(word, **_reading_of(source or {})))
+            continue
+        elif Path(word).is_file():
+            files = [word]
+        else:
+            files = [f for f in glob.glob(word, recursive=True) if Path(f).is_file()]  # noqa: PTH207 - any root
+        if not files:
+            raise UserError(f"no pictures: {word}")
+        unique |= dict.fromkeys(sorted(files))
+    return list(unique)
+
+
+def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a run's source by which a list's pictures are found."""
+    if not source.get("class_path", "").endswith(".Manifest"):
+        return {}
+    arguments = source["init_args"]
+    reading = {}
+    for name in ("image_dir", "path_column", "delimiter"):
+        if name in arguments:
+            reading[name] = arguments[name]
+    return reading
+
+
+def check_out(kind: str, out: Path | None) -> None:
+    """Checks that answers of this kind can be written to ``out``.
+
+    Args:
+        kind: see :attr:`FinishedRun.kind`.
+        out: a folder for masks, a ``.npz`` for features, else a table; None: the usual place.
+
+    Raises:
+        UserError: another ending, or no such folder.
+    """
+    if out is None:
+        return
+    if kind == "segmentation":
+        if out.is_file() or out.suffix in (*TABLES, ".npz"):
+            raise UserError(f"out: masks go to a folder, got '{out}'")
+        return
+    suffixes = (".npz",) if kind == "features" else TABLES
+    if out.suffix not in suffixes:
+        raise UserError(f"out: must end in {', '.join(suffixes)} for {kind}, got '{out}'")
+    if not out.resolve().parent.is_dir():
+        raise UserError(f"out: folder {out.resolve().parent} not found")
