@@ -111,10 +111,12 @@ def _status(command: str, argv: Sequence[str]) -> int:
         if unknown:
             raise UserError(f"no option --{min(unknown)} (kd-{command} --help)")
         status = module.run(request)
-        if status is None:
-            print(module.usage() if hasattr(module, "usage") else module.HELP, end="")
-            return 0 if "help" in request.flags else 2
-        return status
+        if status is not None:
+            return status
+        if argv and "help" not in request.flags:
+            raise UserError(f"expected {_usage(module.HELP)} (kd-{command} --help)")
+        print(module.usage() if hasattr(module, "usage") else module.HELP, end="")
+        return 0 if "help" in request.flags else 2
     except UserError as error:
         if is_rank_zero() or isinstance(error, UserErrorOfAll):
             message = with_outer_keys(str(error)) if trains_teacher() else str(error)
@@ -140,6 +142,13 @@ def _status(command: str, argv: Sequence[str]) -> int:
         tell_failure(plain(error))
         print(f"kd-{command}: {plain(error)} (KD_TRACEBACK=1 shows where)", file=sys.stderr)
         return 2
+
+
+def _usage(help_text: str) -> str:
+    """The first example in a command's help: what it takes, without what may be left out."""
+    line = next(line for line in help_text.splitlines() if line.startswith("  kd-"))
+    example = re.split(r"  +", line.strip())[0]
+    return " ".join(re.sub(r"\[[^\]]*\]", "", example).split())
 
 
 if __name__ == "__main__":  # python -m kd.cli [COMMAND] ...; without one it is kd-train

@@ -104,6 +104,7 @@ def run(request: Request) -> int | None:
     _check_abilities(export_format, name, int8, fp16, "max_batch" in options)
     request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
     export_format.check(f"to={name}", int8)  # before torch is loaded
+    _check_pictures(request, int8)
     opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import ExportRequest, export, lines
 
@@ -122,6 +123,19 @@ def run(request: Request) -> int | None:
         return 1
     print(f"written to {out}")
     return 0
+
+
+def _check_pictures(request: Request, int8: bool) -> None:
+    """Refuses pictures that an export can't be compared on, as far as a list of them shows it.
+
+    Args:
+        request: names the run, and settings that are changed.
+        int8: the export is calibrated on training pictures.
+    """
+    from kd.run.pictures import list_splits
+
+    config, _ = Run.settings(Path(request.rest[0]) / "config.yaml", request)
+    list_splits(config, ["val", "train"] if int8 else ["val"])
 
 
 def _check_abilities(

@@ -4,7 +4,6 @@ import errno
 from dataclasses import replace
 
 from kd.errors import UserError
-from kd.run.present import check_present
 from kd.run.request import Request
 
 HELP = """\
@@ -52,7 +51,6 @@ def run(request: Request) -> int | None:
     from kd.fleet.tuning.plan import plan
 
     search_plan = plan(request)
-    check_present(search_plan.config)
     from kd.fleet.tuning.confirm import search_and_confirm
 
     try:

@@ -103,9 +103,9 @@ class Splits:
     def _loaded(self, name: str) -> Split:
         """A split as its source gives it; a list of which no picture is on this disk is refused."""
         split = self.source.load(name)
-        is_list = isinstance(self.source, Manifest)
-        if is_list and isinstance(split, FileSplit) and split.store is None:
-            self.source.check_files(split.paths, name, f"data.source.{name}")
+        source = self.source
+        if isinstance(source, Manifest) and isinstance(split, FileSplit) and split.store is None:
+            source.check_files(split.paths, name, f"data.source.{name}")
         return split
 
     def _unlabelled_pictures(self, root: str) -> FileSplit:

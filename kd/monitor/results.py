@@ -199,8 +199,20 @@ class WatchedResults(Callback):
             write_explained(self.folder, summary)
         except OSError as problem:  # the training is worth more than its report
             print(f"kd.Monitor: {self.folder}: {first_line(problem)}", file=sys.stderr)
+        else:
+            self._say_where()
         if self._mirror is not None:
             self._mirror.close()
+
+    def _say_where(self) -> None:
+        """Says where page and records are, and which command reads them."""
+        page = ""
+        if (self.folder / "report.html").is_file():
+            page = "report.html and "
+        print(
+            f"kd.Monitor: {page}records are in {self.folder}; kd-report {self.place} --open shows them",
+            file=sys.stderr,
+        )
 
 
 class BeginResults(Callback):

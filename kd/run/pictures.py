@@ -3,7 +3,9 @@
 The messages are those of :mod:`kd.data`, which lists them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any, cast
 
 from kd.data import sources
@@ -11,12 +13,15 @@ from kd.data.sources import Source
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
 from kd.data.splits import Splits, info_of
+from kd.launch.cluster import is_rank_zero
 from kd.run import listed, typed
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
 LISTED = ("ImageFolder", "Manifest", "Pictures", "SegmentationFolder", "Shards")
 """kd's sources that are listed without another package, and without drawing or downloading pictures."""
+SLOW_S = 2.0
+"""A list of pictures that takes longer is announced."""
 FOR_SPLITS = ("unlabeled", "val_fraction", "on_bad_image", "check", "max_pixels")
 """Settings of ``data`` that decide which pictures belong to which split."""
 
@@ -38,8 +43,6 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
     splits = list_splits(config, ["train", "val"])
     if splits is None:
         return None
-    if splits.probe is not None:
-        splits.listed("probe")
     sizes = {
         name: sum(len(part.targets) for part in splits.listed(name)) for name in ("train", "val")
     }
@@ -66,10 +69,28 @@ def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | Non
         UserError: no such split, or no pictures in it.
     """
     splits = _splits_of(config)
-    if splits is not None:
+    if splits is None:
+        return None
+    if splits.probe is not None and "train" in names:
+        names = [*names, "probe"]
+    with _said_when_slow(str(config["recipe"])):
         for name in names:
             splits.listed(name)
     return splits
+
+
+@contextmanager
+def _said_when_slow(recipe: str) -> Iterator[None]:
+    """The first process says what takes long, once it has."""
+    line = f"{recipe}: listing the pictures ..."
+    timer = Timer(SLOW_S, print, [line], {"flush": True})
+    timer.daemon = True
+    if is_rank_zero():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def list_whole(config: Mapping[str, Any]) -> None:

@@ -60,6 +60,9 @@ def to_train(request: Request) -> Run:
         check_start(run.place.folder, run.config)
     run.change({"resume": str(run.place.folder) if run.place.folder else None})
     check_named(run.config, resumed=run.place.folder is not None)
+    from kd.run.pictures import list_to_train
+
+    run.splits = list_to_train(run.config)
     if is_rank_zero():
         for line in request.notes:
             print(line, flush=True)
@@ -68,9 +71,6 @@ def to_train(request: Request) -> Run:
             parts = "torch, pictures and teacher"
         print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
         _draw_ahead(run.config["data"]["source"], cache_dir())
-    from kd.run.pictures import list_to_train
-
-    run.splits = list_to_train(run.config)
     run.with_teacher()
     check_downloads(run.config)
     mirror = None

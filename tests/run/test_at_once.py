@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kd.cli import commands
 from kd.errors import REFUSED_LOSSES
 from kd.run import listed
 from kd.run.checks import (
@@ -71,12 +72,103 @@ LINES = [
      "model.teacher.img_size: must be a multiple of 14 for the patches of vit_small_patch14_dinov2, got 9: 14 for example"),
 ]  # fmt: skip
 
+FOLDER = ["data.source=ImageFolder"]
+NO_PICTURES = [*FOLDER, "data.source.root={text}"]
+IN_TEXT = "data.source.root: no pictures below {text}/train (.jpg"
+TABLE = ["data.source={table}"]
+PICTURES = [
+    (["train", *DISTIL, *NO_PICTURES], IN_TEXT),
+    (["cache", *DISTIL, *NO_PICTURES], IN_TEXT),
+    (["size", *DISTIL, *NO_PICTURES], IN_TEXT),
+    (["tune", *DISTIL, *NO_PICTURES, "search.optim.lr=1e-5..1e-3", "trials=2"], IN_TEXT),
+    (["scale", *DISTIL, *NO_PICTURES], IN_TEXT),
+    (["pack", *DISTIL, *NO_PICTURES, "out={here}/packed"], IN_TEXT),
+    (["eval", "{run}", *NO_PICTURES], IN_TEXT),
+    (["eval", "{run}", "folder={text}/train"], "folder: no pictures below {text}/train (.jpg"),
+    (["eval", "{run}", *FOLDER, "data.source.root={two}", "split=tset"], "data.source.root: folder {two}/tset not found"),
+    (["eval", "{weights}", *NO_PICTURES], IN_TEXT),
+    (["export", "{run}", "to=torch_export", *NO_PICTURES], IN_TEXT),
+    (["predict", "{run}", "{text}"], "no pictures: {text}"),
+    (["predict", "{run}", "{two}", "out={here}/x.txt"], "out: must end in .csv, .json, .jsonl for classification, got"),
+    (["predict", "{two}", "out=x.csv"],
+     "no run given before the pictures: kd-predict RUN_FOLDER {two} (kd-runs lists the runs)"),
+    (["predict", "{run}", "out=x.csv"], "no pictures given: kd-predict {run} PICTURES..."),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={one}"],
+     "data.source: needs two classes or more, got one ('a')"),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={empty}"],
+     "data.source.root: no class folders in {empty} (expected <class>/*.jpg"),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.unlabeled={text}"],
+     "data.unlabeled: no pictures below {text} (.jpg"),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.probe.root={one}"],
+     "data.probe.root: needs two classes or more, got one ('a')"),
+    (["train", "recipe=photos", *TABLE, "data.source.label_column=kind"],
+     "data.source.train: {table} has no column kind (it has path, label); data.source.label_column=NAME says which"),
+    (["train", "recipe=photos", *TABLE, "data.source.path_column=id"],
+     "data.source.train: {table} has no column id (it has path, label); data.source.path_column=NAME says which"),
+    (["train", "recipe=photos", *TABLE],
+     "data.source.train: none of the 4 files exists: relative paths start at {here} (the first is {here}/0.jpg); "
+     "data.source.image_dir={here}/pictures has the pictures"),
+    (["train", "recipe=photos", *TABLE, "data.source.image_dir=pics"],
+     "data.source.image_dir: folder pics not found in {here}; data.source.image_dir={here}/pictures has the pictures"),
+    (["train", "recipe=photos", *TABLE, "data.source.multi_label=true", "data.source.image_dir={here}/pictures"],
+     "data.augment.mixup: is not defined for several labels a picture, set it to 0"),
+    (["eval", "{run}/.."], "is no finished run: it has no config.yaml; the latest finished run in it is "),
+    (["eval", "out=x.csv"], "expected kd-eval MODEL (kd-eval --help)"),
+    (["pack", "recipe=photos"], "expected kd-pack recipe=NAME out=FOLDER_OR_URL (kd-pack --help)"),
+]  # fmt: skip
+"""Pictures that a list alone shows to be missing, for each command that reads pictures."""
+WITHOUT_PICTURES = {
+    "card": "reads a run's records",
+    "latency": "draws its pictures",
+    "launch": "the pictures are where it sends the run",
+    "report": "reads a run's records",
+    "runs": "reads runs' records",
+    "serve": "is sent its pictures, and exports through kd-export",
+}
+LINES += PICTURES
+
+
+def test_no_command_leaves_its_pictures_unchecked() -> None:
+    checked = {words[0] for words, _ in PICTURES}
+    assert checked.isdisjoint(WITHOUT_PICTURES)
+    assert checked | WITHOUT_PICTURES.keys() == commands().keys()
+
+
+def draw(folder: Path) -> dict[str, Path]:
+    """Folders and a table whose files are empty: a list of them is all that is read.
+
+    Returns:
+        The places by name.
+    """
+    places = {name: folder / name for name in ("two", "one", "text", "empty", "pictures")}
+    for split in ("train", "val"):
+        for place, label, ending in (
+            ("two", "a", "jpg"),
+            ("two", "b", "jpg"),
+            ("one", "a", "jpg"),
+            ("text", "a", "txt"),
+        ):
+            holder = places[place] / split / label
+            holder.mkdir(parents=True)
+            for i in range(4):
+                (holder / f"{i}.{ending}").touch()
+    places["empty"].mkdir()
+    places["pictures"].mkdir()
+    rows = ["path,label"]
+    for i in range(4):
+        (places["pictures"] / f"{i}.jpg").touch()
+        rows.append(f"{i}.jpg,{'ab'[i % 2]}")
+    places["table"] = folder / "table.csv"
+    places["table"].write_text("\n".join(rows))
+    return places
+
 
 def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
     names = {
         "weights": finished / "student.safetensors",
         "run": finished,
         "here": tmp_path,
+        **draw(tmp_path),
     }
     commands = []
     for words, _ in LINES:
@@ -93,7 +185,7 @@ def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
         told = [line for line in err.splitlines() if not line.endswith(": loading optuna ...")]
         assert len(told) == 1, err
         assert told[0].startswith(f"kd-{words[0]}: ")
-        assert message in err
+        assert message.format(**names) in err
     assert not (tmp_path / "runs").exists()
 
 

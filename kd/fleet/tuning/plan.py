@@ -19,6 +19,7 @@ from kd.run import files, keys, typed
 from kd.run.files import flatten
 from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import folder
+from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import check_file
@@ -138,6 +139,7 @@ def plan(request: Request) -> SearchPlan:
     config = run.config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
+    check_present(config)
     items = [
         f"recipe={request.recipe}",
         *(f"config={o}" for o in request.overlays),
