@@ -7,6 +7,7 @@ file, says what is promised.
 ``trusted`` holds, in all functions, what the user trusts: names of classes and packages, ``KEY=VALUE``, or :data:`ALL`.
 """
 
+import ast
 import hashlib
 import re
 import sys
@@ -24,7 +25,7 @@ from kd.run import files, listed, typed
 from kd.run.files import leaves
 from kd.run.listed import Listed
 from kd.run.paths import SETTINGS, folder, holds_settings
-from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
+from kd.storage.elsewhere import LARGEST_STUDENT, open_regular, text_of
 from kd.storage.writing import write_bytes
 
 ALL = "*"
@@ -207,9 +208,10 @@ def _classes_of(module: ModuleType) -> list[str]:
 
 
 def check_modules(config: Mapping[str, Any]) -> None:
-    """Refuses classes of the user's own whose file is neither in the present folder nor on Python's path.
+    """Refuses classes of the user's own that their file does not define, or whose file is not found.
 
-    Nothing is imported.
+    A file is looked for in the present folder and on Python's path. Nothing is imported: one in the present folder is
+    parsed.
 
     Args:
         config: resolved settings.
@@ -221,11 +223,61 @@ def check_modules(config: Mapping[str, Any]) -> None:
         place = key.removesuffix(".class_path")
         name = str(value)
         top = name.partition(".")[0]
-        if place == key or "." not in name or top == "kd" or _is_here(top):
+        if place == key or "." not in name or top == "kd":
             continue
-        if find_spec(top) is None:
-            place = place.replace(".init_args", "")
+        place = place.replace(".init_args", "")
+        spec = find_spec(top)
+        origin = None if spec is None else spec.origin
+        is_own = spec is None or Path(str(origin)).is_relative_to(Path.cwd())
+        if is_own and _is_here(top):
+            _check_defined(name, place)
+        elif spec is None:
             raise _no_module(top, name, listed.kind_at(place), place)
+
+
+def _check_defined(name: str, key: str) -> None:
+    """Refuses a class that its file in the present folder does not hold, as far as the file's text shows it.
+
+    Args:
+        name: class path.
+        key: the setting, for messages.
+    """
+    module, _, last = name.rpartition(".")
+    try:
+        tree = ast.parse(text_of(Path(f"{module.replace('.', '/')}.py")))
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+    ):  # a package, or a file that its import has more to say of
+        return
+    if not _imports_are_there(tree):  # its import says which is missing
+        return
+    names = set()
+    classes = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+    may_define_more = names & {"*", "__getattr__", "globals", "setattr", "exec"}
+    if last not in names and not may_define_more:
+        raise UserError(f"{key}: {typed.no_class(listed.kind_at(key), key, name, sorted(classes))}")
+
+
+def _imports_are_there(tree: ast.Module) -> bool:
+    """Whether each package that a file imports is in the present folder or on Python's path."""
+    tops = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            tops |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            tops.add(str(node.module).partition(".")[0])
+    return all(_is_here(top) or find_spec(top) is not None for top in tops)
 
 
 def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:

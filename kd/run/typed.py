@@ -24,7 +24,7 @@ from kd.errors import UserError, builder_hint
 from kd.run import listed
 from kd.run.annotations import members, shown
 from kd.run.keys import definition
-from kd.run.suggest import MOST, near, nearest
+from kd.run.suggest import MOST, as_question, near, nearest
 from kd.settings import Like, limits
 
 TYPES = {
@@ -190,8 +190,9 @@ def no_class(kind: str, key: str, given: str, in_module: Sequence[str] = ()) -> 
     known = sorted(one.short for one in listed.classes() if one.kind == kind)
     module, _, short_name = given.rpartition(".")
     of_user = module != "" and not module.startswith("kd.")
-    in_full = [f"{module}.{name}" for name in in_module]
-    suggestion = near(given, in_full) or near(short_name, [*known, *lightnings(kind)])
+    near_in_module = [f"{module}.{name}" for name in nearest(short_name, in_module)]
+    near_names = near(short_name, [*known, *lightnings(kind)])
+    suggestion = as_question(near_in_module) or near_names
     if of_user and not suggestion:
         if not in_module:
             return f"no class '{given}'"

@@ -123,6 +123,8 @@ def test_it_imports_neither_timm_nor_what_distills(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Experiment logs directory" not in done.stderr
+    line = "kd.Monitor: report.html and records are in mine; kd-report mine --open shows them\n"
+    assert done.stderr.endswith(line)
     run = read_run(tmp_path / "mine")
     assert run.notes == []
     assert run.summary["status"] == "done"

@@ -1,6 +1,7 @@
 """Mistakes that settings, files and folders alone show are reported before torch is imported, in one line."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from kd.run.checks import (
     notes_on_sizes,
 )
 from kd.run.request import translate
+from kd.ship.predict_words import ANSWERS
 from tests._helpers import ROOT
 
 PROGRAM = """\
@@ -96,7 +98,7 @@ PICTURES = [
     (["train", "recipe=photos", *FOLDER, "data.source.root={one}"],
      "data.source: needs two classes or more, got one ('a')"),
     (["train", "recipe=photos", *FOLDER, "data.source.root={empty}"],
-     "data.source.root: no class folders in {empty} (expected <class>/*.jpg"),
+     "data.source.root: no class folders in {empty} (expected train/<class>/*.jpg and val/<class>/*.jpg, or <class>/*.jpg"),
     (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.unlabeled={text}"],
      "data.unlabeled: no pictures below {text} (.jpg"),
     (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.probe.root={one}"],
@@ -112,6 +114,17 @@ PICTURES = [
      "data.source.image_dir: folder pics not found in {here}; data.source.image_dir={here}/pictures has the pictures"),
     (["train", "recipe=photos", *TABLE, "data.source.multi_label=true", "data.source.image_dir={here}/pictures"],
      "data.augment.mixup: is not defined for several labels a picture, set it to 0"),
+    (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=mine.Gapp"],
+     "model.distill_losses.gap: no class 'mine.Gapp'; did you mean 'mine.Gap'?"),
+    (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=mine.Other"],
+     "model.distill_losses.gap: no class 'mine.Other' (mine has Far, Gap)"),
+    (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=Zzz"],
+     "model.distill_losses.gap: no class 'Zzz' (ours: ATLoss, BinaryKDLoss, CKALoss, ...; others by their class path; "
+     "kd-train --list losses)"),
+    (["train", "resume={run}", "trainer.max_epochs=1", "trainer.max_steps=1"],
+     "trainer.max_steps: 1 has no effect: 6 steps are done; a larger one trains on"),
+    (["train", "resume={stopped}", "trainer.max_epochs=2"],
+     "trainer.max_epochs: 2 are fewer than the 3 epochs that {stopped} has trained"),
     (["eval", "{run}/.."], "is no finished run: it has no config.yaml; the latest finished run in it is "),
     (["eval", "out=x.csv"], "expected kd-eval MODEL (kd-eval --help)"),
     (["pack", "recipe=photos"], "expected kd-pack recipe=NAME out=FOLDER_OR_URL (kd-pack --help)"),
@@ -163,13 +176,48 @@ def draw(folder: Path) -> dict[str, Path]:
     return places
 
 
+def stopped_copy(finished: Path, folder: Path) -> Path:
+    """A copy of a finished run that was interrupted after three epochs, as its files have it."""
+    shutil.copytree(finished, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"status": "interrupted", "epochs": 3}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_finished_run_is_resumed_without_torch_where_nothing_is_left(
+    finished: Path, tmp_path: Path
+) -> None:
+    commands_of_resume = [["train", f"resume={finished}"]]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands_of_resume)],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "KD_CACHE": str(tmp_path / "cache"), "PATH": ""},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    status, out, err, torch = json.loads(done.stdout)
+    line = f"kd-train: all 1 epochs of {finished} are done; trainer.max_epochs=2 trains on\n"
+    assert (status, out, err, torch) == (0, line, "", [])
+
+
+def test_a_table_names_the_answers_of_the_tasks() -> None:
+    from kd import tasks
+
+    listed_answers = {}
+    for name in tasks.__all__:
+        if name not in ("Task", "Features"):
+            listed_answers[name] = getattr(tasks, name).answers
+    assert listed_answers == ANSWERS
+
+
 def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
     names = {
         "weights": finished / "student.safetensors",
         "run": finished,
         "here": tmp_path,
         **draw(tmp_path),
+        "stopped": stopped_copy(finished, tmp_path / "stopped"),
     }
+    (tmp_path / "mine.py").write_text("class Gap:\n    pass\n\n\nclass Far:\n    pass\n")
     commands = []
     for words, _ in LINES:
         commands.append([word.format(**names) for word in words])

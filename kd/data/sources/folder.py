@@ -105,7 +105,7 @@ class ImageFolder(Source):
         val = self.folders["val"]
         nothing_chosen = train is None and val is None
         if nothing_chosen and not names and self.place.is_folder(root):
-            raise _no_classes(self.key, root)
+            raise _no_classes(self.key, root, "train/<class>/*.jpg and val/<class>/*.jpg, or ")
         may_be_classes = nothing_chosen and names and not holders
         if may_be_classes and self._are_classes(root, names, splits):
             self._doubt_classes(root, names)
@@ -283,10 +283,11 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
     return names
 
 
-def _no_classes(key: str, path: str) -> UserError:
-    """The mistake of a folder without folders."""
+def _no_classes(key: str, path: str, splits: str = "") -> UserError:
+    """The mistake of a folder without folders; ``splits``: what else may be in it."""
     return UserError(
-        f"{key}: no class folders in {path} (expected <class>/*.jpg; recipe=foundation_vit takes pictures without labels)"
+        f"{key}: no class folders in {path} (expected {splits}<class>/*.jpg; recipe=foundation_vit takes pictures "
+        "without labels)"
     )
 
 
