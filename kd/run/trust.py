@@ -271,13 +271,17 @@ def _check_defined(name: str, key: str) -> None:
 
 def _imports_are_there(tree: ast.Module) -> bool:
     """Whether each package that a file imports is in the present folder or on Python's path."""
-    tops = set()
+    modules = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            tops |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            tops.add(str(node.module).partition(".")[0])
-    return all(_is_here(top) or find_spec(top) is not None for top in tops)
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules.append(str(node.module))
+    for module in modules:
+        top = module.partition(".")[0]
+        if not _is_here(top) and find_spec(top) is None:
+            return False
+    return True
 
 
 def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:
