@@ -12,16 +12,16 @@ from tqdm import tqdm
 
 from kd.errors import UserError
 from kd.machine import processor
-from kd.progress import bar, part_begins
+from kd.progress import CALM_AT_START, bar
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
 
 ROUNDS = 5
+"""Each model is timed so often, in turns with the others."""
 TURNS = ROUNDS + 1
 """Of a model at one batch: before the rounds it warms up, which finds out how long a run takes."""
-"""Each model is timed so often, in turns with the others."""
 RUNNABLE = ("onnx", "openvino", "executorch", "litert", "torch_export", "triton")
 """Formats whose exports can be timed here."""
 Row = dict[str, Any]
@@ -74,8 +74,16 @@ def measure(
         seconds: that a model is timed, over all rounds.
     """
     rows: list[Row] = []
+    loaders_by_threads = {}
     for count in threads:
-        rows += _turns(run, reopen, runtimes, batches, count, seconds)
+        loaders_by_threads[count] = _loaders(run, reopen, runtimes, count)
+    models = sum(len(loaders) for loaders in loaders_by_threads.values())
+    # to load a model takes about as long as to time it at a batch, and counts as much
+    total = models * TURNS * (1 + len(batches))
+    label = "loading the models"
+    with bar(label=label, unit=" turns", total=total, calm=CALM_AT_START) as shown:
+        for count, loaders in loaders_by_threads.items():
+            rows += _turns(run, loaders, runtimes, batches, count, seconds, shown)
     _compare_with_teacher(rows)
     return {"machine": processor(), "rows": rows}
 
@@ -127,36 +135,44 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
 
 def _turns(
     run: FinishedRun,
-    reopen: Reopen,
+    loaders: Mapping[tuple[str, str], Any],
     runtimes: Runtimes,
     batches: Sequence[int],
     threads: int,
     seconds: float,
+    shown: tqdm,
 ) -> list[Row]:
     """The rows of one number of threads: all models are loaded, a process each, and timed batch by batch.
 
-    Arguments as of :func:`measure`.
+    Args:
+        run: whose pictures' size is taken.
+        loaders: what opens each model in its process, by model and runtime.
+        runtimes: settings of each, by name.
+        batches: pictures at a time.
+        threads: of a model.
+        seconds: that a model is timed, over all rounds.
+        shown: the bar over the whole command.
     """
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
+    counted = f"{threads} thread{'s' * (threads > 1)}"
     try:
-        loaders = _loaders(run, reopen, runtimes, threads)
-        for number, (key, load) in enumerate(loaders.items(), start=1):
-            place = f"{number} of {len(loaders)}"
-            part_begins(f"loading {' in '.join(key)}, {threads} threads ({place})")
+        for key, load in loaders.items():
+            model, runtime = key
+            shown.set_description_str(f"loading {model if runtime == 'torch' else runtime}")
             watches[key] = _start(load, threads, key)
-        turns = len(batches) * TURNS * len(watches)
-        with bar(label=f"timing, {threads} threads", unit=" turns", total=turns) as shown:
-            for batch in batches:
-                pictures = _random_pictures(batch, run.size)
-                measures: dict[tuple[str, str], Measure] = {}
-                for key, watch in watches.items():
-                    _, runtime = key
-                    layout = runtimes[runtime].get("layout", "nhwc")
-                    measures[key] = partial(watch.measure, pictures[layout])
-                timed = in_turns(measures, seconds, shown)
-                for key, (rounds, peak_mb) in timed.items():
-                    rows.append(_row(key, threads, batch, rounds, peak_mb))
+            shown.update(TURNS)
+        for batch in batches:
+            shown.set_description_str(f"timing batch {batch}, {counted}")
+            pictures = _random_pictures(batch, run.size)
+            measures: dict[tuple[str, str], Measure] = {}
+            for key, watch in watches.items():
+                _, runtime = key
+                layout = runtimes[runtime].get("layout", "nhwc")
+                measures[key] = partial(watch.measure, pictures[layout])
+            timed = in_turns(measures, seconds, shown)
+            for key, (rounds, peak_mb) in timed.items():
+                rows.append(_row(key, threads, batch, rounds, peak_mb))
     finally:
         for watch in watches.values():
             watch.close()

@@ -2,6 +2,7 @@
 
 import json
 import operator
+import re
 import subprocess
 import sys
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 from kd.cli import main
 from kd.commands.latency import unsteady
 from kd.ship.export.stopwatch import Stopwatch
-from kd.ship.latency import _repeats, medians
+from kd.ship.latency import TURNS, _repeats, medians
 from tests._helpers import StopwatchHere
 
 
@@ -94,7 +95,15 @@ def test_student_and_teacher_in_every_runtime(
             1000 * row["batch"] / row["median_ms"], rel=0.05
         )
         assert ("times_the_teacher" in row) == (row["model"] == "student")
-    assert "peak MB" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "peak MB" in printed.out
+    # one bar over loading and timing, with a total and the time left
+    drawn = re.findall(r"(\d+)%.* of (\d+) turns, .* left", printed.err)
+    assert {total for _, total in drawn} == {str(3 * TURNS * (1 + 2))}
+    percent = [int(share) for share, _ in drawn]
+    assert percent[0] == 0
+    assert percent == sorted(percent)
+    assert "loading teacher:   0%" in printed.err
 
 
 @pytest.mark.parametrize(
