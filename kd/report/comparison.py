@@ -18,6 +18,13 @@ from kd.report.step_facts import known_utilisation, mean
 CLASSES = 8  # that changed most
 PARTS_OF_A_CURVE = 60  # points of a run's curve of losses, about
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
+AS_TRAINED = {
+    "trainer.precision": "precision",
+    "trainer.strategy": "strategy",
+    "trainer.devices": "world_size",
+}
+"""Settings that kd's runs and others write differently, and where ``summary.json`` has them for both alike."""
+LEFT_OUT = "Not all of these are runs of kd: what only some of them have is left out."
 Numbers = dict[str, float | None]
 """Numbers of a run by their row's name; None: not known."""
 
@@ -31,17 +38,24 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
     runs = [explained_run.facts for explained_run in explained]
     names = [label(facts) for facts in runs]
     differing = _settings(runs)
+    only_common = _are_of_both_kinds(runs)
+    note = ""
+    if only_common:
+        note = LEFT_OUT
     sections: list[Section | None] = [
         _verdict(explained, names, differing),
-        _table("What came of it", [_outcome(facts) for facts in runs], names),
+        _table("What came of it", [_outcome(facts) for facts in runs], names, only_common),
         *_curves(runs, names),
         _moved_classes(runs[0], runs[-1], names),
         _table(
             "Side by side" if len(runs) > 2 else "Before and after",
             [_numbers(facts) for facts in runs],
             names,
+            only_common,
         ),
-        table("Settings that differ", ["key", *names], differing, empty="None.", long=True),
+        table(
+            "Settings that differ", ["key", *names], differing, empty="None.", note=note, long=True
+        ),
         _hardware(runs, names),
         _phase_bars(runs, names),
         _operations(runs, names),
@@ -81,23 +95,42 @@ def _verdict(
     }
 
 
+def _are_of_both_kinds(runs: Sequence[Facts]) -> bool:
+    """Whether kd has made some of the runs, and a training that ``kd.Monitor`` has watched others."""
+    return len({facts.of_kd for facts in runs}) > 1
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
-    """Rows of the settings that are not the same in all runs: key, and the value of each run as text."""
+    """Rows of the settings that are not the same in all runs: key, and the value of each run as text.
+
+    Between a run of kd and another training only settings that both have are compared.
+    """
+    only_common = _are_of_both_kinds(runs)
     settings: list[dict[str, str]] = []
     keys: dict[str, None] = {}  # in the order of the files
     for facts in runs:
         config = facts.run.config
         settings_of_run = dict(flat(config)) if config else {}
+        if only_common:
+            settings_of_run |= _as_trained(facts)
         settings.append(settings_of_run)
         keys.update(dict.fromkeys(settings_of_run))
     rows = []
     for key in keys:
         values = [settings_of_run.get(key, "not set") for settings_of_run in settings]
         differs = len(set(values)) > 1
+        if only_common and not all(key in settings_of_run for settings_of_run in settings):
+            continue
         if differs and key not in NO_DIFFERENCE:
             rows.append([key, *values])
     return rows
+
+
+def _as_trained(facts: Facts) -> dict[str, str]:
+    """The settings of :data:`AS_TRAINED` by key, as the run had them; those that its summary lacks are left out."""
+    summary = facts.run.summary
+    return {key: str(summary[name]) for key, name in AS_TRAINED.items() if name in summary}
 
 
 def _differences(rows: Sequence[Sequence[str]]) -> str:
@@ -181,6 +214,22 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
     )
 
 
+def _hours(facts: Facts) -> float | None:
+    """Hours of a run as its own closing table has them; of one that has not ended, those recorded so far."""
+    wall_s = facts.run.summary.get("wall_s")
+    if wall_s:
+        return wall_s / 3600
+    return facts.hours
+
+
+def _hours_per_epoch(facts: Facts) -> float | None:
+    """:func:`_hours` an epoch; None before any is recorded."""
+    hours = _hours(facts)
+    if not hours or not facts.epochs_done:
+        return None
+    return ratio(hours, facts.epochs_done)
+
+
 def _numbers(facts: Facts) -> Numbers:
     """The numbers of a run that are compared: length, cost, speed, utilisation, step times and phases."""
     # of 1000 steps
@@ -190,16 +239,18 @@ def _numbers(facts: Facts) -> Numbers:
     images_per_device = None
     if facts.images_per_s:
         images_per_device = ratio(facts.images_per_s, facts.devices)
+    hours = _hours(facts)
+    hours_per_epoch = _hours_per_epoch(facts)
     numbers: Numbers = {
-        "hours": facts.hours,
+        "hours": hours,
         "epochs": facts.epochs_done,
-        "hours per epoch": facts.hours_per_epoch,
+        "hours per epoch": hours_per_epoch,
         "devices": float(facts.devices),
-        "device-hours": _product(facts.hours, facts.devices),
-        "device-hours per epoch": _product(facts.hours_per_epoch, facts.devices),
+        "device-hours": _product(hours, facts.devices),
+        "device-hours per epoch": _product(hours_per_epoch, facts.devices),
         "training seconds per epoch": facts.epoch_s,
-        "cost": _product(facts.price, facts.hours),
-        "cost per epoch": _product(facts.price, facts.hours_per_epoch),
+        "cost": _product(facts.price, hours),
+        "cost per epoch": _product(facts.price, hours_per_epoch),
         "cost per 1000 steps": _product(facts.price, step_hours),
         "images/s": facts.images_per_s,
         "images/s per device": images_per_device,
@@ -226,7 +277,9 @@ def _product(a: float | None, b: float | None) -> float | None:
     return a * b
 
 
-def _table(title: str, numbers: Sequence[Numbers], names: Sequence[str]) -> Section:
+def _table(
+    title: str, numbers: Sequence[Numbers], names: Sequence[str], only_common: bool
+) -> Section | None:
     """A row for each number that a run has; for two runs a last column with the change.
 
     A phase that one of the runs lacks took 0 ms there.
@@ -235,11 +288,14 @@ def _table(title: str, numbers: Sequence[Numbers], names: Sequence[str]) -> Sect
         title: of the table.
         numbers: by name, of each run.
         names: of the runs.
+        only_common: leave out numbers that one of the runs lacks; None where no number is left.
     """
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     two_runs = len(numbers) == 2
     rows = []
     for name in dict.fromkeys(name for numbers_of_run in numbers for name in numbers_of_run):
+        if only_common and any(numbers_of_run.get(name) is None for numbers_of_run in numbers):
+            continue
         values = [numbers_of_run.get(name, absent.get(name)) for numbers_of_run in numbers]
         row = [name, *(short(value) for value in values)]
         if not any(row[1:]):
@@ -248,6 +304,8 @@ def _table(title: str, numbers: Sequence[Numbers], names: Sequence[str]) -> Sect
             before, after = values
             row.append(_change(name, before, after))
         rows.append(row)
+    if only_common and not rows:
+        return None
     columns = ["", *names]
     if two_runs:
         columns.append("after / before")
@@ -304,7 +362,7 @@ def headline(explained: Sequence[Explained]) -> list[str]:
             value = format_metric(facts.run.primary, facts.best_val(student))
             if value:
                 values.append(f"{student} val {facts.run.primary} {value},".lstrip())
-        seconds = _product(facts.hours, 3600)
+        seconds = _product(_hours(facts), 3600)
         values.append(f"in {duration(seconds) or 'an unknown time'}")
         lines.append(" ".join(values))
     first = runs[0]
@@ -315,8 +373,9 @@ def headline(explained: Sequence[Explained]) -> list[str]:
             values_of_both = first.best_val(student), last.best_val(student)
             change = _difference(first.run.primary, *values_of_both)
             changes.append(f"{student} {change}".lstrip())
-    if first.hours and last.hours:
-        changes.append(f"{times(first.hours, last.hours)} the time")
+    times_the_time = times(_hours(first), _hours(last))
+    if times_the_time:
+        changes.append(f"{times_the_time} the time")
     known = [change for change in changes if change]
     in_words = ", ".join(known) or "unknown"
     lines.append(f"{names[-1]} against {names[0]}: {in_words}")
@@ -332,12 +391,13 @@ def _headline(before: Facts, after: Facts) -> str:
     # With another number of devices: hours an epoch, then the same for each device-hour.
     faster = None
     if more_devices != 1:
-        faster = _quotient(before.hours_per_epoch, after.hours_per_epoch)
+        faster = _quotient(_hours_per_epoch(before), _hours_per_epoch(after))
     if faster is not None:
         on_gpus = "cuda" in (before.header.get("device"), after.header.get("device"))
         what = "GPU" if on_gpus else "process"
         epochs = (
-            f"{before.hours_per_epoch:.3g} hours an epoch before, {after.hours_per_epoch:.3g} after"
+            f"{_hours_per_epoch(before):.3g} hours an epoch before, "
+            f"{_hours_per_epoch(after):.3g} after"
         )
         count = f"{more_devices:.3g}x"
         if more_devices < 1:
@@ -358,13 +418,16 @@ def _headline(before: Facts, after: Facts) -> str:
 
 def _largest_change(before: Facts, after: Facts) -> str:
     """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
+    phases = PHASES
+    if _are_of_both_kinds([before, after]):
+        phases = tuple(name for name in PHASES if name in before.phases and name in after.phases)
     changes = {}
-    for name in PHASES:
+    for name in phases:
         ms_before = before.phases.get(name, 0.0)
         ms_after = after.phases.get(name, 0.0)
         changes[name] = abs(ms_before - ms_after)
-    largest = max(PHASES, key=lambda name: changes[name])
-    if changes[largest] <= 0.02 * max(before.step_ms, after.step_ms):
+    largest = max(phases, key=lambda name: changes[name], default="")
+    if not largest or changes[largest] <= 0.02 * max(before.step_ms, after.step_ms):
         return ""
     ms_before = before.phases.get(largest, 0.0)
     ms_after = after.phases.get(largest, 0.0)

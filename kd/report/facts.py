@@ -194,13 +194,6 @@ class Facts(StepFacts):
         """Seconds of the run that its records explain: start-up, steps and validation."""
         return self.startup["s"] + (self.epoch_s or 0.0) * (self.epochs_done or 0.0)
 
-    @cached_property
-    def hours_per_epoch(self) -> float | None:
-        """Hours an epoch, start-up and validation included; None before any is recorded."""
-        if not self.epochs_done or not self.hours:
-            return None
-        return ratio(self.hours, self.epochs_done)
-
     # -- the teacher ---------------------------------------------------------------------------------------------------
     @cached_property
     def _teacher(self) -> dict[str, Any]:

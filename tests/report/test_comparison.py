@@ -171,3 +171,46 @@ def test_operations_that_came_and_went_and_three_runs(tmp_path: Path) -> None:
     assert rows["ncclDevKernel_ReduceScatter"] == "enters"
     assert rows["aten::op1"] == "stays"
     assert verdict_in(sections).startswith("no setting differs; ")
+
+
+def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured: 148 settings "differed" since kd.Monitor knows none of them; times were not those of the own tables."""
+    own = made(tmp_path / "demo" / "a", 1, 10, 4, "GPU")
+    other = made(tmp_path / "mine" / "b", 1, 10, 4, "GPU")
+    settings = {"max_epochs": 3, "max_steps": -1, "precision": "auto", "devices": "auto"}
+    config = {"recipe": "demo", "seed": 0, "data": {"img_size": 64}, "trainer": settings}
+    (own / "config.yaml").write_text(json.dumps(config))
+    as_watched = {"max_epochs": 2, "max_steps": -1, "precision": "32-true", "devices": 1}
+    (other / "config.yaml").write_text(json.dumps({"trainer": as_watched, "module": {"width": 4}}))
+    phases = other / "records" / "phases.rank0.jsonl"
+    header, *lines = phases.read_text().splitlines()
+    watched = json.loads(header) | {"of_kd": False}
+    renamed = [
+        line.replace('"student"', '"forward"').replace('"teacher"', '"rest"') for line in lines
+    ]
+    phases.write_text("\n".join([json.dumps(watched), *renamed]) + "\n")
+    (other / "metrics.csv").unlink()
+    for folder, seconds in ((own, 15.6), (other, 31.2)):  # the records explain more: 400 steps
+        summary = json.loads((folder / "summary.json").read_text())
+        summary |= {"wall_s": seconds, "precision": "32-true", "strategy": "SingleDeviceStrategy"}
+        if folder == other:
+            del summary["student"], summary["teacher"], summary["recipe"]
+        (folder / "summary.json").write_text(json.dumps(summary))
+    for pair in ([own, other], [other, own]):
+        assert report_main([str(folder) for folder in pair]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any(
+            line.startswith("demo/a: val acc1 ") and line.endswith(" in 15.6 s") for line in lines
+        )
+        assert "mine/b: in 31.2 s" in lines
+        values = "3, 2" if pair[0] == own else "2, 3"
+        assert lines[3].startswith(f"they differ in trainer.max_epochs ({values}); ")
+        assert "teacher" not in lines[3]
+        sections = sections_of(pair[-1] / "comparison.html")
+        differing = titled(sections, "Settings that differ")
+        assert [row[0] for row in differing["rows"]] == ["trainer.max_epochs"]
+        assert differing["note"].startswith("Not all of these are runs of kd")
+        for row in titled(sections, "Before and after")["rows"]:
+            assert "" not in row[1:3], row
