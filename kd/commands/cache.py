@@ -91,7 +91,7 @@ def _describe(request: Request) -> int:
 def _built(request: Request) -> Run:
     """The run that a request describes, built, with its teachers trained first where they have no weights."""
     run = Run.of(request)
-    check_present(run.config)
+    run.splits = check_present(run.config)
     run.with_teacher()
     from kd.run.objects import build
 

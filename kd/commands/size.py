@@ -73,7 +73,7 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     """
     planned = plan(request)
     run = Run.of(request)
-    check_present(run.config)
+    run.splits = check_present(run.config)
     run.with_teacher()
     from kd.fleet.sizing.page import write
     from kd.fleet.sizing.search import SizeSearch

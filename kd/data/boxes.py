@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from kd.data.box_layouts import is_yolo, voc_root
 from kd.data.pictures import decode
 from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.errors import UserError
@@ -102,11 +103,6 @@ class BoxFolder:
     """What it is judged by: ``test`` of VOC where it is there, else ``val``."""
 
 
-def has_boxes(folder: Path) -> bool:
-    """Whether a folder has one of the layouts; nothing is read."""
-    return _voc_root(folder) is not None or _is_yolo(folder)
-
-
 def boxes_below(folder: Path, key: str) -> BoxFolder:
     """The pictures and boxes of a folder.
 
@@ -117,10 +113,10 @@ def boxes_below(folder: Path, key: str) -> BoxFolder:
     Raises:
         UserError: none of them, no pictures, or annotations that can't be read.
     """
-    voc = _voc_root(folder)
+    voc = voc_root(folder)
     if voc is not None:
         return _voc(voc, key)
-    if _is_yolo(folder):
+    if is_yolo(folder):
         return _yolo(folder, key)
     raise UserError(
         f"{key}: {folder} has no boxes: neither Annotations/ and ImageSets/ (VOC) nor labels/ and images/ (YOLO)"
@@ -128,14 +124,6 @@ def boxes_below(folder: Path, key: str) -> BoxFolder:
 
 
 # -- Pascal VOC ------------------------------------------------------------------------------------------------------
-def _voc_root(folder: Path) -> Path | None:
-    """The folder with ``Annotations``: itself, or a subfolder."""
-    for place in (folder, *sorted(folder.glob("*/"))):
-        if (place / "Annotations").is_dir() and (place / "ImageSets").is_dir():
-            return place
-    return None
-
-
 def _voc(root: Path, key: str) -> BoxFolder:
     lists = root / "ImageSets" / "Main"
     names = ("train", "val")
@@ -169,10 +157,6 @@ def _voc_boxes(file: Path, key: str) -> list[Box]:
 
 
 # -- YOLO ------------------------------------------------------------------------------------------------------------
-def _is_yolo(folder: Path) -> bool:
-    return (folder / "images").is_dir() and (folder / "labels").is_dir()
-
-
 def _yolo(root: Path, key: str) -> BoxFolder:
     kinds = _yolo_kinds(root, key)
     splits = []

@@ -164,13 +164,18 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
 
 
 def _data(run: Run) -> DistillationDataModule:
-    """The data of a run; pictures that were listed before torch was imported are not listed again."""
+    """The data of a run; pictures that were listed before torch was imported are not listed again.
+
+    They are taken over once: a run that is built again lists its own, as data may hold out some of them.
+    """
     settings = {**run.config["data"], "seed": run.config["seed"]}
-    if run.splits is not None:
-        settings["source"] = run.splits.source
+    splits = run.splits
+    run.splits = None
+    if splits is not None:
+        settings["source"] = splits.source
     data: DistillationDataModule = built(DataSettings, settings, "data", run.trusted)
-    if run.splits is not None:
-        data.splits = run.splits
+    if splits is not None:
+        data.splits = splits
     return data
 
 

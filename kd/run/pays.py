@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from kd.data.boxes import boxes_below, has_boxes
+from kd.data.box_layouts import has_boxes
+from kd.data.boxes import boxes_below
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
 from kd.data.sources.places import expanded

@@ -5,14 +5,17 @@ The messages are those of :mod:`kd.data`, which lists them.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Timer
 from typing import Any, cast
 
 from kd.data import sources
+from kd.data.box_layouts import has_boxes
 from kd.data.sources import Source
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
-from kd.data.splits import Splits, info_of
+from kd.data.splits import PROBE, Splits, info_of, load_probe
+from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.run import listed, typed
 from kd.settings import Augment, DataSettings, Probe
@@ -73,14 +76,14 @@ def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | Non
         return None
     if splits.probe is not None and "train" in names:
         names = [*names, "probe"]
-    with _said_when_slow(str(config["recipe"])):
+    with said_when_slow(str(config["recipe"])):
         for name in names:
             splits.listed(name)
     return splits
 
 
 @contextmanager
-def _said_when_slow(recipe: str) -> Iterator[None]:
+def said_when_slow(recipe: str) -> Iterator[None]:
     """The first process says what takes long, once it has."""
     line = f"{recipe}: listing the pictures ..."
     timer = Timer(SLOW_S, print, [line], {"flush": True})
@@ -115,6 +118,20 @@ def list_folder(folder: str) -> None:
     if not is_url(folder):
         classes = sources.classes_below(folder, "folder")
         labelled_folder(joined(expanded(folder)), classes, "folder")
+
+
+def list_labelled(folder: str) -> None:
+    """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one with boxes passes.
+
+    Raises:
+        UserError: names ``pays``.
+    """
+    if is_url(folder) or has_boxes(Path(expanded(folder))):
+        return
+    try:
+        load_probe(Probe(folder))
+    except UserError as error:
+        raise UserError(str(error).replace(PROBE, "pays")) from error
 
 
 def _splits_of(config: Mapping[str, Any]) -> Splits | None:

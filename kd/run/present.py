@@ -3,7 +3,7 @@
 import glob
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kd.errors import UserError
 from kd.run.needs import teachers_in
@@ -11,6 +11,9 @@ from kd.run.trust import check_modules
 from kd.storage.objects import is_url
 from kd.storage.run_urls import finished_at, names_run
 from kd.storage.weights_files import weights_file
+
+if TYPE_CHECKING:
+    from kd.data.splits import Splits
 
 ROOTS = {
     "ImageFolder": "ImageFolder reads train/<class>/*.jpg and val/<class>/*.jpg in it",
@@ -36,11 +39,14 @@ class Folder(NamedTuple):
     """What is read there."""
 
 
-def check_present(config: Mapping[str, Any]) -> None:
+def check_present(config: Mapping[str, Any]) -> "Splits | None":
     """Refuses settings that name a folder or a file that is not on this machine, and pictures that can't be trained on.
 
     Args:
         config: the resolved settings.
+
+    Returns:
+        The pictures, for :attr:`kd.run.run.Run.splits`; see :func:`kd.run.pictures.list_to_train`.
 
     Raises:
         UserError: as of :func:`check_named` and :func:`kd.run.pictures.list_to_train`.
@@ -48,7 +54,7 @@ def check_present(config: Mapping[str, Any]) -> None:
     check_named(config)
     from kd.run.pictures import list_to_train
 
-    list_to_train(config)
+    return list_to_train(config)
 
 
 def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:

@@ -45,13 +45,13 @@ def to_train(request: Request) -> Run:
     run = Run.of(request)
     request.check_read(run.config)
     check_needs(run.config, request.overlays)
-    if resumed and not resumed.url and not sagemaker.container():
+    by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
+    if resumed and not by_url and not sagemaker.container():  # a store may lack some of it
         trainer = run.config["trainer"]
         limits = {"epochs": trainer["max_epochs"], "steps": trainer["max_steps"]}
         run.finished = finished_before(resumed.folder, limits, request.overrides)
         if run.finished:
             return run
-    by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     job = cluster.job if cluster else None
     if sagemaker.container() and not by_url:  # a later job of SageMaker's may get its folder
         job = "checkpoints"

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kd.data.boxes import boxes_below, has_boxes
+from kd.data.box_layouts import has_boxes
+from kd.data.boxes import boxes_below
 from kd.errors import UserError
 
 Boxes = Sequence[tuple[str, float, float, float, float]]

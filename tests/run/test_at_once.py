@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import commands
+from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES
 from kd.run import listed
 from kd.run.checks import (
@@ -18,7 +19,10 @@ from kd.run.checks import (
     notes_on_patches,
     notes_on_sizes,
 )
+from kd.run.objects import build
+from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
+from kd.run.run import Run
 from kd.ship.predict_words import ANSWERS
 from tests._helpers import ROOT
 
@@ -89,6 +93,8 @@ PICTURES = [
     (["eval", "{run}", "folder={text}/train"], "folder: no pictures below {text}/train (.jpg"),
     (["eval", "{run}", *FOLDER, "data.source.root={two}", "split=tset"], "data.source.root: folder {two}/tset not found"),
     (["eval", "{weights}", *NO_PICTURES], IN_TEXT),
+    (["eval", "{run}", "pays={text}"], "pays: no pictures below {text}/train (.jpg"),
+    (["eval", "{run}", "pays={one}"], "pays: needs two classes or more, got one ('a')"),
     (["export", "{run}", "to=torch_export", *NO_PICTURES], IN_TEXT),
     (["predict", "{run}", "{text}"], "no pictures: {text}"),
     (["predict", "{run}", "{two}", "out={here}/x.txt"], "out: must end in .csv, .json, .jsonl for classification, got"),
@@ -294,3 +300,28 @@ def test_pictures_that_the_models_resize_are_reported() -> None:
         "model.student.img_size say"
     ]
     assert not notes_on_sizes(config, [])
+
+
+def test_pictures_that_were_listed_are_taken_over_once(finished: Path) -> None:
+    run = Run.of(translate([f"recipe={finished / 'config.yaml'}"]))
+    listed_splits = list_to_train(run.config)
+    run.splits = listed_splits
+    build(run)
+    assert listed_splits is not None
+    assert run.data.splits is listed_splits
+    assert run.data.source is listed_splits.source
+    first = run.data.splits.listed("train")[0]
+    build(run)
+    assert run.data.splits is not listed_splits
+    assert identity(run.data.splits.listed("train")[0]) == identity(first)
+
+
+def test_a_list_that_takes_long_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kd.run.pictures.SLOW_S", 0.0)
+    shown = ""
+    with said_when_slow("photos"):
+        while not shown:  # until the other thread has printed it
+            shown = capsys.readouterr().out
+    assert shown.startswith("photos: listing the pictures ...")
