@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from kd.cli import commands
 from kd.data.sources import identity
-from kd.errors import REFUSED_LOSSES
+from kd.errors import REFUSED_LOSSES, UserError
 from kd.run import listed
 from kd.run.checks import (
     ALLOWED_LOSSES,
@@ -23,7 +25,7 @@ from kd.run.objects import build
 from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
 from kd.run.run import Run
-from kd.ship.predict_words import ANSWERS
+from kd.ship.predict_words import ANSWERS, answers_of, check_out
 from tests._helpers import ROOT
 
 PROGRAM = """\
@@ -91,7 +93,8 @@ PICTURES = [
     (["pack", *DISTIL, *NO_PICTURES, "out={here}/packed"], IN_TEXT),
     (["eval", "{run}", *NO_PICTURES], IN_TEXT),
     (["eval", "{run}", "folder={text}/train"], "folder: no pictures below {text}/train (.jpg"),
-    (["eval", "{run}", *FOLDER, "data.source.root={two}", "split=tset"], "data.source.root: folder {two}/tset not found"),
+    (["eval", "{run}", *FOLDER, "data.source.root={two}", "split=tset"],
+     "data.source.root: folder {two}/tset not found; {two} has train, val"),
     (["eval", "{weights}", *NO_PICTURES], IN_TEXT),
     (["eval", "{run}", "pays={text}"], "pays: no pictures below {text}/train (.jpg"),
     (["eval", "{run}", "pays={one}"], "pays: needs two classes or more, got one ('a')"),
@@ -203,6 +206,16 @@ def test_a_finished_run_is_resumed_without_torch_where_nothing_is_left(
     status, out, err, torch = json.loads(done.stdout)
     line = f"kd-train: all 1 epochs of {finished} are done; trainer.max_epochs=2 trains on\n"
     assert (status, out, err, torch) == (0, line, "", [])
+
+
+@pytest.mark.parametrize("metadata", [{}, {"classes": '["a"]', "classifies": "false"}], ids=str)
+def test_features_go_to_no_table(metadata: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "student.safetensors"
+    save_file({"weight": np.zeros(1, np.float32)}, file, {"arch": "resnet10t", **metadata})
+    answers = answers_of(file)
+    assert answers == "features"
+    with pytest.raises(UserError, match="out: must end in .npz for features, got 'x.csv'"):
+        check_out(answers, Path("x.csv"))
 
 
 def test_a_table_names_the_answers_of_the_tasks() -> None:

@@ -71,6 +71,9 @@ class ImageFolder(Source):
         if split == "train":
             return self._train
         folder = self._folder(split)
+        if not self.place.is_folder(folder):
+            names = ", ".join(map(printable, _visible(self.place, joined(self.root))))
+            raise UserError(f"{self.key}: folder {folder} not found; {self.root} has {names}")
         return labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
 
     def _load_train(self) -> FileSplit:
