@@ -13,7 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch._dynamo  # noqa: F401 (what each optimizer imports at its first step; seconds, once and not in every fork)
+import pytest
+import torch
+import torch._dynamo
 
 import kd.run.objects  # noqa: F401 (Lightning and the rest, the same)
 from kd.cli import main, train_main
@@ -31,6 +33,8 @@ def start(
     **env: str,
 ) -> int:
     """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
+    if torch.cuda.is_initialized():
+        pytest.skip("a fork of a process that has used a GPU can't use it: run this test alone")
     pid = os.fork()
     if pid:
         return pid

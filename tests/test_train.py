@@ -19,7 +19,7 @@ from kd.cli import eval_main, train_main
 from kd.fit_to_machine.precision import choose_precision
 from kd.report.records import read_run
 from tests._forks import as_program, run_ranks, start, start_ranks, status_of
-from tests._helpers import ROOT, write_recipe
+from tests._helpers import ACCELERATOR, ROOT, write_recipe
 from tests._runs import assert_good, assert_same, disturb, losses, run, run_folders, student_of
 
 MODEL = "students.student.model."  # the student's part of a checkpoint
@@ -69,9 +69,12 @@ def test_a_run_leaves_a_folder_that_explains_itself(
     for key in ("recipe", "kd_version", "device", "precision", "strategy", "world_size", "wall_s", "images_per_s",
                 "step_ms_median", "peak_memory_mb", "seed"):  # fmt: skip
         assert summary[key] is not None, key
-    assert summary["precision"] == choose_precision("cpu")[0]
     out = capsys.readouterr()
-    assert f"precision: {summary['precision']}, as " in out.out
+    if ACCELERATOR == "cpu":
+        assert summary["precision"] == choose_precision("cpu")[0]
+        assert f"precision: {summary['precision']}, as " in out.out
+    else:
+        assert summary["device"] == torch.cuda.get_device_name()
     assert "preflight: teacher" in out.out
     assert "agreement" in out.out
     assert str(folder) in out.out
@@ -266,11 +269,9 @@ def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
 
     model = timm.create_model(f"local-dir:{plain / 'student'}", pretrained=True).eval()
     config = timm.data.resolve_model_data_config(model)
-    assert (config["input_size"], config["crop_pct"], config["interpolation"]) == (
-        (3, 32, 32),
-        0.875,
-        "bilinear",
-    )
+    assert list(config["input_size"]) == [3, 32, 32]  # a tuple since timm 1.0.30
+    assert config["crop_pct"] == 0.875
+    assert config["interpolation"] == "bilinear"
     right = 0
     for c, name in enumerate(model.pretrained_cfg["label_names"]):
         for path in sorted((pictures / "val" / name).iterdir()):

@@ -327,7 +327,7 @@ class _Rehearsal:
         copied.__dict__.pop("step", None)  # the wrapper that a schedule puts around the real one's
         copied._optimizer_step_pre_hooks = OrderedDict()
         copied._optimizer_step_post_hooks = OrderedDict()
-        copied.state = defaultdict(dict)
+        copied.state = defaultdict(dict, {parameter: self._state_of_constructor(parameter)})
         copied.param_groups = [{**settings, **on_cpu, "params": [parameter]}]
         try:
             with torch.random.fork_rng(devices=[]):
@@ -337,6 +337,16 @@ class _Rehearsal:
                 f"resume: the optimizer can't work with the checkpoint's settings: {plain(error)}"
             ) from error
         return dict(copied.state[parameter]), copied.param_groups[0]
+
+    def _state_of_constructor(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """What the optimizer held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then."""
+        for held, state in self._optimizer.state.items():
+            if held.shape == parameter.shape and held.dtype == parameter.dtype:
+                return {
+                    name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+                    for name, value in state.items()
+                }
+        return {}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -459,7 +459,7 @@ def test_targets_do_not_move_while_training(
         assert (
             len({row["val/feature_loss"] for row in rows(run) if row.get("val/feature_loss")}) == 1
         )
-    kept = torch.load(run / "checkpoints" / "last.ckpt")["state_dict"]
+    kept = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu")["state_dict"]
     found = {
         name: kept[f"students.student.objective.losses.f.targets.{name}"]
         for name in ("mean", "turn", "rows")

@@ -157,7 +157,9 @@ def test_losses_with_parameters_on_two_processes_with_sharded_state(
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     assert torch.equal(ranks[0]["memory"], ranks[1]["memory"])
     assert [(r["broadcast"], r["counted"] > 0) for r in ranks] == [(False, True)] * 2
-    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")[
+        "state_dict"
+    ]
     memory = state[f"{LEARNT}.crd.memory_student"]
     assert memory.shape == (48, 128)
     torch.testing.assert_close(memory.norm(dim=1), torch.ones(48))
@@ -220,7 +222,9 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     assert "nan" not in "".join(rows)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["student"]["val"] == summary["student"]["best_val"] == {}
-    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")[
+        "state_dict"
+    ]
     for key, value in student_of(folder).items():
         assert torch.equal(value, last[f"students.student.model.{key}"]), key
     assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
@@ -349,7 +353,9 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
     simkd = "model.distill_losses={x: {class_path: SimKDLoss}}"
     assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", simkd, *items]) == 0
     (folder,) = run_folders(recipe)
-    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")[
+        "state_dict"
+    ]
     theirs = load_file(teacher)
     weight = theirs["head.weight"] @ saved[f"{LEARNT}.x.projection.layers.weight"]
     for found in (student_of(folder)["head.weight"], saved["students.student.model.head.weight"]):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers, muon
 from torch import nn
@@ -288,7 +289,7 @@ def test_milestones_belong_to_steps(given: dict[str, Any], said: str) -> None:
 def test_optimizers_are_those_of_timms_own_factory(name: str) -> None:
     try:
         theirs = create_optimizer_v2(nn.Linear(8, 8), opt=name, lr=0.1, weight_decay=0.1)
-    except AssertionError as error:  # packages that are not installed
+    except (AssertionError, ImportError) as error:  # packages that are not installed, and on a GPU
         pytest.skip(str(error))
     ours = build_optimizer([nn.Linear(8, 8)], OptimSpec(name, lr=0.1, weight_decay=0.1))
     assert str(type(ours)) == str(type(theirs))  # Muon's is of a copy of timm's module
@@ -342,6 +343,8 @@ def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(
     spec = OptimSpec(name, lr=0.01, kwargs={"adamw_lr": 0.02} if name == "muon" else {})
     before, after = (build_optimizer([nn.Linear(8, 8)], s) for s in (OptimSpec(name, lr=0.1), spec))
     schedules = [build_schedule(optimizer, spec, 20, 4) for optimizer in (before, after)]
+    if key not in after.param_groups[0]:
+        pytest.skip(f"timm {timm.__version__} does not keep {key}")
     made_with = settings_of(after)
     after.load_state_dict(before.state_dict())
     settle_resumed(after, schedules[1], made_with, spec.kwargs, 0)
