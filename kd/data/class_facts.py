@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kd.data.info import ONE_LABEL, DataInfo
 from kd.data.label_text import plain
 from kd.errors import UserError
 from kd.storage.elsewhere import number_of, text_of
@@ -16,13 +17,21 @@ ClassFacts = dict[str, list[float | None]]
 """By the name of a fact its value for each class, in the order of the class ids; None where it is not known."""
 
 
-def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
+def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     """Reads a table whose first column names a class and whose other columns are numbers about it.
 
     Args:
         file: ``.csv``.
-        classes: names, in the order in which the numbers are returned.
+        info: of the data, whose classes give the order in which the numbers are returned.
+
+    Raises:
+        UserError: the file can't be read as such a table, or the data has no classes.
     """
+    if info.kind != ONE_LABEL:
+        raise UserError(
+            f"data.class_facts: needs one label a picture, data.source gives {info.kind}"
+        )
+    classes = info.classes
     key = f"data.class_facts: {file}"
     try:
         rows = [

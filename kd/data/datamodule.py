@@ -26,7 +26,6 @@ from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits, info_of
-from kd.data.targets import Targets
 from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
@@ -212,12 +211,8 @@ class DistillationDataModule(LightningDataModule):
         )
         if self.class_facts is None:
             return info
-        if info.kind != Targets.name:
-            raise UserError(
-                f"data.class_facts: needs one label a picture, data.source gives {info.kind}"
-            )
         if self._facts is None:
-            self._facts = read_class_facts(self.class_facts, info.classes)
+            self._facts = read_class_facts(self.class_facts, info)
         return replace(info, facts=self._facts)
 
     def split(self, name: str) -> Split:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from kd.data import sources
 from kd.data.box_layouts import has_boxes
+from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
@@ -23,6 +24,8 @@ from kd.storage.objects import is_url
 
 LISTED = ("ImageFolder", "Manifest", "Pictures", "SegmentationFolder", "Shards")
 """kd's sources that are listed without another package, and without drawing or downloading pictures."""
+SHARDS = "WebDataset"
+"""The source whose shards must exist; they are read whole to be listed, which is left for later."""
 SLOW_S = 2.0
 """A list of pictures that takes longer is announced."""
 FOR_SPLITS = ("unlabeled", "val_fraction", "on_bad_image", "check", "max_pixels")
@@ -51,7 +54,7 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
     }
     first, *unlabelled = splits.listed("train")
     sizes["unlabeled"] = sum(len(part.targets) for part in unlabelled)
-    info_of(
+    info = info_of(
         splits.source,
         sizes,
         first.targets,
@@ -62,6 +65,8 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
         samples_freely=data["sampler"] is not None,
         probed=splits.probe is not None,
     )
+    if data["class_facts"] is not None:
+        read_class_facts(data["class_facts"], info)
     return splits
 
 
@@ -151,7 +156,7 @@ def _splits_of(config: Mapping[str, Any]) -> Splits | None:
 def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
     """A source of :data:`LISTED` whose pictures are on this disk; None for any other."""
     package, _, name = str((spec or {}).get("class_path", "")).rpartition(".")
-    if spec is None or package != sources.__name__ or name not in LISTED:
+    if spec is None or package != sources.__name__ or name not in (*LISTED, SHARDS):
         return None
     arguments = spec["init_args"]
     is_drawn = name == "Pictures" and not arguments.get("root")
@@ -163,4 +168,7 @@ def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
     for argument, value in arguments.items():
         values[argument] = typed.fitted(known.fields.get(argument, Any), value)
     source = typed.make_object(getattr(sources, name), values, "data.source")
+    if isinstance(source, sources.WebDataset):
+        source.check_shards()
+        return None
     return cast(Source, source)

@@ -9,6 +9,7 @@ import pytest
 
 from kd.cli import export_main, predict_main, train_main
 from kd.data.class_facts import facts_of, read_class_facts
+from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.ship.export.manifest import read_manifest
 from kd.ship.serving.answers import answer
@@ -34,7 +35,7 @@ def test_a_table_that_does_not_fit_is_refused(text: str, reason: str, tmp_path: 
     file = tmp_path / "facts.csv"
     file.write_text(text)
     with pytest.raises(UserError, match="data.class_facts: ") as raised:
-        read_class_facts(str(file), CLASSES)
+        read_class_facts(str(file), DataInfo(CLASSES))
     assert reason in str(raised.value)
 
 

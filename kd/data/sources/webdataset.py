@@ -203,13 +203,7 @@ class WebDataset(Source):
     def _indexed(self, split: str, places: str | Sequence[str]) -> dict[str, Shard]:
         """What the shards of some places hold, of all splits; ``split``: whose places they are."""
         key = f"data.source.{split}"
-        names = shards_of_split(places, split, key)
-        if names:
-            self.note(
-                f"{split}: {len(names)} shard(s) of the folder have its name, from {Path(names[0]).name}"
-            )
-        else:
-            names = shards_of(places, key)
+        names = self._files_of(split, places)
         shards = {}
         for name in bar(names, label=f"{split}: index of the shards", unit=" shards"):
             shards[name] = index(name, self.label, key)
@@ -219,6 +213,27 @@ class WebDataset(Source):
                 f"{said(_left_out(shards))}"
             )
         return shards
+
+    def _files_of(self, split: str, places: str | Sequence[str]) -> list[str]:
+        """The shards that places name; ``split``: whose places they are."""
+        key = f"data.source.{split}"
+        names = shards_of_split(places, split, key)
+        if names:
+            self.note(
+                f"{split}: {len(names)} shard(s) of the folder have its name, from {Path(names[0]).name}"
+            )
+            return names
+        return shards_of(places, key)
+
+    def check_shards(self) -> None:
+        """Refuses places without shards; none is read.
+
+        Raises:
+            UserError: names the setting and the place.
+        """
+        for split, places in self.places.items():
+            if places is not None:
+                self._files_of(split, places)
 
     def _check_labels(self, shards: dict[str, Shard]) -> None:
         """All or none of the samples have a label, and texts are no captions."""
