@@ -7,8 +7,9 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.callbacks.context import RunContext
-from kd.processes import all_processes
+from kd.callbacks.context import RunContext, is_trial_validation
+from kd.module.fits import why_trial
+from kd.processes import all_processes, from_first
 from kd.storage.writing import write_text
 
 Metrics = dict[str, float]
@@ -20,6 +21,9 @@ class Best(Callback):
 
     Accuracies within one standard error of the highest count as equal: of these, the one whose answers diverge least
     from the teacher's is kept. One of 296 pictures decides nothing; the mean KL divergence varies far less.
+    A student whose first weights answer already (its teacher's layers, a fitted classifier) is validated before the first
+    step too: epoch 0. This start is the best only as long as each epoch is more than that error below it, and no such
+    epoch is kept: training may cost nothing that the student began with.
     A single student's weights go to ``best.ckpt``; those of several to ``students/<name>``, beside a ``config.yaml``
     that repeats that student's run alone. Must precede the callbacks that read it.
 
@@ -41,9 +45,19 @@ class Best(Callback):
         self.sign = -1 if mode == "min" else 1
         self.newest: dict[str, Metrics] = {}
         self.best: dict[str, Metrics] = {}
+        self.start: dict[str, Metrics] = {}
         # the highest value so far, which the best may miss by its error
         self.top: Metrics = {}
         self.improved: set[str] = set()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Has a start that may be the best validated: Lightning's trial validation, of the whole set."""
+        run = RunContext.of(trainer)
+        measured = run.students.measured.values()
+        begins_well = any(student.answers_at_its_start for student in measured)
+        whole = not run.module.resumed and not why_trial(trainer)
+        if from_first(trainer.strategy, begins_well and whole):
+            trainer.num_sanity_val_steps = math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes each student's ``config.yaml``, where there are several."""
@@ -53,33 +67,43 @@ class Best(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes each student's newest metrics, and whether they are its best; all ranks decide alike."""
         self.improved = set()
-        if trainer.sanity_checking:
+        if is_trial_validation(trainer):
             return
         run = RunContext.of(trainer)
         # after the task's
         found = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
-            now = self.newest[name] = {
-                k.removeprefix(place): float(v) for k, v in found if k.startswith(place)
-            }
+            now = {k.removeprefix(place): float(v) for k, v in found if k.startswith(place)}
             seen = _pictures(run, student.data.val)
-            if self.metric in now and all_processes(trainer.strategy, self._is_better(name, seen)):
-                self.best[name] = {
-                    **now,
-                    "epoch": trainer.current_epoch + 1,
-                    "step": trainer.global_step,
-                }
+            if trainer.sanity_checking:
+                answers = from_first(trainer.strategy, student.answers_at_its_start)
+                is_better = answers and self._note_start(name, now)
+            else:
+                self.newest[name] = now
+                is_better = self.metric in now and self._is_better(name, seen)
+            if all_processes(trainer.strategy, is_better):
+                epoch = 0 if trainer.sanity_checking else trainer.current_epoch + 1
+                self.best[name] = {**now, "epoch": epoch, "step": trainer.global_step}
                 self.improved.add(name)
                 if name and trainer.is_global_zero:
                     self.save(student, run.student_folder(name) / "student.safetensors")
         if "" in self.improved:
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
+    def _note_start(self, name: str, metrics: Metrics) -> bool:
+        """Keeps a student's metrics before the first step; False where the monitored one is not known."""
+        if not math.isfinite(metrics.get(self.metric, math.nan)):
+            return False
+        self.start[name] = metrics
+        self.top[name] = self.sign * metrics[self.metric]
+        return True
+
     def _is_better(self, name: str, pictures: int) -> bool:
         """Whether a student's newest metrics are better than its best ones; ``pictures`` were validated.
 
-        Within a standard error of the highest value the closeness to the teacher decides first, else the metric does.
+        Within a standard error of the highest value the closeness to the teacher decides first, else the metric does. An
+        epoch that is no further below the start replaces it, since training moves a student away from the start's answers.
         """
         newest = self.newest[name]
         best = self.best.get(name) or newest
@@ -102,6 +126,12 @@ class Best(Callback):
         error = 0.0
         if self.metric == "acc1" and pictures:
             error = math.sqrt(top * (1 - top) / pictures)
+        if name in self.start:
+            of_start = self.sign * self.start[name][self.metric]
+            if new < of_start - error:
+                return False
+            if best.get("epoch") == 0:
+                return True
         if min(new, old) >= top - error:
             return (new_closeness, new) > (old_closeness, old)
         return (new, new_closeness) > (old, old_closeness)

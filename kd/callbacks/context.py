@@ -1,5 +1,6 @@
 """What callbacks read of their run."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,14 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
 def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
     """Our validation step's output, typed; empty where it gave none."""
     return cast(ValidationLogits, outputs or {})
+
+
+def is_trial_validation(trainer: Trainer) -> bool:
+    """Whether Lightning tries a few validation batches before training, which say nothing of a student.
+
+    A validation of all of them there measures the students' start (:class:`kd.callbacks.best.Best`).
+    """
+    return trainer.sanity_checking and not math.isinf(trainer.num_sanity_val_steps)
 
 
 @dataclass(frozen=True)

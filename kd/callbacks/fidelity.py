@@ -14,7 +14,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import RunContext, validation_logits
+from kd.callbacks.context import RunContext, is_trial_validation, validation_logits
 from kd.callbacks.host_copies import HostCopies
 from kd.callbacks.preflight import Preflight
 from kd.data.datamodule import DistillationDataModule
@@ -93,7 +93,7 @@ class FidelityRecord(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges the ranks' counts, and logs ``val/kl`` where a teacher was compared."""
         self._add(wait=True)
-        if not trainer.sanity_checking:
+        if not is_trial_validation(trainer):
             self.preflight.all_came()
         for name in RunContext.of(trainer).students.named():
             found = self._found[name] = _merged(of_all_processes(self._found.get(name)))

@@ -8,7 +8,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import RunContext, is_trial_validation
 from kd.callbacks.preflight import Preflight
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
@@ -65,7 +65,7 @@ class FeatureProbe(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measures the students, and logs it as ``val/knn1`` and ``val/probe1``."""
         run = RunContext.of(trainer)
-        if trainer.sanity_checking or run.data.probe is None:
+        if is_trial_validation(trainer) or run.data.probe is None:
             return
         students = run.students.named()
         models = {name: student.logits for name, student in students.items()}

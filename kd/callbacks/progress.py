@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.context import RunContext
+from kd.callbacks.context import RunContext, is_trial_validation
 from kd.callbacks.hooks import Closing
 from kd.callbacks.host_copies import HostCopies
 from kd.data.batch import Batch
@@ -92,10 +92,10 @@ class Progress(Closing):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens a bar over the validation pictures."""
-        if self._bar is None or trainer.sanity_checking:
+        if not trainer.is_global_zero or is_trial_validation(trainer):
             return
         batches = RunContext.of(trainer).data.eval_batches("val")
-        label = f"{self._whose}epoch {trainer.current_epoch + 1}, validation"
+        label = f"{self._named(trainer)}, validation"
         self._validation = bar(label=label, total=batches.pictures)
 
     def on_validation_batch_end(
@@ -118,7 +118,7 @@ class Progress(Closing):
         if self._validation is not None:
             self._validation.close()
             self._validation = None
-        if self._bar is None or trainer.sanity_checking:
+        if not trainer.is_global_zero or is_trial_validation(trainer):
             return
         metrics = dict(
             sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
@@ -130,8 +130,14 @@ class Progress(Closing):
         loss = ""
         if "train/loss" in metrics:
             loss = f"train/loss {metrics['train/loss']:.3f}  "
-        epoch = f"{self._whose}epoch {trainer.current_epoch + 1:>3}"
-        self._bar.write(f"{epoch}  {loss}{'  '.join(values)}", file=sys.stderr)
+        line = f"{self._named(trainer)}  {loss}{'  '.join(values)}"
+        WholeItems.write(line, file=sys.stderr)
+
+    def _named(self, trainer: Trainer) -> str:
+        """The validation's place in the run: the epoch, or the start before the first step."""
+        if trainer.sanity_checking:
+            return f"{self._whose}the start"
+        return f"{self._whose}epoch {trainer.current_epoch + 1:>3}"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the line of an epoch without validation, which :meth:`on_validation_end` does not; no bar shows it."""

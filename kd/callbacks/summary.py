@@ -107,6 +107,7 @@ class Summary(Callback):
         return {
             "best": self.best.best,
             "top": self.best.top,
+            "start": self.best.start,
             "final": self.best.newest,
             "wall_s": self._wall_s(),
         }
@@ -115,12 +116,13 @@ class Summary(Callback):
         """Takes the metrics and the time so far from a checkpoint's ``state_dict``; a UserError where they are
         something else.
         """
-        for name in ("best", "final", "top"):
+        for name in ("best", "final", "top", "start"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
         check_form(state_dict["wall_s"], 0.0, "resume: the checkpoint's wall_s")
         self.best.best = state_dict["best"]
         self.best.newest = state_dict["final"]
         self.best.top = state_dict.get("top", {})
+        self.best.start = state_dict.get("start", {})
         self._started = time.monotonic() - state_dict["wall_s"]
 
     def _wall_s(self) -> float:
@@ -163,6 +165,7 @@ class Summary(Callback):
         for name, s in students.items():
             each[name] = _model(s.arch, s.model, rounded(self.best.newest.get(name, {}))) | {
                 "best_val": rounded(self.best.best.get(name, {})),
+                "start_val": rounded(self.best.start.get(name, {})),
                 "lr": s.lr,
                 "start": s.start,
             }

@@ -22,7 +22,7 @@ from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.attention import training_attention
 from kd.models.build import AUTO
-from kd.models.loading import freeze_backbone
+from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import classes_of, logits_of
 from kd.models.preprocess import evaluating
@@ -84,6 +84,8 @@ class Student(nn.Module):
         self.parent = parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
+        self.classifier_is_fitted = False
+        """Whether its new classifier was fitted before training, in this process."""
         self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
         if spec is not None and spec.freeze:
             self._trained = freeze_backbone(model, self.arch)
@@ -259,6 +261,17 @@ class Student(nn.Module):
         if is_plain and is_model_pretrained(self.spec.arch):
             message += "; model.student.pretrained=true starts from timm's"
         return message
+
+    @property
+    def answers_at_its_start(self) -> bool:
+        """Whether its first weights answer already, so that training can make it worse than it began.
+
+        They do where it has its teacher's layers, a fitted classifier, or one that came with its weights. Known to the
+        process alone that fits the starts.
+        """
+        if self.start == "inherited" or self.classifier_is_fitted:
+            return True
+        return self.start == "pre-trained" and not has_new_classifier(self.model)
 
     @property
     def standardizers(self) -> list[Standardizer]:

@@ -234,11 +234,11 @@ class DistillationModule(Inference):
         messages = []
         started = self.students.begin(self.teacher, sample, device)
         for of_start, student in zip(started, self.students.named().values(), strict=True):
-            message = (
-                of_start
-                or fit_new_classifier(student, labelled, device)
-                or fit_to_answers(student, self.teacher, sample)
-            )
+            message = of_start
+            if not message:
+                message = fit_new_classifier(student, labelled, device)
+                message = message or fit_to_answers(student, self.teacher, sample)
+                student.classifier_is_fitted = bool(message)
             if message:
                 messages.append(message)
         return messages
@@ -319,7 +319,7 @@ class DistillationModule(Inference):
             return batch
         if trainer.training and self.answering_teacher is not None:
             return self.answering_teacher.fetch(batch)
-        if trainer.validating:
+        if trainer.validating or trainer.sanity_checking:
             return self.validation.with_known(batch)
         return batch
 

@@ -78,6 +78,7 @@ RULES: dict[str, Rule] = {
     "ClassImbalance": training_rules.class_imbalance,
     "TeacherNearChance": training_rules.teacher_near_chance,
     "StudentIgnoresTeacher": training_rules.student_ignores_teacher,
+    "WorseThanStart": training_rules.worse_than_start,
     "StudentUnderTrained": training_rules.student_under_trained,
     "TemperatureTooHigh": training_rules.temperature,
     "TemperatureTooLow": training_rules.temperature,
@@ -95,6 +96,7 @@ NOT_THRESHOLDS = (
     "workers",
     "others",
     "remedy",
+    "exported_epoch",
 )  # arguments with defaults that are read from the records
 NEED_NO_STEPS = (
     "MaxInitializationTime",
@@ -102,6 +104,7 @@ NEED_NO_STEPS = (
     "TeacherNearChance",
     "ClassImbalance",
     "EfaMissing",
+    "WorseThanStart",
 )
 
 
@@ -465,11 +468,37 @@ def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
     book.apply("FeaturesCollapse", lambda rule: rule(values("val/rankme"), pictures))
     book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, distill_losses()))
     if run.summary.get("status") == "done":
+        book.apply(
+            "WorseThanStart", lambda rule: _call_worse_than_start(rule, run, student), student
+        )
         start = run.model_of(student).get("start", "")
         book.apply(
             "StudentUnderTrained",
             lambda rule: rule(scores, agreement, start=start, metric=metric),
         )
+
+
+def _call_worse_than_start(rule: Rule, run: RunRecords, student: str) -> Finding | None:
+    """Calls the rule ``WorseThanStart`` with a student's values of ``summary.json`` and what its settings suggest."""
+    model = run.model_of(student)
+    header = next(iter(run.headers.values()), {})
+    settings = run.config.get("model") or {}
+    levers = ["a lower optim.lr"]
+    if "lr" in model:
+        levers = [f"a lower optim.lr (it was {model['lr']:g})"]
+    if run.teacher:
+        if not settings.get("distill_losses"):
+            levers.append("the recipe's model.distill_losses instead of labels alone")
+        elif settings.get("task_loss_weight"):
+            levers.append("a smaller model.task_loss_weight")
+    return rule(
+        (model.get("start_val") or {}).get(run.primary),
+        (model.get("val") or {}).get(run.primary),
+        header.get("val", 0),
+        metric=f"val/{run.primary}",
+        exported_epoch=(model.get("best_val") or {}).get("epoch", 0),
+        levers=levers,
+    )
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------

@@ -357,7 +357,9 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     for name, student in (summary.get("students") or {trained: summary["student"]}).items():
         best = student["best_val"]
         rows += [(f"{name}, last epoch", student, student["val"])]
-        rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
+        if best:
+            which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
+            rows.append((f"{name}, {which}", student, best))
     columns = [
         "",
         "model",
@@ -387,9 +389,12 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     where = (
         "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
     )
-    which = "best" if summary["student"]["best_val"] else "last"
+    best = summary["student"]["best_val"]
+    which = "the best epoch" if best else "the last epoch"
+    if best and not best["epoch"]:
+        which = "the start: no epoch was as good"
     held = (
-        f"{where} holds the {which} epoch"
+        f"{where} holds {which}"
         if summary["steps"]
         else "nothing was trained, no student is exported"
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from kd.proof.luck import CHANCE_SIGMAS, is_clearly_more, shows_a_bad_teacher
 from kd.report.limits import Finding
-from kd.report.metric import format_metric
+from kd.report.metric import format_metric, less_is_better
 from kd.report.ratio import ratio
 from kd.report.records import percentile
 from kd.report.step_facts import mean
@@ -233,6 +233,46 @@ def overtraining(
         text += f", val/kl no lower than {least_before:.3f}"
     lever = "stop here: the best epoch is exported; or a lower optim.lr"
     return Finding("Overtraining", text, lever)
+
+
+def worse_than_start(
+    start: float | None,
+    last: float | None,
+    pictures: int,
+    metric: str = "val/acc1",
+    exported_epoch: int = 0,
+    levers: Sequence[str] = (),
+    drop: float = 0.02,
+) -> Finding | None:
+    """After the last epoch the student is worse than before the first step, by a share ``drop`` and more than an error.
+
+    Args:
+        start: the metric before the first step; None: it was not measured.
+        last: after the last epoch.
+        pictures: of the validation; the standard error of a share ``p`` of them is ``sqrt(p (1 - p) / pictures)``.
+        metric: its name.
+        exported_epoch: the epoch that is exported, from 1; 0: the start.
+        levers: what to try, in order.
+        drop: of the start's value.
+    """
+    if start is None or last is None or not math.isfinite(start + last):
+        return None
+    loss = start - last
+    if less_is_better(metric):
+        loss = last - start
+    error = 0.0
+    if metric.endswith("acc1") and pictures:
+        error = math.sqrt(start * (1 - start) / pictures)
+    if loss <= max(drop * abs(start), error):
+        return None
+    kept = "the start itself is exported"
+    if exported_epoch:
+        kept = f"epoch {exported_epoch} is exported"
+    text = (
+        f"{metric} was {format_metric(metric, start)} before the first step and is {format_metric(metric, last)} after "
+        f"the last epoch: training has undone part of what the student began with; {kept}"
+    )
+    return Finding("WorseThanStart", text, f"try {', '.join(levers) or 'a lower optim.lr'}")
 
 
 def student_under_trained(

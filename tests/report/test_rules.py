@@ -62,6 +62,9 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("StudentIgnoresTeacher", ([0.5] * 5, {"kd": [1] * 5}), ([0.5] * 5, {})),
     ("FeaturesCollapse", ([20.0, 4.8], 296), ([4.8, 28.8], 296)),
     ("FeaturesCollapse", ([4.8], 100), ([4.8], 99)),
+    ("WorseThanStart", (0.818, 0.733, 371), (0.818, 0.80, 371)),  # two points of 371 pictures are luck
+    ("WorseThanStart", (0.2, 0.3, 0, "val/feature_loss"), (0.3, 0.2, 0, "val/feature_loss")),
+    ("WorseThanStart", (0.6, 0.5, 0, "val/miou"), (None, 0.5, 0, "val/miou")),
     ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5),
      ([0.2, 0.5, 0.6, 0.6, 0.605], [0.3] * 5)),
     ("StudentUnderTrained", ([0.2, 0.3, 0.4, 0.5, 0.6], [0.3] * 5, "scratch"),
@@ -160,6 +163,7 @@ SINGLE = (
     "PhaseVariation",
     "SchedulerDelay",
     "StalledTraining",
+    "WorseThanStart",
 )
 EMPTY: dict[str, tuple[Any, ...]] = {
     "SlowRank": ({},), "DeadRelu": ({},), "StudentIgnoresTeacher": ([], {}), "StudentUnderTrained": ([], []),
