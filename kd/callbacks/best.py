@@ -75,24 +75,31 @@ class Best(Callback):
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
             now = {k.removeprefix(place): float(v) for k, v in found if k.startswith(place)}
-            seen = _pictures(run, student.data.val)
             if trainer.sanity_checking:
                 answers = from_first(trainer.strategy, student.answers_at_its_start)
                 is_better = answers and self._note_start(name, now)
             else:
                 self.newest[name] = now
+                if name in self.start and name not in self.best:
+                    self.best[name] = {**self.start[name], "epoch": 0, "step": 0}
+                seen = _pictures(run, student.data.val)
                 is_better = self.metric in now and self._is_better(name, seen)
-            if all_processes(trainer.strategy, is_better):
-                epoch = 0 if trainer.sanity_checking else trainer.current_epoch + 1
+            if not all_processes(trainer.strategy, is_better):
+                continue
+            self.improved.add(name)
+            if not trainer.sanity_checking:
+                epoch = trainer.current_epoch + 1
                 self.best[name] = {**now, "epoch": epoch, "step": trainer.global_step}
-                self.improved.add(name)
-                if name and trainer.is_global_zero:
-                    self.save(student, run.student_folder(name) / "student.safetensors")
+            if name and trainer.is_global_zero:
+                self.save(student, run.student_folder(name) / "student.safetensors")
         if "" in self.improved:
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _note_start(self, name: str, metrics: Metrics) -> bool:
-        """Keeps a student's metrics before the first step; False where the monitored one is not known."""
+        """Keeps a student's metrics before the first step; False where the monitored one is not known.
+
+        It becomes the best at the first validation of an epoch: without any the last weights are exported.
+        """
         if not math.isfinite(metrics.get(self.metric, math.nan)):
             return False
         self.start[name] = metrics

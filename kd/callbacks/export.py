@@ -53,7 +53,8 @@ class Export(Callback):
         run = RunContext.of(trainer)
         for name, module in run.students.named().items():
             file = run.student_folder(name) / "student.safetensors"
-            if not name or not file.is_file():
+            is_written = name in self.best.best and file.is_file()
+            if not name or not is_written:
                 self.save(
                     module, file, self._best(trainer, run.best_checkpoint) if not name else None
                 )

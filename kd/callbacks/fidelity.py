@@ -111,6 +111,13 @@ class FidelityRecord(Callback):
                     run.student_folder(name), whole, run.data, "val", run.students.data_info.classes
                 )
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Without a validation of an epoch the last weights are exported, which were not compared: the start was."""
+        run = RunContext.of(trainer)
+        for name in run.students.named() if trainer.is_global_zero else ():
+            if name not in self.best.best:
+                (run.student_folder(name) / "fidelity.json").unlink(missing_ok=True)
+
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:
     """The comparisons of all processes as one, added into the first; None where no process has one."""

@@ -294,6 +294,12 @@ class Facts(StepFacts):
         best = min if less_is_better(metric) else max
         return best(values)
 
+    def exports_its_start(self, student: str = "") -> bool:
+        """Whether a student is exported as it was before the first step, as no epoch was as good."""
+        best = self.run.model_of(student).get("best_val") or {}
+        start = self.run.model_of(student).get("start_val")
+        return bool(start) and best.get("epoch") == 0
+
 
 def tier_of(run: RunRecords) -> TierFacts | None:
     """The tier's readings of all ranks together; None where there are too few."""

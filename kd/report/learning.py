@@ -81,6 +81,8 @@ def headline(facts: Facts) -> Section | None:
         best = min
     name = best(scores, key=lambda student: scores[student])
     who = f"The student {name}" if name else "The student"
+    if facts.exports_its_start(name):
+        who += ", as it was before training,"
     score = scores[name]
     shown = format_metric(metric, score)
     teacher = run.teacher

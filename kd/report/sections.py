@@ -39,7 +39,8 @@ def report(explained: Explained) -> list[Section]:
     A section that can't be worked out is left out too, and the notes name it: the others are shown.
     """
     run, facts = explained.run, explained.facts
-    done = status(run) == "done"
+    worse = any(finding.rule == "WorseThanStart" for finding in explained.findings)
+    done = status(run) == "done" and not worse
     speed: dict[str, Parts] = {"rules": lambda: [_rules(explained)]}
     results: dict[str, Parts] = {
         "learning": lambda: learning(facts),
@@ -57,7 +58,7 @@ def report(explained: Explained) -> list[Section]:
         "cost by group": lambda: [_cost_by_group(facts)],
         "cost by price": lambda: [costs_by_kind(facts)],
     }
-    # Of a run that trains, or failed, what is unusual comes before the results.
+    # Of a run that trains, failed, or made its student worse, what is unusual comes before the results.
     rest: dict[str, Parts] = {
         **(results if done else speed),
         **(speed if done else results),
@@ -152,7 +153,10 @@ def _result_cards(facts: Facts) -> list[Card]:
     cards = []
     for name in run.students:
         best = format_metric(metric, facts.best_val(name))
-        about = _about(f"best val {metric}", run.model_of(name))
+        which = f"best val {metric}"
+        if facts.exports_its_start(name):
+            which = f"val {metric} before training"
+        about = _about(which, run.model_of(name))
         cards.append((name or "student", best, about))
     value = format_metric(metric, teacher_value)
     cards.append(("teacher", value, _about(f"val {metric}", teacher)))

@@ -20,6 +20,7 @@ from kd.report.metric import format_metric, is_share, less_is_better
 from kd.report.records import read_run
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._helpers import TINY
+from tests._pages import sections_of
 from tests._runs import run_folders
 
 
@@ -226,7 +227,11 @@ def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
             pytest.approx(start["acc1"], abs=1e-5)
         )
     assert f"{names[0] or 'student'}, the start (the best)" in printed.out
-    assert "WorseThanStart" in (run / "report.html").read_text()
+    headline, *rest = sections_of(run / "report.html")
+    assert ", as it was before training," in headline["text"]
+    titles = [section.get("title") or section["kind"] for section in rest]
+    first_result = next(i for i, title in enumerate(titles) if "alidation" in title)
+    assert titles.index("Rules that fired") < first_result
 
     # the run goes on: the start is still the best, and is not measured again
     assert train_main([f"resume={run}", "trainer.max_epochs=3"]) == 0
@@ -250,3 +255,25 @@ def test_a_start_that_training_keeps_is_no_finding(tmp_path: Path) -> None:
     assert scratch["student"]["start_val"] == {}
     for summary in (kept, scratch):
         assert "WorseThanStart" not in {finding["rule"] for finding in summary["findings"]}
+
+
+@pytest.mark.parametrize("names", [[""], ["one", "two"]])
+def test_without_a_validation_the_last_weights_are_exported(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """The start was measured, no epoch was: nothing says that the start is better."""
+    recipe = recipe_of_a_good_teacher(tmp_path)
+    items = ["model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=1"]
+    several = [f"students.{name}.optim.lr=3.0" for name in names if name]
+    never = "trainer.check_val_every_n_epoch=9"
+    assert train_main([f"recipe={recipe}", *items, *several, "optim.lr=3.0", never]) == 0
+    (run,) = run_folders(recipe)
+    for name in names:
+        folder = run / "students" / name if name else run
+        student = json.loads((folder / "summary.json").read_text())["student"]
+        assert student["best_val"] == {}
+        assert student["start_val"]["acc1"] > 0.8
+        assert not (folder / "fidelity.json").exists()
+        assert main("eval", [str(folder)]) == 0
+        measured = json.loads((folder / "eval_val.json").read_text())["student"]
+        assert measured["acc1"] < student["start_val"]["acc1"] - 0.2
