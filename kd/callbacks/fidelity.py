@@ -22,7 +22,7 @@ from kd.data.pictures import decode
 from kd.data.transforms import EvalView
 from kd.processes import of_all_processes
 from kd.report.charts import JPEG
-from kd.storage.writing import write_text
+from kd.storage.writing import remove, write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.segmentation import colours
@@ -116,7 +116,7 @@ class FidelityRecord(Callback):
         run = RunContext.of(trainer)
         for name in run.students.named() if trainer.is_global_zero else ():
             if name not in self.best.best:
-                (run.student_folder(name) / "fidelity.json").unlink(missing_ok=True)
+                remove(run.student_folder(name) / "fidelity.json")
 
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:

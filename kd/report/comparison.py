@@ -418,9 +418,9 @@ def _headline(before: Facts, after: Facts) -> str:
 
 def _largest_change(before: Facts, after: Facts) -> str:
     """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
-    phases = PHASES
+    phases: Sequence[str] = PHASES
     if _are_of_both_kinds([before, after]):
-        phases = tuple(name for name in PHASES if name in before.phases and name in after.phases)
+        phases = [name for name in PHASES if name in before.phases and name in after.phases]
     changes = {}
     for name in phases:
         ms_before = before.phases.get(name, 0.0)
