@@ -215,9 +215,9 @@ def _pays_options(options: Mapping[str, str], pays: PaysWish, models: Sequence[s
     check_models(models)
     if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
         raise UserError(f"pays: folder {pays.folder} not found")
-    from kd.run.pictures import list_labelled
+    from kd.run.pictures import list_to_compare
 
-    list_labelled(pays.folder)
+    list_to_compare(pays)
     from kd.run.measure import Options
 
     return Options(out=out, pays=pays)

@@ -139,8 +139,6 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
     boxes = not is_url(wish.folder) and has_boxes(Path(expanded(wish.folder)))
-    if wish.steps is not None and not boxes:
-        raise UserError(f"steps: has no effect: {wish.folder} has no boxes")
     run = Run.open(request.rest[0], request)
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -19,6 +19,7 @@ from kd.data.splits import PROBE, Splits, info_of, load_probe
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.run import listed, typed
+from kd.run.pays_wish import PaysWish
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
@@ -125,16 +126,21 @@ def list_folder(folder: str) -> None:
         labelled_folder(joined(expanded(folder)), classes, "folder")
 
 
-def list_labelled(folder: str) -> None:
+def list_to_compare(wish: PaysWish) -> None:
     """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one with boxes passes.
 
     Raises:
-        UserError: names ``pays``.
+        UserError: names ``pays``; or ``steps``, which only detectors have.
     """
-    if is_url(folder) or has_boxes(Path(expanded(folder))):
+    is_remote = is_url(wish.folder)
+    if not is_remote and has_boxes(Path(expanded(wish.folder))):
+        return
+    if wish.steps is not None:
+        raise UserError(f"steps: has no effect: {wish.folder} has no boxes")
+    if is_remote:
         return
     try:
-        load_probe(Probe(folder))
+        load_probe(Probe(wish.folder))
     except UserError as error:
         raise UserError(str(error).replace(PROBE, "pays")) from error
 
