@@ -262,7 +262,7 @@ def worse_than_start(
         loss = last - start
     error = 0.0
     if metric.endswith("acc1") and pictures:
-        error = math.sqrt(start * (1 - start) / pictures)
+        error = math.sqrt(ratio(start * (1 - start), pictures))
     if loss <= max(drop * abs(start), error):
         return None
     kept = "the start itself is exported"
