@@ -508,7 +508,7 @@ def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limi
         return None
     text = f"the GPU computes {gpu_busy:.0%} of the time, while the host launches for {launch_ms:.0f} of {step:.0f} ms"
     lever = "model.student.compile=reduce-overhead"
-    larger_batch = facts.larger_batch(1 / max(gpu_busy, 0.01))
+    larger_batch = facts.larger_batch(ratio(1, max(gpu_busy, 0.01)))
     if larger_batch:
         lever = f"{larger_batch}: kernels grow, their number does not"
     return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))

@@ -315,7 +315,8 @@ class StepFacts:
         more = counted["more_fit"]
         size = self.header["batch_size"]
         larger = min(size + more, math.ceil(times) * size)
-        steps_left = self.header.get("batches_per_epoch", math.inf) * size / larger
+        batches = self.header.get("batches_per_epoch", math.inf)
+        steps_left = ratio(batches * size, larger, otherwise=math.inf)
         if larger > size and steps_left >= STEPS_OF_AN_EPOCH:
             beside = f", {room}" if room else ""
             return f"data.batch_size={larger} ({more} more fit{beside})"
