@@ -31,7 +31,10 @@ class RunResult:
     """The content of ``summary.json``."""
 
     def student(self, name: str = "") -> nn.Module:
-        """The best epoch's student in eval mode, with the weights that ``student.safetensors`` holds.
+        """The best epoch's student in eval mode, with the weights that ``student.safetensors`` holds, on the CPU.
+
+        It takes float pictures ``(N, 3, H, W)``, resized and normalised already:
+        ``kd.load_student(folder / "student.safetensors")`` also gives how, and the classes.
 
         Args:
             name: which one, of several students.
@@ -130,9 +133,9 @@ def size(
         settings: values by key, of the run and of ``kd-size`` (``latency_ms``, ``runtime``, ...).
 
     Returns:
-        All candidates (``name``, ``arch``, ``kwargs``, ``latency_ms``, ``mb``, ``params``, ``front``, ``within``, and
-        ``score`` where it is within the budget, a share in 0..1), and the chosen one, None where the search has chosen
-        none.
+        All candidates (``name``, ``arch``, ``kwargs``, ``mb``, ``params``, ``front``, ``within``; ``latency_ms`` where
+        it was timed; ``score``, the task's primary metric on held-out pictures, where it was scored), and the chosen
+        one, None where the search has chosen none. Files go to ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.

@@ -53,13 +53,19 @@ NO_SHARED_MEMORY = (
 )
 
 
+NEARLY = 0.85
+"""Likeness from which on a name is a misspelt one, not another."""
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, then what it was raised from (``__cause__``), or else while handling (``__context__``), and so on.
 
     The outermost comes first. A context that ``raise ... from None`` hides is among them too: what a library hides
     from its users may be what a message of kd is about.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # an error may be its own cause
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
@@ -127,9 +133,11 @@ def reason(error: BaseException) -> str:
     """
     lines = str(error).splitlines() or [""]
     first = lines[0]
-    if "in DataLoader worker process" in first:  # its own traceback follows, then the message
-        first = lines[-1].removeprefix("kd.errors.RunError: ")
-    if isinstance(error, RunError):
+    kind_and_text = f"{type(error).__name__}: {first}"
+    if "in DataLoader worker process" in first:  # its own traceback follows, then kind and message
+        kind_and_text = lines[-1]
+        first = re.sub(r"^kd\.errors\.\w+: ", "", lines[-1])
+    if isinstance(error, RunError | UserError):
         return first
     all_causes = list(causes(error))
     for cause in all_causes:
@@ -148,14 +156,17 @@ def reason(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
         return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
-    return f"{type(error).__name__}: {first}"
+    return kind_and_text
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:
-    """Whether it came out of the pipe to a loader worker that has just died.
+    """Whether it is a broken pipe to a loader worker, which has just died.
 
     Of a worker that it sees is dead torch says so itself; where the process still counts as alive, this error arrives.
+    Other errors from there (too many open files, a worker that could not be started) are not of this kind.
     """
+    if not isinstance(error, EOFError | ConnectionError | FileNotFoundError):
+        return False
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     loads = any(file.endswith("torch/utils/data/dataloader.py") for file in files)
     return loads and any("/multiprocessing/" in file for file in files)

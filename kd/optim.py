@@ -332,8 +332,9 @@ class Together(Optimizer):
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that are stepped as one, or the only one.
 
-    Several are one for each student, in the order of ``Students.named()``, by which callers pair them; each as the step
-    sees it, within ZeRO's wrapper. The list is the optimizer's own.
+    Several are one for each student, in the order of ``Students.named()``, by which callers pair them. With
+    ``optim.zero`` each is ZeRO's wrapper, whose ``optim`` holds this rank's state. Of several, the list is the one that
+    :class:`Together` steps.
     """
     if isinstance(optimizer, Together):
         return optimizer.optimizers

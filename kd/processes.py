@@ -165,7 +165,7 @@ def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
 
 
 def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """A group of all hosts, made by all processes together; None on all of them where it failed on one."""
+    """A group (gloo) of all processes, which make it together; None on all of them where it failed on one."""
     group = None
     try:
         timeout = timedelta(seconds=timeout_of(strategy))

@@ -1,6 +1,9 @@
 """Errors in one line."""
 
-from kd.errors import did_you_mean, first_line, plain, reason
+import pytest
+from torch._utils import ExceptionWrapper
+
+from kd.errors import UserError, causes, did_you_mean, first_line, plain, reason
 
 
 def test_did_you_mean() -> None:
@@ -27,3 +30,35 @@ def test_plain() -> None:
         plain(OSError(36, "File name too long", "a" * 300))[:40]
         == "File name too long: aaaaaaaaaaaaaaaaaaaa"
     )
+
+
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert list(causes(first)) == [first, second]
+
+
+def test_an_error_of_a_loader_worker_has_its_kind_once() -> None:
+    """As torch sends it from the worker and raises it again."""
+    lines = {
+        "ValueError: bad picture": ValueError("bad picture"),
+        "data.source.labels: a word": UserError("data.source.labels: a word"),
+    }
+    for line, error in lines.items():
+        try:
+            raise error
+        except ValueError:
+            sent = ExceptionWrapper(where="in DataLoader worker process 0")
+        with pytest.raises(ValueError) as caught:
+            sent.reraise()
+        assert reason(caught.value) == line
+
+
+def test_only_a_broken_pipe_is_a_worker_that_exited() -> None:
+    """Too many open files come through the same code."""
+    for error, has_exited in ((EOFError(), True), (OSError(24, "Too many open files"), False)):
+        code = compile("raise error", "/torch/utils/data/dataloader.py", "exec")
+        inner = compile("exec(code)", "/lib/multiprocessing/connection.py", "exec")
+        with pytest.raises(type(error)) as caught:
+            exec(inner, {"code": code, "error": error})
+        assert ("exited unexpectedly" in reason(caught.value)) is has_exited

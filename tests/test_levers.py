@@ -3,11 +3,14 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kd.cli import train_main
+from kd.errors import UserError
+from kd.fit_to_machine import _tune
 from kd.fit_to_machine.measure import tried_size
 from kd.fit_to_machine.memory import Memory, saved_bytes
 from kd.machine import cores
@@ -240,3 +243,11 @@ def test_a_containers_quota_counts_as_its_cores(tmp_path: Path) -> None:
     ):
         quota.write_text(text + "\n")
         assert cores(quota) == allowed
+
+
+def test_a_teacher_that_all_processes_hold_together_tries_no_batches() -> None:
+    """One process would try batches with it, while the others wait: it would hang."""
+    teacher = SimpleNamespace(is_shared_out=True)
+    run = SimpleNamespace(students=SimpleNamespace(named=dict), teacher=teacher)
+    with pytest.raises(UserError, match="data.batch_size: auto is not available beside placement"):
+        _tune(run, SimpleNamespace(auto={"batch_size"}))  # type: ignore[arg-type]

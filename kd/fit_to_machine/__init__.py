@@ -64,6 +64,11 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
                 f"optim.lr_batch{of}: say which global batch optim.lr={student.optim.lr:g} is meant for; "
                 "data.batch_size=auto changes the batch"
             )
+    if "batch_size" in data.auto and run.teacher is not None and run.teacher.is_shared_out:
+        raise UserError(
+            "data.batch_size: auto is not available beside placement=shard (one process tries batches, all hold the "
+            "teacher together); give a number"
+        )
     for name, measure in (("batch_size", largest_batch_size), ("num_workers", fastest_num_workers)):
         if name not in data.auto:
             continue

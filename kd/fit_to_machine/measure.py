@@ -137,6 +137,9 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
 def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The largest batch of a process that fits into memory, in pictures, and one line that says why.
 
+    Called by the first process alone, so nothing in it may be a collective. It is counted, then tried on a GPU; the
+    line's MB are the counted ones.
+
     Args:
         run: the module, attached to its trainer.
         data: bounds it by the training set.
@@ -144,7 +147,7 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     device = run.trainer.strategy.root_device
     memory = Memory(run)
     available = available_bytes(device, run.trainer.num_devices)
-    most = data.epoch_length // run.trainer.world_size
+    most = max(1, data.epoch_length // run.trainer.world_size)
     size = counted = min(memory.fits(available), most)
     if device.type == "cuda":
         peak = partial(_peak_bytes, run, data, device)
@@ -169,7 +172,9 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
 def tried_size(
     size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
 ) -> int:
-    """The largest batch that went through: what a picture takes is read of two trials, instead of counted.
+    """The largest batch that went through, 1 where none did.
+
+    What a picture takes is read of two trials, instead of counted.
 
     Args:
         size: as counted; made smaller until it goes through.

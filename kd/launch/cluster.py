@@ -27,7 +27,8 @@ class Cluster:
     """A job's machines."""
 
     launcher: str
-    """What started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``."""
+    """What started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``; or the variable
+    that alone says so, ``KD_ROLE`` or ``KD_DATA_NODES``."""
     num_nodes: int
     """Machines that train."""
     devices: int | None
@@ -42,7 +43,10 @@ class Cluster:
     """Machines that prepare data."""
 
     def settings(self) -> dict[str, int]:
-        """The trainer's settings that follow from the job, by key; {} where one machine trains by itself."""
+        """The trainer's settings that follow from the job, by key.
+
+        {} where no launcher was found and ``KD_DATA_NODES`` alone says that other machines prepare data.
+        """
         if self.launcher == "KD_DATA_NODES":
             return {}
         devices = {}

@@ -57,9 +57,13 @@ class FeatureRegression(_Projected):
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """A loss for each picture, ``(N,)``: :meth:`compare` of the projected student and the standardised teacher.
 
+        After :meth:`build`. With ``standardize`` a call in training first takes the batch into the statistics of all
+        processes, until they are complete: a collective, all ranks call alike.
+
         Args:
-            student_features: ``(N, C, H, W)`` or ``(N, D)``.
-            teacher_features: of the same pictures; a map is brought to the student's grid.
+            student_features: ``(N, C, H, W)``, tokens ``(N, L, C)`` or ``(N, D)``.
+            teacher_features: of the same pictures; a map is brought to the student's grid. The student's map is
+                averaged where the teacher has a vector.
         """
         target = self._on_students_grid(student_features, teacher_features)
         if self.standardize != "none":

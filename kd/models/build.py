@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import nn
 
-from kd.errors import UserError, builder_hint, did_you_mean, plain
+from kd.errors import NEARLY, UserError, builder_hint, did_you_mean, plain
 from kd.models.arguments import check_arguments, check_memory, check_sides
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_weights
@@ -227,7 +227,10 @@ def check_arch(arch: str, key: str) -> None:
             f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {loads}"
         )
     if not timm.is_model(arch):
-        other = builder_hint(arch, key) or did_you_mean(arch, timm.list_models(), 0.5)
+        name, has_tag, _ = arch.partition(".")
+        known = timm.list_models()
+        other = did_you_mean(name, known, NEARLY) if has_tag else ""
+        other = other or builder_hint(arch, key) or did_you_mean(arch, known, 0.5)
         raise UserError(f"{key}.arch: timm has no model '{arch}'{other}")
 
 

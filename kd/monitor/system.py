@@ -224,9 +224,11 @@ class SystemReader:
         return rates
 
     def _processes(self) -> dict[str, Any]:
-        """CPU use in % (100: one core) of the training processes and of each worker, and their memory in MB.
+        """CPU use in % (100: one core) of all training processes together (``main``) and of each process below them
+        (``workers``), and the memory of all in MB.
 
-        Now and then also how long threads waited for a core; workers are looked for as seldom.
+        In every :data:`LOOK_FOR_CHILDREN`-th sample also what :meth:`Delays.read` gives, in % of the time; the
+        processes below are looked for as seldom.
         """
         main = 0.0
         rss = 0

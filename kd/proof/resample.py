@@ -47,7 +47,10 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: in
     below = np.sum(gains < gain)
     equal = np.sum(gains == gain)
     share = (below + equal / 2) / len(gains)
-    if share in (0.0, 1.0):  # all samples are alike
+    if share in (
+        0.0,
+        1.0,
+    ):  # all samples lie on one side of the gain: no quantile of a normal answers to it
         return float(gains.min())
 
     normal = NormalDist()

@@ -107,7 +107,12 @@ def _fit(run: Run, resume_from: Path | None) -> int:
     """Trains, from a checkpoint where one is given; returns the exit code.
 
     Returns:
-        0 when trained; 130 or 143 after a signal; that of :func:`_ended_by` after an error.
+        0 when trained, when no step was left, or when a rule of the monitor stopped the run; 130 or 143 after a signal;
+        that of :func:`_ended_by` after an error.
+
+    Raises:
+        UserError: a user's mistake, or a checkpoint that can't be loaded. Another error before the run's folder has
+            begun is raised as it is.
     """
     say = print if is_rank_zero() else lambda *_, **__: None
     if resume_from and resume_from.name == LAST and (done := _all_done(run)):

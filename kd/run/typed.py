@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from kd.errors import UserError, builder_hint
+from kd.errors import NEARLY, UserError, builder_hint, did_you_mean
 from kd.run import listed
 from kd.run.annotations import members, shown
 from kd.run.keys import definition
@@ -438,7 +438,9 @@ def _unknown_to_timm(key: str, value: object) -> str:
     timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
     if ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):
         return ""
-    other = builder_hint(name, key.removesuffix(".arch")) or near(name, known)
+    without_tag, has_tag, _ = name.partition(".")
+    other = did_you_mean(without_tag, known, NEARLY) if has_tag else ""
+    other = other or builder_hint(name, key.removesuffix(".arch")) or near(name, known)
     return f"timm has no model '{name}'{other}"
 
 

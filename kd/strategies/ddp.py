@@ -55,7 +55,14 @@ class DDP(HookedDDP):
         self._powersgd_start_step = powersgd_start_step
 
     def setup_distributed(self) -> None:
-        """Joins the process group. Backends from elsewhere get neither Lightning's ``device_id`` nor a second group."""
+        """Joins the process group.
+
+        Backends from elsewhere do not get Lightning's ``device_id``, and Lightning's barrier around ``prepare_data``,
+        for which it makes a gloo group, is removed for the rest of the process.
+
+        Raises:
+            UserError: the process is in a group of another backend.
+        """
         if not self._third_party:
             super().setup_distributed()
             return

@@ -257,7 +257,10 @@ class DeepSpeed(DDPStrategy):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A tensor of stage 3 from its shards, without disturbing what the engine fetches ahead; else itself."""
+    """A tensor of stage 3 from its shards, without disturbing what the engine fetches ahead; else itself.
+
+    All ranks call it, in the same order. Of a weight that is trained it is the optimizer's float32 copy.
+    """
     import deepspeed
 
     if not hasattr(tensor, "ds_id"):

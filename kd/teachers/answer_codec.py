@@ -111,7 +111,10 @@ class Int8Feature:
 
     The channels' units are measured once (:meth:`measure`), as channels of a vision transformer differ by orders of
     magnitude. Each token also has a scale, and its largest value in half precision with its channel's number: 6 bytes.
-    A value is off by at most 1 / 254 of its token's second largest (or 2^-15), in its channel's unit.
+    A value is off by at most 1 / 254 of its token's second largest (or 2^-15), in its channel's unit; the largest, in
+    half precision, by 1 / 2048 of itself.
+
+    :meth:`measure` or :meth:`use` comes before encoding and decoding (AssertionError).
 
     Args:
         shape: of one picture's: a vector ``(D,)``, tokens ``(T, D)`` or a map ``(D, H, W)``.
@@ -581,14 +584,16 @@ class AnswerCodec:
         return usable_N.numpy()
 
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
-        """Reads records.
+        """Reads records; their checksum is not read.
+
+        A codec of int8 needs its units first (AssertionError).
 
         Args:
             records: uint8 ``(N, record_bytes)``.
 
         Returns:
-            The logits, float32 ``(N, C)`` or ``(N, C, h, w)``, or the k largest; None where the records have none. The
-            features, float32 ``(N, ...)`` each.
+            The logits, float32 ``(N, C)`` or ``(N, C, h, w)`` (a top-k map comes back whole), or the k largest; None
+            where the records have none. The features, float32 ``(N, ...)`` each.
         """
         logits = None
         if self.logits:

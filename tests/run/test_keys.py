@@ -288,6 +288,10 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "timm has no model 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?",
         ),
         (
+            "model.student.arch=vit_smal_patch16_224.augreg_in21k",
+            "timm has no model 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
+        ),
+        (
             "model.student.arch=mine.Nets",
             "timm has no model 'mine.Nets'; a class path goes to model.student.builder=mine.Nets",
         ),

@@ -431,6 +431,9 @@ def _resize_padded(
 ) -> Tensor:
     """Pictures ``(n, 3, rows, columns)`` of ``heights`` x ``widths`` (``(n, 1)`` each) -> uint8 ``(n, 3, *size)``.
 
+    Bilinear with antialiasing (:func:`_shares`), of floats 0..255 as :func:`_padded` gives them; what lies beyond a
+    picture's edge does not count.
+
     First the columns, then the rows are resized; values are rounded after each, as torchvision's passes do.
     """
     n, _, rows, columns = padded.shape

@@ -135,14 +135,15 @@ def teacher_streams(
 def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
     """Directions of the last stream by which the teacher's classifier tells pictures apart.
 
-    With f the pooled, normalised stream of a picture and B the classifier's weights, which the final norm's scale
-    multiplies, logits are ``B f``. The singular value decomposition ``U S V' = (f - mean f) B'`` over the sample orders
-    combinations of classes by how much they vary; those that make :data:`CLASSIFIED` of the variance are kept, and
-    read the directions ``V' B``. B is centred: over the classes, as softmax does not see what all logits have in
-    common, and over the width, as the norm does not.
+    With f the pooled stream of a picture, each token divided by its root mean square before (also where the teacher
+    normalises after pooling, which changes the choice of directions alone), and B the classifier's weights, which the
+    final norm's scale multiplies, logits are ``B f``. The singular value decomposition ``U S V' = (f - mean f) B'`` over
+    the sample orders combinations of classes by how much they vary; those that make :data:`CLASSIFIED` of the variance
+    are kept, and read the directions ``V' B``. B is centred: over the classes, as softmax does not see what all logits
+    have in common, and over the width, as the norm does not.
 
     Args:
-        teacher: with a linear classifier of C classes.
+        teacher: with a linear classifier of C classes, pooling ``token`` or ``avg``, and one norm before the classifier.
         last: its stream after the last block, as the norms see it, ``(N, L, D)``.
         most: how many directions may be kept.
 

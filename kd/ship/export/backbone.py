@@ -70,8 +70,10 @@ class Backbone(Format):
         return below
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """A callable that gives the last layer's features, flattened: uint8 ``(N, *manifest.shape)`` -> float32 ``(N,
-        D)``.
+        """A callable that gives all values of the last layer's features, unpooled and flattened.
+
+        It takes NumPy, uint8 ``(N, *manifest.shape)``, and gives float32 ``(N, D)``. ``threads`` is not read: torch's
+        own setting counts.
 
         Raises:
             UserError: the metadata is not that of such an export, or names arguments that do not fit the tensors.
