@@ -47,7 +47,7 @@ WORDS = {
     "latency": ["RUN"],
     "launch": ["sky", "recipe=foodtag_vit", "instances=2xA100:8", "image=kd:1", "--dry-run"],
     "pack": ["recipe=RECIPE", "out=OUT"],
-    "predict": ["RUN", "RUN"],
+    "predict": ["RUN", "PICTURES"],
     "report": ["RUN"],
     "runs": ["RUNS", "--json"],
     "scale": ["recipe=RECIPE"],
@@ -72,9 +72,10 @@ def test_help_names_the_command_and_ends_well(
 
 @pytest.mark.parametrize("name", commands())
 def test_the_first_line_comes_before_anything_that_takes_seconds(
-    name: str, finished: Path, recipe: Path, tmp_path: Path
+    name: str, finished: Path, recipe: Path, pictures: Path, tmp_path: Path
 ) -> None:
     places = {"RUNS": finished.parent, "RUN": finished, "RECIPE": recipe, "OUT": tmp_path / "out"}
+    places["PICTURES"] = pictures / "val"
     words = list(WORDS[name])
     for place, path in places.items():
         words = [word.replace(place, str(path)) for word in words]

@@ -270,7 +270,7 @@ def worse_than_start(
         kept = f"epoch {exported_epoch} is exported"
     text = (
         f"{metric} was {format_metric(metric, start)} before the first step and is {format_metric(metric, last)} after "
-        f"the last epoch: training has undone part of what the student began with; {kept}"
+        f"the last epoch: training has undone part of what it began with; {kept}"
     )
     return Finding("WorseThanStart", text, f"try {', '.join(levers) or 'a lower optim.lr'}")
 

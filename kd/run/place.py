@@ -16,6 +16,7 @@ from kd.storage.checkpoints import (
     LAST,
     PREVIOUS,
     check_writable,
+    damage_of_archive,
     holder_of,
     newest_whole,
     run_folder,
@@ -157,6 +158,9 @@ def finished_before(
     # a run writes a missing or damaged one again
     summary = mapping_of(folder / "summary.json")
     is_done = summary.get("status") == "done" and any(folder.glob("**/student.safetensors"))
+    last = folder / "checkpoints" / LAST
+    if is_done and last.is_file() and damage_of_archive(last):
+        is_done = False  # the training goes on from the checkpoint before, and mends it
     done = {kind: count for kind in limits if isinstance(count := summary.get(kind), int)}
     for kind, count in done.items():
         limit = limits[kind]

@@ -77,19 +77,41 @@ def damage(path: Path) -> str:
     from kd.storage.tensors import packed_record
 
     try:
+        regular(path, LARGEST_WEIGHTS)
+        packed = packed_record(path)
+        if packed:
+            return packed
+    except Exception as error:
+        return _in_short(error)
+    of_archive = damage_of_archive(path)
+    if of_archive:
+        return of_archive
+    try:
+        torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except Exception as error:  # there are many ways to say that bytes make no sense
+        return _in_short(error)
+    return ""
+
+
+def damage_of_archive(path: Path) -> str:
+    """As :func:`damage`, as far as checksums show it: no torch is imported."""
+    try:
         with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
                 return "no checkpoint of torch"
-            packed = packed_record(path)
-            if packed:
-                return packed
+            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                return "a packed record, which torch never writes"  # of any size, once unpacked
             damaged_record = archive.testzip()
-        if damaged_record:
-            return f"wrong checksum of {damaged_record}"
-        torch.load(path, map_location="meta", mmap=True, weights_only=True)
-    except Exception as error:  # there are many ways to say that bytes make no sense
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    except Exception as error:
+        return _in_short(error)
+    if damaged_record:
+        return f"wrong checksum of {damaged_record}"
     return ""
+
+
+def _in_short(error: Exception) -> str:
+    """An error's kind and text, in at most some 180 characters."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:

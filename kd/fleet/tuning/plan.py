@@ -139,7 +139,9 @@ def plan(request: Request) -> SearchPlan:
     config = run.config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
-    check_present(config)
+    jobs = _jobs(settings)
+    if request.here:  # elsewhere the pictures are not on this machine
+        check_present(config)
     items = [
         f"recipe={request.recipe}",
         *(f"config={o}" for o in request.overlays),
@@ -161,7 +163,7 @@ def plan(request: Request) -> SearchPlan:
         space=space,
         objectives=objectives,
         trials=whole_number(settings, "trials", 20),
-        jobs=_jobs(settings),
+        jobs=jobs,
         hours=_limit(settings, "hours"),
         trial_hours=_limit(settings, "trial_hours"),
         sampler=sampler,
