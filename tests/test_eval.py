@@ -71,7 +71,7 @@ def test_a_weights_file_alone_needs_only_pictures(
         (["arch=resnet10"], "arch: timm has no model 'resnet10'; did you mean"),
         (
             ["arch=vit_smal_patch16_224.augreg_in21k"],
-            "'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
+            "arch: timm has no model 'vit_smal_patch16_224.augreg_in21k'; did you mean 'vit_small_patch16_224'",
         ),
         (
             ["arch=mine.Nets"],
