@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from kd.errors import UserError
-from kd.storage.elsewhere import LARGEST_WEIGHTS, plain_name, regular, text_of
+from kd.storage.elsewhere import LARGEST_WEIGHTS, packed_record, plain_name, regular, text_of
 from kd.storage.writing import appended, existing
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -74,21 +74,12 @@ def damage(path: Path) -> str:
     """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
     import torch  # resuming needs it anyway; the command line's other answers should not wait for it
 
-    from kd.storage.tensors import packed_record
-
-    try:
-        regular(path, LARGEST_WEIGHTS)
-        packed = packed_record(path)
-        if packed:
-            return packed
-    except Exception as error:
-        return _in_short(error)
     of_archive = damage_of_archive(path)
     if of_archive:
         return of_archive
     try:
         torch.load(path, map_location="meta", mmap=True, weights_only=True)
-    except Exception as error:  # there are many ways to say that bytes make no sense
+    except Exception as error:
         return _in_short(error)
     return ""
 
@@ -99,10 +90,11 @@ def damage_of_archive(path: Path) -> str:
         with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
                 return "no checkpoint of torch"
-            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-                return "a packed record, which torch never writes"  # of any size, once unpacked
+            packed = packed_record(path)
+            if packed:
+                return packed
             damaged_record = archive.testzip()
-    except Exception as error:
+    except Exception as error:  # there are many ways to say that bytes make no sense
         return _in_short(error)
     if damaged_record:
         return f"wrong checksum of {damaged_record}"

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -166,6 +167,20 @@ def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
     """The file itself, for a library that opens it by its name: a regular one of at most ``largest`` bytes."""
     open_regular(file, largest).close()
     return file
+
+
+def packed_record(file: str | Path | IO[bytes]) -> str:
+    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size."""
+    if not zipfile.is_zipfile(file):
+        return ""
+    with zipfile.ZipFile(file) as archive:
+        for record in archive.infolist():
+            if record.compress_type == zipfile.ZIP_STORED:
+                continue
+            if "/code/" in record.filename:  # torch.jit compresses its programs
+                return "it is a TorchScript archive"
+            return f"its record {record.filename[:80]} is compressed"
+    return ""
 
 
 def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:

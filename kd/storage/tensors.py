@@ -4,7 +4,6 @@ A tensor in such a file is a storage (bytes), a shape and strides. Strides of 0,
 file of some kilobytes describe a tensor of terabytes, which the first copy would allocate.
 """
 
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -12,7 +11,7 @@ from typing import IO, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from kd.storage.elsewhere import regular
+from kd.storage.elsewhere import packed_record, regular
 
 TorchFile: TypeAlias = str | Path | IO[bytes]
 MOST_TIED = 16  # how often all storages of a file may be claimed: tied weights are listed once for each of their names
@@ -48,20 +47,6 @@ def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, 
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict")
     return content
-
-
-def packed_record(file: TorchFile) -> str:
-    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size."""
-    if not zipfile.is_zipfile(file):
-        return ""
-    with zipfile.ZipFile(file) as archive:
-        for record in archive.infolist():
-            if record.compress_type == zipfile.ZIP_STORED:
-                continue
-            if "/code/" in record.filename:  # torch.jit compresses its programs
-                return "it is a TorchScript archive"
-            return f"its record {record.filename[:80]} is compressed"
-    return ""
 
 
 def check_sizes(content: object) -> None:
