@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from kd.data.box_layouts import has_boxes
 from kd.data.boxes import boxes_below
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
@@ -39,7 +38,6 @@ from kd.run.run import Run
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import json_of, mapping_of
-from kd.storage.objects import is_url
 from kd.storage.weights_files import read_metadata
 from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
@@ -138,12 +136,11 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
     """
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
-    boxes = not is_url(wish.folder) and has_boxes(Path(expanded(wish.folder)))
     run = Run.open(request.rest[0], request)
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     starts = Starts(run, trusted, _pretrained(run, wish))
-    if boxes:
+    if wish.has_boxes:
         return _written(run.folder, "detector", _detected(starts, wish, device))
     return _written(run.folder, "probe", _probed(starts, wish, device))
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from kd.data.box_layouts import has_boxes
+from kd.data.sources.places import expanded
 from kd.errors import UserError
 from kd.run.own_keys import whole_number
+from kd.storage.objects import is_url
 
 KEYS = ("pays", "pretrained", "seeds", "steps")
 MOST_SEEDS = 20
@@ -25,6 +29,11 @@ class PaysWish:
     """How often each start is measured, >= 2."""
     steps: int | None = None
     """Of each detector, where the folder has boxes; None: :data:`STEPS`."""
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether its pictures come with boxes; those in a store do not."""
+        return not is_url(self.folder) and has_boxes(Path(expanded(self.folder)))
 
 
 def pays_of(options: Mapping[str, str]) -> PaysWish | None:

@@ -5,12 +5,10 @@ The messages are those of :mod:`kd.data`, which lists them.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Timer
 from typing import Any, cast
 
 from kd.data import sources
-from kd.data.box_layouts import has_boxes
 from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source
 from kd.data.sources.folder import labelled_folder
@@ -132,12 +130,11 @@ def list_to_compare(wish: PaysWish) -> None:
     Raises:
         UserError: names ``pays``; or ``steps``, which only detectors have.
     """
-    is_remote = is_url(wish.folder)
-    if not is_remote and has_boxes(Path(expanded(wish.folder))):
+    if wish.has_boxes:
         return
     if wish.steps is not None:
         raise UserError(f"steps: has no effect: {wish.folder} has no boxes")
-    if is_remote:
+    if is_url(wish.folder):
         return
     try:
         load_probe(Probe(wish.folder))
