@@ -159,14 +159,13 @@ def finished_before(
     summary = mapping_of(folder / "summary.json")
     is_done = summary.get("status") == "done" and any(folder.glob("**/student.safetensors"))
     last = folder / "checkpoints" / LAST
-    if is_done and last.is_file() and damage_of_archive(last):
-        is_done = False  # the training goes on from the checkpoint before, and mends it
     done = {kind: count for kind in limits if isinstance(count := summary.get(kind), int)}
     for kind, count in done.items():
         limit = limits[kind]
         if limit is None or not 0 < limit <= count:
             continue
-        if is_done:
+        # with a damaged one, resuming continues from the checkpoint before, and writes this one anew
+        if is_done and not (last.is_file() and damage_of_archive(last)):
             _check_no_other_limit(limits, kind, done, command)
             more = f"trainer.max_{kind}={2 * count} trains on"
             return FinishedBefore(
