@@ -516,8 +516,11 @@ def kd_train(part: Part, name: str, limit: float, *items: str, command: str = "t
 def kd_trains(part: Part, limit: float, runs: dict[str, list[str]]) -> None:
     """Runs by name, as many at once as the command line says; each within ``limit`` seconds."""
     with ThreadPoolExecutor(part.at_once) as pool:
-        for name, items in runs.items():
-            pool.submit(kd_train, part, name, limit, *items)
+        trainings = [
+            pool.submit(kd_train, part, name, limit, *items) for name, items in runs.items()
+        ]
+    for training in trainings:
+        training.result()  # raises what went wrong around the run
 
 
 def by_records(folder: Path) -> dict[str, Any]:
@@ -828,8 +831,9 @@ def main() -> None:
             Part(asked.here, asked.out, asked.work, asked.small, asked.at_once)
         )
     with ThreadPoolExecutor(asked.at_once) as pool:
-        for name in asked.only:
-            pool.submit(run_part, name, asked)
+        parts = [pool.submit(run_part, name, asked) for name in asked.only]
+    for part in parts:
+        part.result()
     return None
 
 
