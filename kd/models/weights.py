@@ -22,6 +22,7 @@ from kd.models.output_scale import unit_output
 from kd.settings import height_width
 from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
+from kd.storage.student_metadata import checked_values
 from kd.storage.tensors import read_tensors
 from kd.storage.weights_files import TIMM_FILES, weights_file
 
@@ -173,7 +174,7 @@ def describe(file: Path) -> About:
             return About(**of_transformers(content, file.parent), classes=[] if unnamed else names)
     if file.suffix == ".safetensors":
         with safe_open(regular(file), framework="pt") as opened:
-            return _from_metadata(opened.metadata() or {})
+            return _from_metadata(opened.metadata() or {}, file)
     return About(classes=_names_in(_load_pickle(file)))
 
 
@@ -187,22 +188,19 @@ def about(checkpoint: str | None) -> About:
         return About()
 
 
-def _from_metadata(meta: Mapping[str, str]) -> About:
+def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
     """Of a ``student.safetensors``; a segmentation student is no plain timm model, so its architecture stays unsaid."""
-    values = {}
-    for name in ("kwargs", "img_size", "mean", "std", "classes", "builder"):
-        if name in meta:
-            values[name] = json_of(meta[name])
-    is_plain_timm = "dense" not in meta and "builder" not in meta
+    values = checked_values(meta, file)
+    is_plain_timm = not values.get("dense") and "builder" not in values
     size = values.get("img_size")
     return About(
-        arch=meta.get("arch", "") if is_plain_timm else "",
+        arch=values.get("arch", "") if is_plain_timm else "",
         kwargs=_arguments(values.get("kwargs", {})),
         img_size=None if size is None else height_width(size),
         mean=values.get("mean"),
         std=values.get("std"),
         classes=values.get("classes", []),
-        builder=values.get("builder", {}).get("class_path", ""),
+        builder=(values.get("builder") or {}).get("class_path", ""),
     )
 
 

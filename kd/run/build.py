@@ -37,8 +37,7 @@ from kd.settings import (
     TeacherSettings,
 )
 from kd.ship.export.student import builder_in, load_student, untrained_student
-from kd.storage.elsewhere import json_of
-from kd.storage.weights_files import read_metadata
+from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
 
@@ -135,7 +134,7 @@ def untrained_student_in(file: Path, trusted: Sequence[str], seed: int) -> nn.Mo
 
 def task_in(file: Path, trusted: Sequence[str]) -> Task:
     """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification."""
-    content = json_of(read_metadata(file).get("task", "null"))
+    content = student_metadata_in(file).task
     task = built(foreign("Task"), content, f"{file}: task", trusted)
     if task is None:
         return Classification()

@@ -39,6 +39,7 @@ from kd.ship.finished import check_classes, teacher_of
 from kd.storage.elsewhere import mapping_of
 from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
+from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import write_json, write_text
 from kd.tasks import Task
@@ -233,19 +234,17 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
             "data.source=ImageFolder data.source.root=DIR"
         )
     config, trusted = Run.settings(run_at(run) / "config.yaml" if run else None, request)
-    metadata = {}
-    if file.suffix == ".safetensors":
-        metadata = read_metadata(file)
-    if not {"arch", "kwargs"} <= metadata.keys():  # not a student of kd's
+    is_ours = file.suffix == ".safetensors" and is_student(read_metadata(file))
+    if not is_ours:
         if run:
             task = task_in(run_at(run) / "student.safetensors", trusted)
         else:
             task = task_of(config, trusted)
         spec = _file_settings(word, request, options)
         model, prepare, classes, data = _foreign(spec, data_of(config, trusted), options, task)
-    elif metadata.get("classifies") == "false":
+    elif student_metadata_in(file).gives_features:
         raise UserError(
-            f"{file}: nothing has trained the student's classifier (kd-predict writes its features)"
+            f"{file}: the student has no trained classifier (kd-predict writes its features)"
         )
     else:
         model, prepare, classes = student_in(file, trusted)
@@ -630,7 +629,7 @@ def _gives_features(word: str) -> bool:
     if not names_run(word):
         return False
     file = run_at(word) / "student.safetensors"
-    return file.is_file() and read_metadata(file).get("classifies") == "false"
+    return file.is_file() and student_metadata_in(file).gives_features
 
 
 def _evaluate_features(request: Request, options: Options) -> Evaluation:

@@ -37,8 +37,8 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
-from kd.storage.elsewhere import json_of, mapping_of
-from kd.storage.weights_files import read_metadata
+from kd.storage.elsewhere import mapping_of
+from kd.storage.student_metadata import student_metadata_in
 from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 
@@ -168,15 +168,15 @@ def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
         checkpoint = None if of_timm else wish.pretrained
     if not (checkpoint or of_timm):
         return None
-    meta = read_metadata(run.folder / "student.safetensors")
-    if "builder" in meta:
+    student = student_metadata_in(run.folder / "student.safetensors")
+    if student.builder is not None:
         raise UserError("pretrained: is for models of timm's; the student has a builder of its own")
-    kwargs = json_of(meta["kwargs"])
+    kwargs = dict(student.kwargs)
     classes = kwargs.pop("num_classes")
-    size = kwargs.pop("img_size", json_of(meta["img_size"]))
+    size = kwargs.pop("img_size", student.img_size)
     dense = isinstance(run.model, DenseModel)
     spec = ModelSpec(
-        arch=meta["arch"],
+        arch=student.arch,
         img_size=size,
         kwargs=kwargs,
         pretrained=of_timm,

@@ -149,14 +149,14 @@ class Run:
         from kd.run.build import data_of, student_in, task_in, teacher_specs
         from kd.run.streams import quiet_libraries
         from kd.ship.finished import FinishedRun
-        from kd.storage.weights_files import read_metadata
+        from kd.storage.student_metadata import student_metadata_in
 
         quiet_libraries()
         given = request or Request()
         file = folder / "student.safetensors"
         config, trusted = Run.settings(folder / "config.yaml", given)
         model, preprocess, classes = student_in(file, trusted)
-        if classes and read_metadata(file).get("classifies") == "false":
+        if classes and student_metadata_in(file).gives_features:
             model.reset_classifier(0)  # type: ignore[operator]
             classes = []
         return FinishedRun(

@@ -17,9 +17,8 @@ from kd.progress import bar
 from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import ExportManifest, Layout
 from kd.ship.export.prepared import Prepared
-from kd.storage.elsewhere import json_of
 from kd.storage.objects import is_url
-from kd.storage.weights_files import read_metadata
+from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Task
 from kd.teachers import Address, AnswersFile, RunTeacher, build_teacher, build_teachers
 
@@ -65,12 +64,12 @@ class FinishedRun:
     @property
     def arch(self) -> str:
         """timm's name of the architecture, or the builder's."""
-        return read_metadata(self.folder / "student.safetensors")["arch"]
+        return student_metadata_in(self.folder / "student.safetensors").arch
 
     @property
     def facts(self) -> dict[str, list[float | None]]:
         """Numbers that belong to classes, by name (:mod:`kd.data.class_facts`)."""
-        return json_of(read_metadata(self.folder / "student.safetensors").get("facts", "{}"))
+        return student_metadata_in(self.folder / "student.safetensors").facts
 
     @property
     def size(self) -> tuple[int, int]:

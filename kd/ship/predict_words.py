@@ -9,8 +9,7 @@ from typing import Any
 from kd.data.sources import IMAGE_SUFFIXES, pictures_in_list
 from kd.data.sources.lists import LISTS
 from kd.errors import UserError
-from kd.storage.elsewhere import json_of
-from kd.storage.weights_files import read_metadata
+from kd.storage.student_metadata import student_metadata_in
 
 TABLES = (".csv", ".json", ".jsonl")
 ANSWERS = {
@@ -27,15 +26,16 @@ def answers_of(student: Path) -> str | None:
 
     Args:
         student: ``student.safetensors``.
+
+    Raises:
+        UserError: its metadata is damaged.
     """
-    metadata = read_metadata(student)
-    classes = json_of(metadata.get("classes", "[]"))
-    if not classes or metadata.get("classifies") == "false":
+    metadata = student_metadata_in(student)
+    if metadata.gives_features:
         return "features"
-    task = json_of(metadata.get("task", "null"))
-    if task is None:
+    if not metadata.task:
         return "classification"
-    package, _, name = str(task["class_path"]).rpartition(".")
+    package, _, name = str(metadata.task["class_path"]).rpartition(".")
     return ANSWERS.get(name) if package == "kd.tasks" else None
 
 

@@ -310,7 +310,7 @@ def test_a_students_file_runs_nothing(
             {"kwargs": {**TINY, "num_classes": 4, "img_size": 100_000}},
             "img_size: must be <= 4096 pixels, got 100000",
         ),
-        ({"kwargs": [1]}, "can't be built"),
+        ({"kwargs": [1]}, "its metadata is damaged: kwargs"),
         ({"arch": "hf-hub:owner/name"}, "which kd can't build"),
         ({"arch": "local-dir:/tmp"}, "which kd can't build"),
     ],

@@ -15,11 +15,12 @@ from kd.models.arguments import check_arguments
 from kd.models.loading import classifier_names
 from kd.models.segmenter import backbone_of
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
-from kd.ship.export.hub import made_of, model_size
+from kd.ship.export.hub import made_by_timm
 from kd.ship.export.manifest import from_metadata
-from kd.ship.export.student import in_order, tensors_in
+from kd.ship.export.student import in_order, input_size, tensors_in
 from kd.ship.export.torchvision_keys import detector_backbones
-from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
+from kd.storage.elsewhere import LARGEST_STUDENT, regular
+from kd.storage.student_metadata import student_metadata_in
 from kd.storage.weights_files import read_metadata
 from kd.storage.writing import write_bytes
 
@@ -48,17 +49,17 @@ class Backbone(Format):
             if not name.startswith(classifier):
                 state[name] = tensor.contiguous()
 
-        arch, kwargs = made_of(job.weights, "to=backbone")
+        student = made_by_timm(job.weights, "to=backbone")
         metadata = {
-            "arch": arch,
-            "kwargs": json.dumps({**kwargs, "num_classes": 0}),
-            "img_size": json.dumps(model_size(job.weights)),
+            "arch": student.arch,
+            "kwargs": json.dumps({**student.kwargs, "num_classes": 0}),
+            "img_size": json.dumps(student.img_size),
             "dense": json.dumps(model is not job.student),
             **job.manifest.as_metadata(),
         }
         file = folder / "backbone.safetensors"
         write_bytes(file, in_order(save(state, metadata)))
-        for part in detector_backbones(model, arch):
+        for part in detector_backbones(model, student.arch):
             about = {**metadata, "torchvision": f"detector.{part.place}.load_state_dict"}
             write_bytes(folder / part.file, in_order(save(part.state, about)))
         return file
@@ -78,15 +79,14 @@ class Backbone(Format):
         Raises:
             UserError: the metadata is not that of such an export, or names arguments that do not fit the tensors.
         """
-        meta = read_metadata(file)
-        manifest = from_metadata(meta, file)
-        kwargs = json_of(meta["kwargs"])
-        check_arguments(kwargs, f"{file}: ", tensors_in(file))
-        model: Any = timm.create_model(meta["arch"], **kwargs)
+        manifest = from_metadata(read_metadata(file), file)
+        metadata = student_metadata_in(file)
+        size = input_size(metadata, file)
+        check_arguments(metadata.kwargs, f"{file}: ", tensors_in(file))
+        model: Any = timm.create_model(metadata.arch, **metadata.kwargs)
         state = load_file(regular(file, LARGEST_STUDENT))
-        ends_earlier = json_of(meta["dense"])  # the backbone of a dense student
-        model.load_state_dict(state, strict=not ends_earlier)
-        size = json_of(meta["img_size"])
+        # the backbone of a dense student ends earlier than timm's
+        model.load_state_dict(state, strict=not metadata.has_own_form)
         prepare = Preprocess(size, manifest.mean, manifest.std)
         features = _Features(model.eval())
         return in_torch(lambda images: features(prepare(images)), manifest.layout)

@@ -10,9 +10,8 @@ from kd.errors import UserError
 from kd.models import Preprocess
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.manifest import read_manifest
-from kd.ship.export.student import builder_in, timm_config, write_timm_folder
-from kd.storage.elsewhere import json_of
-from kd.storage.weights_files import read_metadata
+from kd.ship.export.student import input_size, timm_config, write_timm_folder
+from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 
 
 class Hub(Format):
@@ -29,10 +28,16 @@ class Hub(Format):
             raise UserError(
                 "to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)"
             )
-        arch, kwargs = made_of(job.weights, "to=hub")
-        prepare = Preprocess(model_size(job.weights), manifest.mean, manifest.std)
+        student = made_by_timm(job.weights, "to=hub")
+        size = input_size(student, job.weights)
+        prepare = Preprocess(size, manifest.mean, manifest.std)
         config = timm_config(
-            job.student, arch, kwargs, prepare, manifest.classes, manifest.crop_ratio
+            job.student,
+            student.arch,
+            student.kwargs,
+            prepare,
+            manifest.classes,
+            manifest.crop_ratio,
         )
         write_timm_folder(job.weights, folder, config)
         manifest.write(folder)
@@ -57,21 +62,16 @@ class Hub(Format):
         return in_torch(run, layout)
 
 
-def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
-    """Architecture and arguments, for timm, of the ``student.safetensors`` at ``weights``.
+def made_by_timm(weights: Path, key: str) -> StudentMetadata:
+    """What the ``student.safetensors`` at ``weights`` says of a model that timm has built.
 
     Raises:
         UserError: timm has not built it; ``key`` begins the message.
     """
-    builder = builder_in(weights)
-    if builder:
+    metadata = student_metadata_in(weights)
+    if metadata.builder:
+        builder = metadata.builder["class_path"]
         raise UserError(
             f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)"
         )
-    metadata = read_metadata(weights)
-    return metadata["arch"], json_of(metadata["kwargs"])
-
-
-def model_size(weights: Path) -> int | list[int]:
-    """The side, or height and width, of a student's input in pixels."""
-    return json_of(read_metadata(weights)["img_size"])
+    return metadata

@@ -24,8 +24,8 @@ from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
 from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
+from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.tensors import read_checkpoint
-from kd.storage.weights_files import read_metadata
 from kd.storage.writing import second_name, write_bytes, write_json
 from kd.tasks import Task
 
@@ -227,46 +227,60 @@ def _described(
     path: Path, builder: type | None
 ) -> tuple[Callable[[], nn.Module], Preprocess, list[str]]:
     """What makes the model that a file describes, its input, and its class names."""
-    meta: dict[str, Any] = {}
-    for name, text in read_metadata(path).items():
-        meta[name] = text if name == "arch" else json_of(text)
-    if "builder" in meta:
-        make = _of_builder(path, meta, builder)
+    metadata = student_metadata_in(path)
+    if metadata.builder is not None:
+        make = _of_builder(path, metadata, builder)
     else:
-        make = _of_timm(path, meta)
-    preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
+        make = _of_timm(path, metadata)
+    size = input_size(metadata, path)
+    preprocess = Preprocess(size, metadata.mean, metadata.std)
     if builder is None:
         _check_shapes(path, make)
-    return make, preprocess, [str(name) for name in meta["classes"]]
+    return make, preprocess, metadata.classes
+
+
+def input_size(metadata: StudentMetadata, path: Path) -> int | list[int]:
+    """The side, or height and width, of the model's input in pixels.
+
+    Raises:
+        UserError: the file at ``path`` does not say it, as its model prepares its pictures itself.
+    """
+    if metadata.img_size is None:
+        raise UserError(f"{path}: its metadata lacks img_size, the side of its model's input")
+    return metadata.img_size
 
 
 def builder_in(path: Path) -> str:
     """Class path of the builder that made the student in a file; "" where timm has built it."""
-    made_by = json_of(read_metadata(path).get("builder", "{}"))
-    if isinstance(made_by, dict):
-        return str(made_by.get("class_path", ""))
-    return ""
+    return (student_metadata_in(path).builder or {}).get("class_path", "")
 
 
-def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
+def _of_timm(path: Path, metadata: StudentMetadata) -> Callable[[], nn.Module]:
     """What makes a model of timm's, also below :class:`DenseModel`, by the metadata of a student's file at ``path``."""
-    if "img_size" not in meta or not timm.is_model(meta["arch"]):
+    if metadata.img_size is None or not timm.is_model(metadata.arch):
         raise UserError(
-            f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
+            f"{path}: holds the weights of a {metadata.arch}, which kd can't build: load them into your own "
             "with safetensors.torch.load_file"
         )
-    kwargs = dict(meta["kwargs"])
+    arch = metadata.arch
+    kwargs = dict(metadata.kwargs)
     classes = kwargs.pop("num_classes")
     check_arguments(kwargs, f"{path}: ", tensors_in(path))
-    if "dense" in meta:
-        return lambda: DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
-    return lambda: timm.create_model(meta["arch"], num_classes=classes, **kwargs)
+    if metadata.has_own_form:
+        return lambda: DenseModel(timm.create_model(arch, num_classes=0, **kwargs), classes)
+    return lambda: timm.create_model(arch, num_classes=classes, **kwargs)
 
 
-def _of_builder(path: Path, meta: dict[str, Any], builder: type | None) -> Callable[[], nn.Module]:
+def _of_builder(
+    path: Path, metadata: StudentMetadata, builder: type | None
+) -> Callable[[], nn.Module]:
     """A model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over."""
-    name = meta["builder"]["class_path"]
-    arguments = meta["builder"]["init_args"]
+    if not metadata.builder:
+        raise UserError(
+            f"{path}: its builder's arguments fit no file, so nothing can build it again"
+        )
+    name = metadata.builder["class_path"]
+    arguments = metadata.builder["init_args"]
     if builder is None:
         ours = f"{HuggingFaceBuilder.__module__}.{HuggingFaceBuilder.__qualname__}"
         if name != ours or set(arguments) != {"config"}:
@@ -275,10 +289,11 @@ def _of_builder(path: Path, meta: dict[str, Any], builder: type | None) -> Calla
                 f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"
             )
         check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
-    size = height_width(meta["img_size"])
+    size = height_width(input_size(metadata, path))
     make: Any = builder or HuggingFaceBuilder
-    count = meta["kwargs"]["num_classes"]
-    return lambda: build_own(make(**arguments), count, size, meta["mean"], meta["std"], str(path))
+    count = metadata.num_classes
+    mean, std = metadata.mean, metadata.std
+    return lambda: build_own(make(**arguments), count, size, mean, std, str(path))
 
 
 def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,88 @@
+"""What a student's file says of its model is of the right type wherever it is read, or names what is wrong."""
+
+import ast
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kd.errors import UserError
+from kd.models.weights import describe
+from kd.run.build import student_in, task_in
+from kd.ship.export.hub import made_by_timm
+from kd.ship.export.student import builder_in, load_student, untrained_student
+from kd.ship.predict_words import answers_of
+from kd.storage.student_metadata import CHECKS, FIELDS, StudentMetadata, student_metadata_in
+from kd.storage.weights_files import read_metadata
+from tests._helpers import ROOT
+
+VALUES: tuple[Any, ...] = (
+    None, True, 5, -1, 1.5, 10**15, "word", "a\x1b[2J\n", [], ["a"], [1, 2, 3], [[1]], [{"class_path": "os.system"}],
+    {}, {"a": 1}, {"class_path": 5, "init_args": {}}, {"class_path": "os.system", "init_args": 5}, {"num_classes": "4"},
+)  # fmt: skip
+READERS: dict[str, Callable[[Path], object]] = {
+    "its metadata": student_metadata_in,
+    "answers": answers_of,
+    "builder": builder_in,
+    "timm": lambda file: made_by_timm(file, "to=hub"),
+    "student": load_student,
+    "untrained": lambda file: untrained_student(file, 0),
+    "trusted": lambda file: student_in(file, []),
+    "task": lambda file: task_in(file, []),
+    "teacher": describe,
+}
+
+
+def damaged(student: Path, copy: Path, name: str, value: Any) -> Path:
+    """A copy of a student's file in which the metadata has another value of one name."""
+    text = value if name == "arch" and isinstance(value, str) else json.dumps(value)
+    save_file(load_file(student), copy, {**read_metadata(student), name: text})
+    return copy
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_reader_takes_every_value(finished: Path, tmp_path: Path, name: str) -> None:
+    refused = 0
+    for number, value in enumerate(VALUES):
+        copy = tmp_path / f"{number}.safetensors"
+        file = damaged(finished / "student.safetensors", copy, name, value)
+        for reader in READERS.values():
+            try:
+                reader(file)
+            except UserError as error:
+                refused += 1
+                assert str(file) in str(error) or "to=hub" in str(error)
+                assert "\n" not in str(error)
+    assert refused
+
+
+def test_every_field_is_checked() -> None:
+    names = {FIELDS.get(name, name) for name in CHECKS}
+    assert {field.name for field in fields(StudentMetadata)} == names
+
+
+def test_a_file_of_another_package_is_none_of_ours(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(2)}, file, {"format": "pt"})
+    with pytest.raises(UserError, match="says nothing of its model"):
+        student_metadata_in(file)
+
+
+def test_metadata_is_read_in_one_place() -> None:
+    """What a file says is text of a stranger's: whoever else reads it would have to check it again."""
+    callers = set()
+    for file in (ROOT / "kd").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if called and node.func.id == "read_metadata":  # type: ignore[attr-defined]
+                callers.add(str(file.relative_to(ROOT)))
+    assert callers == {
+        "kd/storage/student_metadata.py",
+        "kd/ship/export/backbone.py",  # the export's own part of it, which from_metadata checks
+        "kd/run/measure.py",  # whether it is ours at all
+    }
