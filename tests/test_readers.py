@@ -97,16 +97,16 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
     "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
     "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
-    "kd.models.hub": dict.fromkeys(
+    "kd.models.hub": {"huggingface_hub.try_to_load_from_cache": "whether a file is there: no content is read"},
+    "kd.storage.hub": dict.fromkeys(
         (
             "huggingface_hub.constants",
             "huggingface_hub.constants.ENDPOINT",
             "huggingface_hub.constants.HF_HUB_OFFLINE",
             "huggingface_hub.get_session",
             "huggingface_hub.get_session().head",
-            "huggingface_hub.try_to_load_from_cache",
         ),
-        "whether the hub answers and a file is there: no content is read",
+        "whether the hub answers: no content is read",
     ),
     "kd.models.hugging_face": {
         "transformers.AutoConfig.from_pretrained": "trust_remote_code=False",

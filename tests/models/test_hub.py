@@ -11,11 +11,12 @@ import pytest
 from huggingface_hub import constants
 
 from kd.cli import train_main
+from kd.data.sources import HuggingFace
 from kd.errors import UserError
-from kd.models import hub
 from kd.models.build import build_model
 from kd.models.hub import check_weights
 from kd.models.spec import StudentSpec
+from kd.storage import hub
 
 
 @pytest.fixture
@@ -58,6 +59,15 @@ def test_one_attempt_and_the_remedies(attempts: list[str]) -> None:
         "timm's resnet18",
     ):
         assert remedy in message
+
+
+def test_a_data_set_of_the_hub_is_asked_for_once(attempts: list[str]) -> None:
+    """``datasets`` by itself asks six times for each file, with pauses."""
+    pytest.importorskip("datasets")
+    source = HuggingFace(path="nobody/nothing")
+    with pytest.raises(UserError, match="no folder of this name, and no internet .*HTTPS_PROXY"):
+        source.load("train")
+    assert len(attempts) == 1
 
 
 def test_a_teachers_training_names_the_key_outside(attempts: list[str]) -> None:

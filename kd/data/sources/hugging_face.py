@@ -12,6 +12,7 @@ from kd.data.sources.split_names import Column, Unfit, choose, numbers_in, split
 from kd.errors import UserError, first_line, needs_extra
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
+from kd.storage.hub import REMEDIES, without_retries
 
 SplitColumn: TypeAlias = Sequence[str | None] | None
 """The split of each row, as a column names it; None: no column does."""
@@ -158,11 +159,15 @@ class HuggingFace(Source):
         except ImportError as error:
             raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
         where = f"{self.path} ({name})"
-        try:
-            data = datasets.load_dataset(self.path, split=name)
-        # The hub, the file system and the format readers raise many kinds.
-        except Exception as error:
-            raise UserError(f"data.source: {where}: {first_line(error)}") from error
+        with without_retries(self.path) as unreachable:
+            try:
+                data = datasets.load_dataset(self.path, split=name)
+            # The hub, the file system and the format readers raise many kinds.
+            except Exception as error:
+                why = first_line(error)
+                if unreachable:
+                    why = f"no folder of this name, and {unreachable}; {REMEDIES}"
+                raise UserError(f"data.source: {where}: {why}") from error
         image, label = self.columns
         for key, column in (("image_column", image), ("label_column", label)):
             if column is not None and column not in data.column_names:
@@ -212,7 +217,8 @@ class HuggingFace(Source):
             try:
                 import datasets
 
-                self._names = list(datasets.get_dataset_split_names(self.path))
+                with without_retries(self.path):
+                    self._names = list(datasets.get_dataset_split_names(self.path))
             except Exception:  # the hub, the file system and the format readers raise many kinds
                 self._names = []
         return self._names

@@ -1,0 +1,71 @@
+"""The hub of models and data sets: one attempt to reach it, and what to do where there is no internet."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import constants
+
+REMEDIES = "behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
+"""What helps where nothing answers."""
+WAIT_S = 10.0
+"""Seconds for the one attempt: with the search for the name, and with all addresses that it has."""
+
+
+def why_unreachable() -> str:
+    """Why nothing can be fetched from the hub, as the beginning of a sentence; "" where it answers."""
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    if _reachable(constants.ENDPOINT):
+        return ""
+    return f"no internet ({constants.ENDPOINT} does not answer)"
+
+
+@contextmanager
+def without_retries(path: str) -> Iterator[str]:
+    """Inside, ``datasets`` reads its own cache alone if the hub can't be reached.
+
+    By itself it asks for each file six times, with pauses: more than a minute for a wrong name.
+
+    Args:
+        path: of a data set. The hub is not asked for a local one.
+
+    Yields:
+        :func:`why_unreachable`; "" for a local data set.
+    """
+    from datasets import config
+
+    why = "" if Path(path).exists() else why_unreachable()
+    given = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    if why:
+        config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield why
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = given
+
+
+@cache
+def _reachable(address: str) -> bool:
+    """Whether a web address answers within :data:`WAIT_S`, through the proxy of the environment; tried once.
+
+    A client's own limit holds for each step alone: a name with eight addresses, of which none answers, takes eight
+    times as long, and the search for the name has no limit. So the attempt has a thread of its own, which is left
+    behind when the time is up.
+    """
+    answered = threading.Event()
+    over = threading.Event()
+
+    def attempt() -> None:
+        # the hub's client is httpx or requests, each with errors of its own
+        with suppress(Exception):
+            huggingface_hub.get_session().head(address, timeout=WAIT_S)
+            answered.set()
+        over.set()
+
+    threading.Thread(target=attempt, name="hub", daemon=True).start()
+    over.wait(WAIT_S)
+    return answered.is_set()
