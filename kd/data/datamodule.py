@@ -25,7 +25,7 @@ from kd.data.own_transform import described
 from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split, identity
-from kd.data.splits import Splits, info_of
+from kd.data.splits import Splits, check_global_batch, info_of
 from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
@@ -268,11 +268,11 @@ class DistillationDataModule(LightningDataModule):
         rank, world_size = self._rank()
         batches = self._batches(rank=rank, world_size=world_size)
         pictures = self.info.train
-        too_large = f"data.batch_size: {self.batch_size} x {world_size} process(es) is more than"
-        if self.batch_size * world_size > pictures:
-            raise UserError(f"{too_large} the {pictures} training pictures")
-        if len(batches) == 0:
-            raise UserError(f"{too_large} an epoch's {batches.epoch_length()} pictures")
+        check_global_batch(
+            self.batch_size, world_size, pictures, f"the {pictures} training pictures"
+        )
+        in_epoch = batches.epoch_length()
+        check_global_batch(self.batch_size, world_size, in_epoch, f"an epoch's {in_epoch} pictures")
         batches.repeats = bool(self.trainer and self.trainer.overfit_batches)  # type: ignore[attr-defined]
         return batches
 

@@ -383,6 +383,24 @@ def files_of(split: Split) -> set[str]:
     return {os.path.realpath(split.name(i)) for i in range(len(split.targets))}
 
 
+def check_global_batch(batch_size: int, processes: int, pictures: int, of_what: str) -> None:
+    """Refuses a global batch that an epoch can't fill once.
+
+    Args:
+        batch_size: pictures of one process.
+        processes: of the run.
+        pictures: of an epoch.
+        of_what: what these pictures are, for the message.
+
+    Raises:
+        UserError: it names ``data.batch_size``.
+    """
+    if batch_size * processes > pictures:
+        raise UserError(
+            f"data.batch_size: {batch_size} x {processes} process(es) is more than {of_what}"
+        )
+
+
 def info_of(
     source: Source,
     sizes: Mapping[str, int],

@@ -13,10 +13,11 @@ from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
-from kd.data.splits import PROBE, Splits, info_of, load_probe
+from kd.data.splits import PROBE, Splits, check_global_batch, info_of, load_probe
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.run import listed, typed
+from kd.run.needs import teachers_in
 from kd.run.pays_wish import PaysWish
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
@@ -64,9 +65,22 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
         samples_freely=data["sampler"] is not None,
         probed=splits.probe is not None,
     )
+    if _batch_stays(config):  # how many processes there will be is not known yet: one at least
+        size = data["batch_size"]
+        check_global_batch(size, 1, info.train, f"the {info.train} training pictures")
     if data["class_facts"] is not None:
         read_class_facts(data["class_facts"], info)
     return splits
+
+
+def _batch_stays(config: Mapping[str, Any]) -> bool:
+    """Whether the batch size is a number that nothing changes before the training.
+
+    A teacher that is trained first, and a student without a teacher, get smaller batches where pictures are few.
+    """
+    teachers = teachers_in(config["model"]).values()
+    given = all(spec["checkpoint"] and not spec["recipe"] for spec in teachers)
+    return bool(teachers) and given and config["data"]["batch_size"] != "auto"
 
 
 def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | None:

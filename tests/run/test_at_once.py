@@ -129,6 +129,8 @@ PICTURES = [
      "data.source.image_dir: folder pics not found in {here}; data.source.image_dir={here}/pictures has the pictures"),
     (["train", "recipe=photos", *TABLE, "data.source.multi_label=true", "data.source.image_dir={here}/pictures"],
      "data.augment.mixup: is not defined for several labels a picture, set it to 0"),
+    (["train", *DISTIL, *FOLDER, "data.source.root={two}", "data.batch_size=500"],
+     "data.batch_size: 500 x 1 process(es) is more than the "),
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=mine.Gapp"],
      "model.distill_losses.gap: no class 'mine.Gapp'; did you mean 'mine.Gap'?"),
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=mine.Other"],
@@ -217,7 +219,8 @@ def test_a_finished_run_is_resumed_without_torch_where_nothing_is_left(
 @pytest.mark.parametrize("metadata", [{}, {"classes": '["a"]', "classifies": "false"}], ids=str)
 def test_features_go_to_no_table(metadata: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "student.safetensors"
-    save_file({"weight": np.zeros(1, np.float32)}, file, {"arch": "resnet10t", **metadata})
+    about = {"arch": "resnet10t", "kwargs": json.dumps({"num_classes": 0}), **metadata}
+    save_file({"weight": np.zeros(1, np.float32)}, file, about)
     answers = answers_of(file)
     assert answers == "features"
     with pytest.raises(UserError, match="out: must end in .npz for features, got 'x.csv'"):
