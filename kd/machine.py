@@ -89,7 +89,8 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
         yield
     finally:
         for number, before in handlers.items():
-            signal.signal(number, before)
+            if before is not None:  # one that C code has installed can't be put back from here
+                signal.signal(number, before)
 
 
 def last_line(error: Exception) -> str:

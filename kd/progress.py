@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sized
 from typing import Any, TextIO, cast
 
 from tqdm import tqdm
+from tqdm.utils import disp_len, disp_trim
 
 CALM = 10.0  # seconds between two lines in a log file
 CALM_AT_START = 4.0  # likewise, before the first step: nothing else shows that a run is alive
@@ -63,15 +64,15 @@ class WholeItems(tqdm):
         facts = self.format_dict
         columns = facts["ncols"]
         whole = self.format_meter(**{**facts, "ncols": None})
-        if not columns or len(whole) <= columns:
+        if not columns or disp_len(whole) <= columns:
             return str(self.format_meter(**facts))
         shape = (facts["bar_format"] or "").replace("|{bar}|", ",")
         if shape:
             whole = self.format_meter(**{**facts, "ncols": None, "bar_format": shape})
         items = whole.split(", ")
-        while items[1:] and len(", ".join(items)) > columns:
+        while items[1:] and disp_len(", ".join(items)) > columns:
             items.pop()
-        return ", ".join(items)[:columns]
+        return str(disp_trim(", ".join(items), columns))
 
 
 def part_begins(name: str) -> None:

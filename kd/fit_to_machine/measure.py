@@ -138,7 +138,7 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     """The largest batch of a process that fits into memory, in pictures, and one line that says why.
 
     Called by the first process alone, so nothing in it may be a collective. It is counted, then tried on a GPU; the
-    line's MB are the counted ones.
+    line's MB are the counted ones, where the trials changed nothing.
 
     Args:
         run: the module, attached to its trainer.
@@ -158,13 +158,16 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     if size > counted:
         room = TRIED_ROOM
         notes += f"; {size - counted} more than counted, as trials have shown"
+    if size < counted:
+        notes += f"; {counted - size} fewer than counted, as trials have shown"
     more_by_sharding = int(memory.saved / memory.per_picture)
     if memory.shards > 1 and more_by_sharding:
         notes += f"; {more_by_sharding} more fit as {memory.shards} processes share the state"
-    needed_mb = memory.total(size) / 1e6
-    free_mb = available / 1e6
+    takes = f"takes {memory.total(size) / 1e6:,.0f} MB of"
+    if size != counted:  # what is counted is not what the trials took
+        takes = "fits into"
     return size, (
-        f"batch size: {size} a process takes {needed_mb:,.0f} MB of {free_mb:,.0f} MB free; "
+        f"batch size: {size} a process {takes} {available / 1e6:,.0f} MB free; "
         f"at most {1 - room:.0%} of them, and the training set{notes}"
     )
 

@@ -51,7 +51,7 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: in
         0.0,
         1.0,
     ):  # all samples lie on one side of the gain: no quantile of a normal answers to it
-        return float(gains.min())
+        return min(gain, float(gains.min()))
 
     normal = NormalDist()
     z0 = normal.inv_cdf(float(share))

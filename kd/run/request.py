@@ -396,6 +396,8 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
 
 def _sort_in(request: Request, key: str, value: str) -> None:
     """Puts one ``key=value`` of the command line where it belongs in the request."""
+    if value.startswith("~/"):  # a shell leaves it as it is behind "="
+        value = str(Path(value).expanduser())
     found = _read(value)
     files.check_text(
         {key: found if isinstance(found, (dict, list)) else value}
@@ -414,6 +416,4 @@ def _sort_in(request: Request, key: str, value: str) -> None:
     elif key in ("config", "trust"):
         (request.overlays if key == "config" else request.trust).append(value)
     else:
-        if value.startswith("~/"):  # a shell leaves it as it is behind "="
-            value = str(Path(value).expanduser())
         request.overrides.append(f"{key}={value}")

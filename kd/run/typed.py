@@ -411,7 +411,7 @@ def timm_names(part: str) -> frozenset[str]:
         root = Path("timm")
     if part == "optim":
         files = [root / "optim" / "_optim_factory.py"]
-        pattern = r"[\"'](\w+)[\"']"
+        pattern = r"^\s+name=[\"'](\w+)[\"']"
     else:
         files = list((root / "models").glob("*.py"))
         pattern = r"^@register_model\s*\n(?:@.*\n)*def (\w+)"

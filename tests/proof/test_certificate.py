@@ -96,6 +96,16 @@ def test_a_bootstrap_of_accuracies_is_near_the_exact_bound() -> None:
     assert bound == pytest.approx(-accuracy(reference, candidate)["largest_loss"], abs=1e-3)
 
 
+def test_a_bound_is_never_above_the_gain() -> None:
+    """A statistic whose resampled values all lie above that of the whole."""
+
+    def statistic(weights: np.ndarray) -> np.ndarray:
+        is_whole = (weights == 1).all(1)
+        return np.where(is_whole, 0.0, 1.0)
+
+    assert smallest_gain(statistic, 50, 0.95) == 0.0
+
+
 def test_pictures_of_one_kind_count_as_one() -> None:
     """Each picture ten times over: by picture it would be sure, by group it is as unsure as before."""
     reference, candidate = answers(6, 3, 80, 100)

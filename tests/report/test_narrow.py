@@ -36,6 +36,15 @@ def test_a_bar_ends_with_a_whole_item(columns: int) -> None:
     assert columns < 80 or text.endswith("teacher-bound")
 
 
+def test_a_bar_counts_columns_not_characters() -> None:
+    """A wide character takes two."""
+    with WholeItems(
+        total=10, ncols=30, file=Path(os.devnull).open("w"), bar_format="{desc}"
+    ) as bar:
+        bar.set_description_str("写真を読む写真を読む, 写真を読む写真を読む", refresh=False)
+        assert str(bar) == "写真を読む写真を読む"
+
+
 def test_a_counted_bar_has_total_percentage_and_unit() -> None:
     with WholeItems(total=200, initial=50, unit=" images", desc="checking", bar_format=COUNTED,
                     file=Path(os.devnull).open("w")) as bar:  # fmt: skip

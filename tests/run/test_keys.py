@@ -282,6 +282,8 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "optim.name=adamv",
             "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam', '",
         ),
+        ("optim.name=momentums", "optim.name: must be one of timm's optimizers, got 'momentums'"),
+        ("optim.name=lr", "optim.name: must be one of timm's optimizers, got 'lr'"),
         ("optim=adamv", "optim: got 'adamv'; did you mean 'optim.name=adam'?"),
         (
             "model.student.arch=vit_tiny",

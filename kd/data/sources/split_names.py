@@ -221,14 +221,18 @@ def _flags(columns: Mapping[Column, Sequence[object]]) -> dict[Column, str]:
 
 
 def _flag(column: Column, values: Sequence[object]) -> str | None:
-    """The split that a column of yes and no is about (``is_valid``: val); None for other columns."""
+    """The split that a column of yes and no is about; None for other columns.
+
+    >>> [_flag(name, ["True", "False"]) for name in ("is_valid", "isTest", "for test", "train", "island")]
+    ['val', 'test', 'test', 'train', None]
+    """
     if not isinstance(column, str):
         return None
     texts = {"" if value is None else str(value).strip().lower() for value in values}
     if not texts or not texts <= TRUE | FALSE:
         return None
-    name = column.strip().lower()
-    without_is = re.sub(r"^(is|in|for|use)[\W_]+", "", name)
+    # is_valid, isValid
+    without_is = re.sub(r"^(?i:is|in|for|use)([\W_]+|(?=[A-Z]))", "", column.strip())
     return split_of(without_is)
 
 

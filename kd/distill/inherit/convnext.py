@@ -122,7 +122,9 @@ def _not_understood(model: CNN) -> str:
 
 def head_norm(model: ConvNeXt) -> Part:
     """The norm before the classifier: before or after pooling."""
-    return model.norm_pre if isinstance(model.norm_pre, nn.LayerNorm) else model.head.norm
+    if isinstance(model.norm_pre, nn.Identity):
+        return model.head.norm
+    return model.norm_pre
 
 
 @torch.no_grad()
@@ -194,7 +196,7 @@ def _reset_scales(student: CNN) -> None:
     """Sets norms to scale 1 and shift 0, layer scales to 1: they go into the layers that are fitted."""
     for module in student.modules():
         kind = type(module).__name__
-        is_norm = isinstance(module, nn.LayerNorm) or kind.startswith("RmsNorm")
+        is_norm = isinstance(module, nn.LayerNorm) or kind.startswith(("RmsNorm", "SimpleNorm"))
         if is_norm:
             nn.init.ones_(module.weight)
             has_shift = getattr(module, "bias", None) is not None

@@ -9,6 +9,7 @@ from torch import nn
 
 from kd.distill.inherit import check_pair, inherit_together, relative_of
 from kd.distill.inherit.channels import Readout, chosen_channels
+from kd.distill.inherit.convnext import _reset_scales
 from kd.distill.inherit.maps import (
     RIDGE,
     RIDGE_OF_FEW,
@@ -156,6 +157,22 @@ def test_blocks_that_change_least_are_left_out() -> None:
 def test_a_copy_becomes_its_teacher(teacher: nn.Module, student: nn.Module) -> None:
     inherit_together([(student, INPUT)], teacher, pictures(), INPUT)
     assert correlation(student, teacher) > 0.98
+
+
+@pytest.mark.parametrize("norm_layer", ["layernorm2d", "rmsnorm2d", "simplenorm2d"])
+def test_every_kind_of_norm_is_reset(norm_layer: str) -> None:
+    """Scales go into the layers that are fitted: a student that was trained before has others than 1."""
+    student = convnext(0, norm_layer=norm_layer)
+    norms = [
+        module
+        for module in student.modules()
+        if "Norm" in type(module).__name__ and hasattr(module, "weight")
+    ]
+    for norm in norms:
+        nn.init.constant_(norm.weight, 3.0)
+    _reset_scales(student)
+    assert len(norms) > 4
+    assert all(torch.equal(norm.weight, torch.ones_like(norm.weight)) for norm in norms)
 
 
 def test_a_smaller_convnext_comes_near() -> None:
