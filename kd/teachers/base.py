@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, TeacherSpec
@@ -313,6 +314,7 @@ class OwnTeacher(RunTeacher):
             return self.given.fetch(batch)
         return batch
 
+    @annotate("teacher")
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The user's logits in float32, under ``name``.

@@ -219,6 +219,7 @@ def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
     summary = json.loads((tmp_path / "asked" / "tiny" / "000" / "summary.json").read_text())
     asked = summary["teacher"]["asked"][""]
     assert asked["asked"] == asked["kept"] > 48
+    assert summary["verdict"]["phases_ms"]["teacher"] > 0  # waiting for it is nobody else's time
 
 
 def test_what_is_no_place_of_answers_is_one_line(
