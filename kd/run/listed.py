@@ -28,7 +28,10 @@ CLASSES: dict[str, dict[str, str]] = {
         "StandardizedLoss ViTKDLoss WSLDLoss"
     },
     "projection": {"kd.losses": "ConvProjection MLPProjection OrthogonalProjection Projection"},
-    "builder": {"kd.models.hugging_face": "HuggingFaceBuilder"},
+    "builder": {
+        "kd.models.hugging_face": "HuggingFaceBuilder",
+        "kd.teachers": "Address AnswersFile ChatAddress",
+    },
     "strategy": {
         "kd.strategies.ddp": "DDP SMDDPStrategy",
         "kd.strategies.fsdp": "FSDP",

@@ -96,8 +96,16 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[st
 
 
 def _classes_that_take(key: str) -> str:
-    """The end of a message for an unknown argument of a source: other sources that take one of its meaning."""
-    place = key.rpartition(".")[0]
+    """The end of a message for an unknown argument of a source or builder: other classes that take one of its meaning;
+    of builders those that take it by this name.
+    """
+    place, _, argument = key.rpartition(".")
+    if listed.kind_at(place) == "builder":
+        builders = [one for one in listed.classes() if one.kind == "builder"]
+        names = [one.short for one in builders if argument in one.fields]
+        if names:
+            return f"; {argument} is of {' and '.join(names)}"
+        return ""
     if listed.kind_at(place) != "source":
         return ""
     takers: list[str] = []
@@ -506,7 +514,8 @@ class _Merge:
             elif declared.default:
                 arguments[name] = self.whole(declared.value, declared.kind, inner_key)
             elif one.all_known:
-                raise UserError(f"{key}: needs {name}")
+                meaning = declared.text.rstrip(".")
+                raise UserError(f"{key}: needs {name}: {inner_key}=VALUE ({meaning})")
         others = {name: value for name, value in given.items() if name not in arguments}
         if is_trusted(one.name, self.trusted or []):
             return arguments | others

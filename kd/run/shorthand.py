@@ -112,11 +112,10 @@ def _answers(word: str) -> list[str]:
     words = [f"{teacher}.checkpoint=null", f"{teacher}.recipe=null"]
     if re.match(r"https?://", place):
         is_chat = urlsplit(place).path.endswith("/chat/completions")
-        kind = "kd.teachers.chat.ChatAddress" if is_chat else "kd.teachers.asked.Address"
+        kind = "ChatAddress" if is_chat else "Address"
         return [*words, f"{builder}={kind}", f"{builder}.url={place}"]
     if place.endswith((".csv", ".parquet", ".safetensors")):
-        kind = "kd.teachers.answers_file.AnswersFile"
-        return [*words, f"{builder}={kind}", f"{builder}.file={place}"]
+        return [*words, f"{builder}=AnswersFile", f"{builder}.file={place}"]
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", place):
         return [*words, f"{builder}={place}"]
     raise UserError(

@@ -23,6 +23,7 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.run import files, listed, typed
 from kd.run.files import leaves
+from kd.run.keys import plain
 from kd.run.listed import Listed
 from kd.run.paths import SETTINGS, folder, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular, text_of
@@ -48,8 +49,11 @@ IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
 """Settings whose value is imported (:data:`kd.run.listed.FROM_ELSEWHERE`)."""
 SENDING_KEY = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
+    r"|model\.(teacher|teachers\.[^.]+)\.builder\.(url|key)"
 )
-"""Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
+"""Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles.
+
+A chat address is sent the variable of the environment that ``builder.key`` names."""
 HERE = ("auto", "127.0.0.1", "localhost")
 """Values of these that stay on this machine."""
 PLACE_KEY = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
@@ -119,8 +123,8 @@ def vouched(
             imports = IMPORTING_KEY.fullmatch(key)
             if imports:
                 names.append(f"{imports[1]}.{imports[3]}={value}")
-            if SENDING_KEY.fullmatch(key):
-                names.append(f"{key}={value}")
+            if SENDING_KEY.fullmatch(plain(key)):
+                names.append(f"{plain(key)}={value}")
             elif DOTTED_NAME.fullmatch(value) or PATH.search(value):
                 names.append(value)
             elif PLACE_KEY.search(key):
@@ -156,13 +160,20 @@ def check_machines(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """
     if ALL in trusted:
         return
-    for key, value in files.leaves(config):
-        is_sent = SENDING_KEY.fullmatch(key) and isinstance(value, str)
-        if is_sent and value not in HERE and f"{key}={value}" not in trusted:
+    for key, value in _sent(config):
+        if f"{key}={value}" not in trusted:
             raise UserError(
-                f"{key}: a file from elsewhere names no other machine, got {value}; if you trust it: "
-                f"--trust, or give {key} yourself"
+                f"{key}: a file from elsewhere names no other machine, nor what is sent to one, got {value}; "
+                f"if you trust it: --trust, or give {key} yourself"
             )
+
+
+def _sent(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    """The settings of :data:`SENDING_KEY` that are not of this machine, by plain key, with their values."""
+    for key, value in files.leaves(config):
+        name = plain(key)
+        if SENDING_KEY.fullmatch(name) and isinstance(value, str) and value not in HERE:
+            yield name, value
 
 
 def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
@@ -573,7 +584,7 @@ def is_own(file: Path) -> bool:
 
 def remember(text: str, config: dict[str, Any]) -> None:
     """Notes that a run of these settings was started here, where a file from elsewhere could not have named them."""
-    if _refusal(config, []):
+    if _refusal(config, []) or any(_sent(config)):
         remember_made(text.encode())
 
 

@@ -127,6 +127,8 @@ class FinishedRun:
         """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
         teachers: dict[str, RunTeacher] = {}
         for name, spec in self.teachers.items():
+            if isinstance(spec.builder, Address | AnswersFile):  # it has no features
+                continue
             if not spec.pretrained and not _has_checkpoint(spec):
                 gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
                 print(f"{gone}: {name or 'it'} is left out", file=sys.stderr)

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from kd.data.batch import Batch
 from kd.errors import UserError
+from kd.losses.base import check_range
 from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of
 from kd.teachers.answer import ALL, Answer, Wanted
@@ -150,13 +151,12 @@ class Address:
         Raises:
             ValueError: one is out of its range; the message names it.
         """
-        for name, value in (("rate", rate), ("budget", budget), ("timeout_s", timeout_s)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
-        if retries < 0:
-            raise ValueError(f"retries must be >= 0, got {retries}")
-        if batch < 1:
-            raise ValueError(f"batch must be >= 1, got {batch}")
+        check_range("rate", rate, "> 0")
+        check_range("budget", budget, "> 0")
+        check_range("price", price, ">= 0")
+        check_range("retries", retries, ">= 0")
+        check_range("timeout_s", timeout_s, "> 0")
+        check_range("batch", batch, ">= 1")
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be http(s)://HOST:PORT/v2/models/NAME, got '{url}'")

@@ -42,7 +42,8 @@ class ChatAddress(Address):
         url: of the endpoint.
         model: the endpoint's name of the model.
         key: name of the environment variable that holds the endpoint's key; default: no key is sent.
-        prompt: the question; ``{classes}`` in it is replaced by a line for each class, ``A: apple``.
+        prompt: the question, by default :data:`PROMPT`; ``{classes}`` in it is replaced by a line for each class,
+            ``A: apple``.
         batch: requests at once, of one picture each.
         rate: pictures a second at most; default: as fast as it answers.
         budget: as of :class:`~kd.teachers.asked.Address`.
@@ -57,7 +58,7 @@ class ChatAddress(Address):
         url: str,
         model: str,
         key: str | None = None,
-        prompt: str = PROMPT,
+        prompt: str | None = None,
         batch: int = 4,
         rate: float | None = None,
         budget: int | None = None,
@@ -76,6 +77,8 @@ class ChatAddress(Address):
             raise ValueError(f"url must end with {CHAT}, got '{url}'")
         if not model:
             raise ValueError("model must be the endpoint's name of a model, got ''")
+        if prompt is None:
+            prompt = PROMPT
         if "{classes}" not in prompt:
             raise ValueError(f"prompt must hold {{classes}}, got '{prompt}'")
         self.path = self._parts.path
