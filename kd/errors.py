@@ -16,6 +16,10 @@ class UserError(ValueError):
     """A mistake in what the user gave, as one line that names the key or file; commands exit with status 2."""
 
 
+class NoMoreAnswers(UserError):
+    """A teacher behind an address gives no more answers; those that it gave are kept."""
+
+
 class UserErrorOfAll(UserError):
     """A mistake that every process reports: what the environment says of their ranks is what is wrong."""
 

@@ -29,6 +29,12 @@ from kd.storage.writing import check_folders, guard
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run's folder holds a checkpoint from which it can be resumed."""
+    checkpoints = folder / "checkpoints"
+    return any((checkpoints / file).is_file() for file in (LAST, PREVIOUS))
+
+
 @dataclass(frozen=True)
 class Resumed:
     """A run that is to be resumed."""
@@ -51,8 +57,10 @@ class Resumed:
         folder = run_folder(_run_of(path))
         if not folder.is_dir():
             raise UserError(f"resume: {folder} not found")
-        if not any((folder / "checkpoints" / file).is_file() for file in (LAST, PREVIOUS)):
-            raise UserError(f"resume: {folder} has no checkpoints/{LAST}")
+        if not has_checkpoint(folder):
+            raise UserError(
+                f"resume: {folder} has no checkpoints/{LAST}: it ended before its first one, so start it again"
+            )
         check_folders(guard(folder))
         return cls(folder, name if is_url(name) else "")
 

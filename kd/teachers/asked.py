@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 
 from kd.data.batch import Batch
-from kd.errors import UserError
+from kd.errors import NoMoreAnswers, UserError
 from kd.losses.base import check_range
 from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of
@@ -227,7 +227,7 @@ class Address:
         """The logits of the batch's views, float32 ``(N, C)``, on their device; only unknown views are asked for.
 
         Raises:
-            UserError: the server refuses, or the budget is used up.
+            NoMoreAnswers: the server refuses, or the budget is used up.
         """
         images = batch["image"]
         views_NHW3 = images.permute(0, 2, 3, 1).cpu().numpy()
@@ -264,11 +264,11 @@ class Address:
         return np.stack([row for row in rows if row is not None])
 
     def _check_budget(self, count: int) -> None:
-        """Raises a :class:`~kd.errors.UserError` where ``count`` more pictures would exceed the budget."""
+        """Raises :class:`~kd.errors.NoMoreAnswers` where ``count`` more pictures would exceed the budget."""
         if self.budget is not None and self.asked + count > self.budget:
-            raise UserError(
+            raise NoMoreAnswers(
                 f"model.teacher.answers: the budget of {self.budget:,} pictures is used up ({self.asked:,} asked); "
-                "they are kept: resume the run with a larger model.teacher.builder.budget"
+                "give a larger model.teacher.builder.budget"
             )
 
     def report(self) -> dict[str, Any]:
@@ -379,7 +379,7 @@ class Address:
                 time.sleep(min(LONGEST_WAIT_S, float(wait) if wait.isdigit() else pause))
                 pause = min(LONGEST_WAIT_S, 2 * pause)
         reason = " ".join(answer[:200].decode("utf-8", "replace").split())
-        raise UserError(
+        raise NoMoreAnswers(
             f"model.teacher.answers: {self.url} can't be asked: {status or 'no answer'}, {reason}"
         )
 

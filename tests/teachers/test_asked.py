@@ -19,6 +19,7 @@ from kd.cli import main, train_main
 from kd.errors import UserError
 from kd.teachers.answer import Wanted
 from kd.teachers.asked import HEADER, Address, AnswerJournal
+from tests._helpers import write_recipe
 from tests._serving import serving
 
 CLASSES = 4
@@ -244,3 +245,43 @@ def test_what_is_no_place_of_answers_is_one_line(
         err = capsys.readouterr().err.strip().splitlines()
         assert text.lower() in err[-1].lower(), err
         assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.fixture()
+def asking(
+    server: Model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The command line of a run of two epochs that asks the server for 16 + 48 + 48 pictures; its answers are kept here."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "asking.yaml", pictures, None, model__distill_losses=losses)
+    return [f"recipe={recipe}", f"model.teacher.answers={server.url}"]
+
+
+def test_a_budget_that_ends_before_the_first_checkpoint(
+    asking: list[str], server: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("train", [*asking, "model.teacher.builder.budget=40"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "kd-train: model.teacher.answers: the budget of 40 pictures is used up (40 asked); give a larger "
+        "model.teacher.builder.budget; the run has no checkpoint yet, so start it again; nothing is asked twice"
+    )
+    run = tmp_path / "runs" / "tiny" / "000"
+    assert main("train", [f"resume={run}", "model.teacher.builder.budget=1000"]) == 2
+    assert "it ended before its first one, so start it again" in capsys.readouterr().err
+    assert main("train", [*asking, "model.teacher.builder.budget=1000"]) == 0
+    assert len(server.seen) == len(set(server.seen))
+
+
+def test_a_budget_that_ends_after_a_checkpoint(
+    asking: list[str], server: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("train", [*asking, "model.teacher.builder.budget=80"]) == 2
+    run = tmp_path / "runs" / "tiny" / "000"
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(f"to resume: kd-train resume={run}; nothing is asked twice")
+    )
+    assert main("train", [f"resume={run}", "model.teacher.builder.budget=1000"]) == 0
+    assert len(server.seen) == len(set(server.seen))
