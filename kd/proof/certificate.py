@@ -281,16 +281,40 @@ def by_class(
     return {"tested": len(rows), "worse": worse, "too_few": too_few}
 
 
-def in_points(share: float, measure: str) -> str:
+def in_points(share: float, measure: str, digits: int = 1) -> str:
     """A share as points, of an error as per cent of the reference's.
 
     >>> in_points(0.01, "accuracy"), in_points(0.016, "accuracy"), in_points(0.05, "mean absolute error")
     ('1 point', '1.6 points', '5 %')
+
+    Args:
+        share: 1 is 100 points.
+        measure: of the certificate.
+        digits: behind the point, at most.
     """
-    number = f"{100 * share:.1f}".removesuffix(".0")
+    number = f"{100 * share:.{digits}f}".rstrip("0").rstrip(".")
     if measure == "mean absolute error":
         return f"{number} %"
     return f"{number} point{'' if number == '1' else 's'}"
+
+
+def margin_and_loss(margin: float, loss: float, measure: str) -> tuple[str, str]:
+    """Both as points, with as many digits as tell them apart.
+
+    >>> margin_and_loss(0.002, 0.0021, "accuracy"), margin_and_loss(0.0025, 0.01, "accuracy")
+    (('0.2 points', '0.21 points'), ('0.25 points', '1 point'))
+
+    Args:
+        margin: as it was given, a share.
+        loss: the largest that can't be excluded, a share.
+        measure: of the certificate.
+    """
+    given = in_points(margin, measure, digits=6)
+    for digits in range(1, 7):
+        bound = in_points(abs(loss), measure, digits)
+        if bound != in_points(margin, measure, digits):
+            return given, bound
+    return given, given
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -302,9 +326,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     measure = found["measure"]
     loss = found["largest_loss"]
     claim = f"{found['candidate']} not worse than {found['reference']} by more than"
-    claim = f"{claim} {in_points(found['margin'], measure)} of {measure}"
+    margin, bound = margin_and_loss(found["margin"], loss, measure)
+    claim = f"{claim} {margin} of {measure}"
     sure = f"{100 * found['confidence']:.4g} % confidence"
-    bound = in_points(abs(loss), measure)
     if found["shown"] and round(1000 * loss) == 0:
         result = f"shown: it loses nothing ({sure})"
     elif found["shown"] and loss < 0:
@@ -312,6 +336,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     elif found["shown"]:
         result = f"shown: it loses at most {bound} ({sure})"
     else:
+        if bound == margin:  # at the margin itself the test decides
+            bound = f"a little more than {bound}"
         result = f"not shown: a loss of {bound} can't be excluded ({sure})"
     text = [f"{claim}: {result}{_what_would_do(found)}"]
     if "only_reference" in found:

@@ -81,7 +81,10 @@ def threshold_lines(found: dict[str, Any]) -> list[str]:
     certain = f"{100 * found['confidence']:.4g} % confidence on {found['chosen_on']:,} pictures"
     threshold = found["threshold"]
     if threshold is None:
-        return [f"{goal}: no threshold is sure to reach it with {certain}"]
+        sentences = [f"{goal}: no threshold is sure to reach it with {certain}"]
+        if "kept_goal" in found:
+            sentences.append(f"{FILE} keeps the rule for {found['kept_goal']}, found before")
+        return sentences
     chosen = found["chosen"]
     checked = found["checked"]
     low, high = found["share_interval"]

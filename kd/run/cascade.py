@@ -17,6 +17,8 @@ from kd.models import Prepare
 from kd.proof.cascade import CascadePlan, Goal, choose, features_of
 from kd.report.proven_cascade import FILE
 from kd.run.cascade_wish import CascadeWish
+from kd.ship.cascade_rule import goal_of_rule
+from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import write_json
 from kd.tasks import Task
 from kd.teachers import RunTeacher
@@ -29,6 +31,7 @@ FEWEST = 40  # pictures
 class Pair(Protocol):
     """A student and its teacher (:class:`kd.run.measure.Subject`)."""
 
+    name: str
     run: Path | None
     model: nn.Module
     prepare: Prepare
@@ -83,7 +86,7 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
     if len(pairs) > 1:
         raise UserError("cascade: takes one run, with its teacher")
     if pairs[0].teacher is None:
-        raise UserError("cascade: there is no teacher to ask; it needs one that answers in classes")
+        raise UserError(f"cascade: {pairs[0].name} has no teacher that can be asked here")
     if pairs[0].teacher.elsewhere == "file":
         raise UserError(
             "cascade: the teacher's answers are in a file, it can't be asked for other pictures"
@@ -94,6 +97,8 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
 
 def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) -> dict[str, Any]:
     """The curve, the threshold and its check, and milliseconds; the rule goes to the run's ``cascade.json``.
+
+    A goal that no threshold reaches leaves a rule that is there for another goal.
 
     Args:
         pair: the models.
@@ -124,8 +129,15 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
     rows = [*found["curve"], *(found[part] for part in ("chosen", "checked") if part in found)]
     for row in rows:
         row["ms"] = student_ms + row["share"] * teacher_ms
-    if pair.run is not None:
-        write_json(pair.run / FILE, found)
+    if pair.run is None:
+        return found
+    earlier = None
+    if found["threshold"] is None:  # a rule that was found before stays: it is for the same weights
+        earlier = goal_of_rule(pair.run)
+    if earlier is None:
+        write_json(pair.run / FILE, {**found, "weights": weights_digest(pair.run)})
+    else:
+        found["kept_goal"] = earlier
     return found
 
 

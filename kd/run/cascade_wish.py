@@ -85,6 +85,8 @@ def _accuracy(options: Mapping[str, str]) -> Goal:
         )
         return Goal(of_teacher=margin / 100)
     match = re.fullmatch(r"(\d*\.?\d+)\*teacher", text)
+    if match and not 0 < float(match[1]) < 1:
+        raise UserError(f"accuracy: must be {allowed}, got '{text}'")
     number = number_between(
         {"accuracy": match[1] if match else text}, "accuracy", low=0, high=1, allowed=allowed
     )

@@ -1,6 +1,5 @@
 """Which pictures may certify a run, how often they were measured, and the certificates of ``kd-eval margin=``."""
 
-import hashlib
 import os
 import re
 import time
@@ -20,7 +19,8 @@ from kd.module.outcomes import PictureOutcomes
 from kd.proof.certificate import Outcomes, certify
 from kd.proof.resample import FEWEST, group_numbers
 from kd.run.claim import Claim
-from kd.storage.elsewhere import LARGEST_STUDENT, mapping_of, open_regular
+from kd.storage.elsewhere import mapping_of
+from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import write_json
 
 LOOKS = "looks.json"
@@ -172,14 +172,12 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
     looks = mapping_of(file).get("looks")
     if not isinstance(looks, list):
         looks = []
-    with open_regular(run / "student.safetensors", LARGEST_STUDENT) as file_of_weights:
-        weights = hashlib.file_digest(file_of_weights, "sha256").hexdigest()
     look = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "what": what,
         "pictures": len(judged.targets),
         "identity": identity(judged),
-        "student": weights[:12],
+        "student": weights_digest(run),
     }
     looks = [*looks, look]
     write_json(file, {"looks": looks})

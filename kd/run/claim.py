@@ -31,7 +31,8 @@ def claim_of(options: Mapping[str, str]) -> Claim | None:
     if "margin" not in options:
         for key in ("confidence", "groups"):
             if key in options:
-                raise UserError(f"{key}: has no effect without margin=POINTS")
+                other = " or cascade=true" if key == "confidence" else ""
+                raise UserError(f"{key}: has no effect without margin=POINTS{other}")
         return None
     margin = number_between(
         options, "margin", low=0, high=100, allowed="a number of points > 0 and < 100"

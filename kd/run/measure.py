@@ -173,8 +173,8 @@ def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         result: the new figures.
     """
     before = mapping_of(file)
-    for key in ("data", "pictures", "student"):
-        if before.get(key) != result.get(key):
+    for key in ("identity", "student"):  # the same folder may be spelled in two ways
+        if key not in before or before[key] != result.get(key):
             return {}
     return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
@@ -436,9 +436,18 @@ class _Proof:
             results[0]["cascade"] = cascade
         if self.disputes is not None:
             results[0]["disputed"] = self.disputes.found(first, place)
-        for subject, result, caution in zip(self.measured, results, self.cautions, strict=True):
-            look = _look(subject, options)
-            _complete(result, options, look, caution)
+        looks = [_look(subject, options) for subject in self.measured]
+        names = [f"for {subject.name}" for subject in self.measured]
+        for result, name, look, caution in zip(results, names, looks, self.cautions, strict=True):
+            if "certificate" not in result:
+                continue
+            certificate = result["certificate"]
+            _complete(certificate, options, caution)
+            if len(results) == 1:
+                _add_looks(certificate, look, "for this run")
+            else:  # of the first model, which it is compared with, too
+                _add_looks(certificate, looks[0], names[0])
+                _add_looks(certificate, look, name)
 
 
 def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
@@ -450,7 +459,10 @@ def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
     if measured[0].task.certified is None:
         raise UserError("margin: needs a classifier, masks or numbers to compare")
     if len(measured) == 1 and measured[0].teacher is None:
-        raise UserError("margin: needs a teacher that answers in classes, or two models to compare")
+        raise UserError(
+            f"margin: {measured[0].name} has no teacher that can be asked here; two models can be compared "
+            "(kd-eval FIRST SECOND margin=POINTS)"
+        )
     if options.claim is not None and options.claim.groups is not None:
         split = measured[0].data.split(options.place)
         group_of(split, np.arange(len(split.targets)), options.claim.groups)
@@ -489,28 +501,35 @@ def _certify(
             result["certificate"] = certificate
 
 
-def _complete(
-    result: dict[str, Any], options: Options, look: dict[str, int] | None, caution: Sequence[str]
-) -> None:
+def _complete(certificate: dict[str, Any], options: Options, caution: Sequence[str]) -> None:
     """Adds to a certificate which pictures it is about, and what speaks against it."""
-    certificate = result.get("certificate")
-    if certificate is None:
-        return
     if options.folder:
         place = f"folder {options.folder}"
     else:
         place = f"split {options.split}"
     certificate["pictures_of"] = place
     certificate["text"] += caution
-    if look is not None:
-        certificate |= look
-        times = "once"
-        if look["looks"] != 1:
-            times = f"{look['looks']} times"
-        students = ""
-        if look["students"] > 1:
-            students = f", {look['students']} different students"
-        certificate["text"].append(f"{place}: measured {times} for this run{students} (looks.json)")
+
+
+def _add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: str) -> None:
+    """Adds to a certificate how often a run was measured on these pictures.
+
+    Args:
+        certificate: with ``pictures_of``; its ``looks`` are those of the run that was added last.
+        look: of :func:`_look`; None: nothing is added.
+        whose: the run, as the end of a sentence.
+    """
+    if look is None:
+        return
+    certificate |= look
+    times = "once"
+    if look["looks"] != 1:
+        times = f"{look['looks']} times"
+    students = ""
+    if look["students"] > 1:
+        students = f", {look['students']} different students"
+    place = certificate["pictures_of"]
+    certificate["text"].append(f"{place}: measured {times} {whose}{students} (looks.json)")
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
@@ -561,6 +580,7 @@ def measure(
         "run": subject.name,
         "data": options.folder or f"{data.source.describe()} ({options.split})",
         "pictures": len(data.split(options.place).targets),
+        "identity": identity(data.split(options.place)),
     }
     if data.splits.left_out:
         result["left_out"] = data.splits.left_out

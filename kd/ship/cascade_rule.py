@@ -13,6 +13,7 @@ from kd.proof.binomial import both_bounds
 from kd.proof.cascade import SCORES, Score, features_of, score_of
 from kd.report.proven_cascade import FILE
 from kd.storage.elsewhere import mapping_of
+from kd.storage.student_metadata import weights_digest
 
 WINDOW = 500
 """The newest answers, whose share of asked ones is compared with what was measured."""
@@ -41,20 +42,34 @@ class CascadeRule:
         return score_of(features, self.score, self.head) < self.threshold
 
 
-def read_rule(run: Path, defer: str) -> CascadeRule:
+def goal_of_rule(run: Path) -> str | None:
+    """The goal that a run's rule reaches, as it was given; None without a rule for the run's weights.
+
+    Args:
+        run: its folder.
+    """
+    try:
+        read_rule(run, "true")
+    except UserError:
+        return None
+    return str(mapping_of(run / FILE)["goal"])
+
+
+def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     """A run's rule.
 
     Args:
         run: its folder.
         defer: ``true`` for the threshold that was chosen, or the share of pictures to ask the teacher for.
+        key: what messages begin with; only ``defer`` takes a share in place of a threshold.
 
     Raises:
-        UserError: nothing was measured, no threshold was found, or ``defer`` is out of range.
+        UserError: nothing was measured, or for other weights; no threshold was found; ``defer`` is out of range.
     """
     found = mapping_of(run / FILE)
     measures = f"kd-eval {run} cascade=true measures it"
     if not found:
-        raise UserError(f"defer: {run} has no {FILE}; {measures}")
+        raise UserError(f"{key}: {run} has no {FILE}; {measures}")
     try:
         score = found["score"]
         pictures = int(found["pictures"])
@@ -64,10 +79,16 @@ def read_rule(run: Path, defer: str) -> CascadeRule:
             head = [float(weight) for weight in found["head"]]
         if score not in SCORES or percentiles.shape != (101,) or pictures < 1:
             raise ValueError(score)
+        if found["weights"] != weights_digest(run):
+            raise UserError(
+                f"{key}: {run / FILE} was measured for other weights than the run has now; {measures} anew"
+            )
         if defer == "true":
             if found["threshold"] is None:
+                share = "give a share (defer=0.1), or " if key == "defer" else ""
                 raise UserError(
-                    f"defer: no threshold reached {found['goal']} there; give a share (defer=0.1), or {measures} anew"
+                    f"{key}: no threshold reached {found['goal']} there; {share}another goal: "
+                    f"kd-eval {run} cascade=true accuracy=0.99*teacher, for one"
                 )
             return CascadeRule(
                 score, float(found["threshold"]), int(found["asked"]), pictures, head
@@ -75,7 +96,7 @@ def read_rule(run: Path, defer: str) -> CascadeRule:
     except UserError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"defer: {run / FILE} can't be read; {measures} anew") from error
+        raise UserError(f"{key}: {run / FILE} can't be read; {measures} anew") from error
     share = _share(defer)
     threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
     return CascadeRule(score, threshold, round(share * pictures), pictures, head)

@@ -3,13 +3,14 @@
 Torch is not imported.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import LARGEST_STUDENT, json_of, open_regular
 from kd.storage.weights_files import read_metadata
 
 Made = dict[str, Any]
@@ -55,6 +56,16 @@ class StudentMetadata:
     def gives_features(self) -> bool:
         """Whether what the model is for are its features: it has no classifier, or one that nothing has trained."""
         return not self.classes or not self.has_trained_classifier
+
+
+def weights_digest(run: Path) -> str:
+    """Twelve digits that tell a run's student from any other: of the SHA-256 of its ``student.safetensors``.
+
+    Args:
+        run: the run's folder.
+    """
+    with open_regular(run / "student.safetensors", LARGEST_STUDENT) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def is_student(metadata: Mapping[str, str]) -> bool:

@@ -14,6 +14,7 @@ from PIL import Image
 from kd.cli import main
 from kd.errors import UserError
 from kd.ship.cascade_rule import CascadeRule, ShareWatch, read_rule
+from kd.storage.student_metadata import weights_digest
 from tests._helpers import CLASSES
 from tests._serving import serving
 
@@ -36,7 +37,9 @@ def test_the_curve_and_the_rule(with_test: Path, capsys: pytest.CaptureFixture[s
     assert "checked on 32 others: " in out
     found = json.loads((measured / "eval_test.json").read_text())
     cascade = found["cascade"]
-    assert json.loads((measured / "cascade.json").read_text()) == cascade
+    kept = json.loads((measured / "cascade.json").read_text())
+    assert kept.pop("weights") == weights_digest(measured)
+    assert kept == cascade
     assert cascade["curve"][0]["accuracy"] == pytest.approx(found["student"]["acc1"])
     assert cascade["curve"][-1]["accuracy"] == pytest.approx(found["teacher"]["acc1"])
     last = cascade["curve"][-1]
@@ -49,9 +52,43 @@ def test_the_curve_and_the_rule(with_test: Path, capsys: pytest.CaptureFixture[s
     assert cascade["scores"][0] <= tenth.threshold <= cascade["scores"][50]
 
 
+def test_a_goal_out_of_reach_leaves_the_rule(
+    measured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (measured / "cascade.json").read_bytes()
+    root = f"data.source.root={measured.parent / 'data'}"
+    assert main("eval", [str(measured), "cascade=true", "accuracy=0.9999", root]) == 0
+    out = capsys.readouterr().out
+    assert "accuracy=0.9999: no threshold is sure to reach it" in out
+    assert "cascade.json keeps the rule for share=0.8, found before" in out
+    assert (measured / "cascade.json").read_bytes() == before
+
+
+def test_a_rule_is_for_the_weights_it_was_measured_with(measured: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from kd.storage.weights_files import read_metadata
+
+    file = measured / "student.safetensors"
+    before = file.read_bytes()
+    weights = load_file(file)
+    weights["head.bias"] += 1  # as of a run that was trained on
+    save_file(weights, file, read_metadata(file))
+    for key in ("defer", "to=cascade"):
+        with pytest.raises(UserError, match=f"^{key}: .*measured for other weights"):
+            read_rule(measured, "0.1", key)
+    file.write_bytes(before)
+    assert read_rule(measured, "0.1").asked == 6
+
+
 @pytest.mark.parametrize(
     ("items", "text"),
     [
+        (
+            ["cascade=true", "accuracy=1.5*teacher"],
+            "accuracy: must be teacher, a share of it such as 0.99*teacher, or a "
+            "number > 0 and < 1, got '1.5*teacher'",
+        ),
         (["cascade=yes"], "cascade: must be true or false, got 'yes'"),
         (["share=0.1"], "share: has no effect without cascade=true"),
         (["cascade=true", "share=2"], "share: must be a number > 0 and < 1, got '2'"),
@@ -157,7 +194,8 @@ def test_exported_both_models_answer_under_ten_lines(
 ) -> None:
     pytest.importorskip("onnxruntime")
     root = f"data.source.root={measured.parent / 'data'}"
-    assert main("export", [str(measured), "to=cascade", root]) == 0, capsys.readouterr().err
+    assert main("export", [str(measured), "to=cascade", root]) == 0
+    assert "acc1 of both in torch" in capsys.readouterr().out
     folder = measured / "export" / "cascade"
     names = {file.name for file in folder.iterdir()}
     assert names >= {"student", "teacher", "cascade", "cascade.json", "answer.py"}

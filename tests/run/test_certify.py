@@ -37,13 +37,30 @@ def test_a_run_is_certified_on_test_and_each_look_is_counted(
     after = json.loads((with_test / "eval_test.json").read_text())
     assert after["certificate"] == certificate
     assert after["cascade"]["goal"] == "share=0.5"
+    # nor does another spelling of the folder lose it
+    other_words = f"data.source.root={with_test.parent}/./data/../data"
+    assert main("eval", [str(with_test), "split=test", other_words]) == 0
+    assert json.loads((with_test / "eval_test.json").read_text())["certificate"] == certificate
     after["student"]["acc1"] += 0.1  # as of another student
     (with_test / "eval_test.json").write_text(json.dumps(after))
     assert main("eval", [str(with_test), "split=test", root]) == 0
     assert "certificate" not in json.loads((with_test / "eval_test.json").read_text())
     again = kd.evaluate(with_test, {"margin": 40, "data.source.root": with_test.parent / "data"})
-    assert again["certificate"]["looks"] == 5
+    assert again["certificate"]["looks"] == 6
     assert again["certificate"]["students"] == 1
+
+
+def test_of_two_runs_the_looks_of_both_are_named(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = with_test.parent / "twin"
+    shutil.copytree(with_test, other)
+    root = f"data.source.root={with_test.parent / 'data'}"
+    assert main("eval", [str(with_test), "split=test", root]) == 0
+    assert main("eval", [str(with_test), str(other), "margin=40", root]) == 0
+    out = capsys.readouterr().out
+    assert f"split test: measured 2 times for {with_test} (looks.json)" in out
+    assert f"split test: measured once for {other} (looks.json)" in out
 
 
 def test_pictures_that_chose_the_student_certify_nothing(
@@ -105,7 +122,7 @@ def test_training_pictures_certify_nothing_where_some_of_them_were_held_out(
             ["margin=1", "confidence=95"],
             "confidence: must be a number > 0.5 and <= 0.999, got '95'",
         ),
-        (["confidence=0.9"], "confidence: has no effect without margin=POINTS"),
+        (["confidence=0.9"], "confidence: has no effect without margin=POINTS or cascade=true"),
         (["margin=1", "groups=["], "groups: '[' is not a regular expression"),
         (["margin=1", "groups=a"], "groups: must have brackets around"),
         (["margin=1", "despite_choice=yes"], "despite_choice: must be true or false, got 'yes'"),

@@ -105,6 +105,7 @@ class Format(ABC):
         mixes: whether its FP16 files can keep layers in float32.
         bounded: whether its files have a largest batch (``max_batch``).
         features: its answer is the features below the classifier.
+        compared: what :meth:`reference` is, for the printed table.
         needs: modules by the extra that brings them.
         quantiser: the modules of int8 likewise.
     """
@@ -114,6 +115,7 @@ class Format(ABC):
     mixes = True
     bounded = False
     features = False
+    compared = "the student"
     needs: Mapping[str, Sequence[str]] = {}
     quantiser: Mapping[str, Sequence[str]] = {"openvino": ("nncf",)}
 

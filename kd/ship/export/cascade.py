@@ -101,6 +101,7 @@ class Cascade(Format):
     """
 
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
+    compared = "both in torch"
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """Writes both models and the rule.
@@ -173,10 +174,7 @@ class Cascade(Format):
 
 def _rule(job: ExportJob) -> CascadeRule:
     """The rule that was measured for the run; a user's error where there is none, or it needs kd to be computed."""
-    try:
-        rule = read_rule(job.weights.parent, "true")
-    except UserError as error:
-        raise UserError(f"to=cascade: {str(error).removeprefix('defer: ')}") from error
+    rule = read_rule(job.weights.parent, "true", "to=cascade")
     if rule.score not in SCORE_LINES:
         raise UserError(
             f"to=cascade: score={rule.score} needs kd to be computed; measure with score=probability"

@@ -317,6 +317,7 @@ def export(
             "layout": layout,
             "file": str(out / file.relative_to(part)),
             "size_mb": size_mb(part),
+            "compared": kind.compared,
             **measured,
             "kept": not problem,
         }
@@ -360,7 +361,7 @@ def lines(record: dict[str, Any]) -> list[str]:
         "agreement": f"{record['agreement']:.2%} of {record['pictures']} pictures",
     }
     if "metric" in record:
-        rows[f"{record['metric']} of the student"] = _score(record, "student")
+        rows[f"{record['metric']} of {record['compared']}"] = _score(record, "student")
         rows["of the export"] = _score(record, "export")
     if "simulated" in record:
         simulated = record["simulated"]
