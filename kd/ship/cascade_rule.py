@@ -85,9 +85,9 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
             )
         if defer == "true":
             if found["threshold"] is None:
-                share = "give a share (defer=0.1), or " if key == "defer" else ""
+                or_share = "give a share (defer=0.1), or " if key == "defer" else ""
                 raise UserError(
-                    f"{key}: no threshold reached {found['goal']} there; {share}another goal: "
+                    f"{key}: no threshold reached {found['goal']} there; {or_share}another goal: "
                     f"kd-eval {run} cascade=true accuracy=0.99*teacher, for one"
                 )
             return CascadeRule(
