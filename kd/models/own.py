@@ -183,9 +183,10 @@ def build_own(
             reason = plain(error)
         raise UserError(f"{key}.builder: {reason}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(
-            f"{key}.builder: {name_of(builder)} must build a torch module, got {type(model).__name__}"
-        )
+        problem = f"must build a torch module, got {type(model).__name__}"
+        if not key.endswith("student"):
+            problem += " (a class that answers has answer(self, batch, wanted) and identity(self))"
+        raise UserError(f"{key}.builder: {name_of(builder)} {problem}")
     if hasattr(model, "pretrained_cfg") and hasattr(model, "get_classifier"):
         return model
     # What the model takes: by the settings, else by its own attributes.

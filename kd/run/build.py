@@ -235,9 +235,14 @@ def _check_base(cls: type, kind: str, key: str) -> None:
         raise UserError(
             f"{key}: {cls.__name__} is no {base.__name__}: it must inherit from {parent} (recipes/OWN_PARTS.md)"
         )
-    if base is Builder and not _builds(cls):
+    if base is Builder and not _builds(cls) and not _answers(cls, key):
         needs = f"it needs the method {BUILD}"
-        raise UserError(f"{key}: {cls.__name__} is no Builder: {needs}")
+        if key.endswith("student.builder"):
+            raise UserError(f"{key}: {cls.__name__} is no Builder: {needs}")
+        raise UserError(
+            f"{key}: {cls.__name__} is neither a Builder nor a Teacher: {needs}, or answer(self, batch, wanted) and "
+            "identity(self)"
+        )
 
 
 def _builds(cls: type) -> bool:
@@ -248,6 +253,12 @@ def _builds(cls: type) -> bool:
     if method is None:
         return False
     return [*get_type_hints(method)] == ["num_classes", "img_size", "return"]
+
+
+def _answers(cls: type, key: str) -> bool:
+    """Whether a class has the methods of a :class:`~kd.teachers.Teacher`, at the place ``key`` of one."""
+    has_methods = all(callable(getattr(cls, name, None)) for name in ("answer", "identity"))
+    return has_methods and not key.endswith("student.builder")
 
 
 def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:

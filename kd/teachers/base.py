@@ -1,6 +1,10 @@
 """What a teacher is: for whoever writes one, and for the run that holds one."""
 
-from collections.abc import Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,7 +25,7 @@ class Teacher(Protocol):
     """Answers for a batch. These two methods are all that a teacher of one's own needs.
 
     It may also have ``fetch(batch) -> batch``, called on the host before the batch travels, and ``to(device)``. As
-    ``model.teacher.builder`` it has ``build(num_classes, img_size)`` too, which gives the teacher.
+    ``model.teacher.answers`` it may have ``build(num_classes, img_size)`` too, which gives the teacher.
     """
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
@@ -277,6 +281,43 @@ class Ensemble(RunTeacher):
         return {name: teacher.identity() for name, teacher in self.members.items()}
 
 
+@contextmanager
+def errors_of_user(given: object, method: str, key: str) -> Iterator[None]:
+    """What a method of a user's class raises inside becomes one line that names the class, the key and the place.
+
+    Errors of kd's own classes, and of a device without memory, are raised as they are: batch sizes are found by these.
+
+    Args:
+        given: object of the class.
+        method: its name.
+        key: of the teacher in the settings.
+
+    Raises:
+        UserError: in the place of any other error.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        cls = type(given)
+        if cls.__module__.startswith("kd."):
+            raise
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == file
+        ]
+        place = ""
+        if file and lines:
+            place = f" ({Path(file).name}, line {lines[-1]})"
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{key}: {cls.__module__}.{cls.__name__}.{method}: {type(error).__name__}: {reason}{place}"
+        ) from error
+
+
 class OwnTeacher(RunTeacher):
     """A teacher of the user's own (:class:`Teacher`) in a run: it gives logits."""
 
@@ -311,7 +352,8 @@ class OwnTeacher(RunTeacher):
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """What the user's own ``fetch`` adds; the batch as it is without one."""
         if hasattr(self.given, "fetch"):
-            return self.given.fetch(batch)
+            with errors_of_user(self.given, "fetch", self.key):
+                return self.given.fetch(batch)
         return batch
 
     @annotate("teacher")
@@ -320,9 +362,10 @@ class OwnTeacher(RunTeacher):
         """The user's logits in float32, under ``name``.
 
         Raises:
-            UserError: its ``answer`` does not give :class:`Answer` with a row of logits a picture.
+            UserError: its ``answer`` fails, or does not give :class:`Answer` with a row of logits a picture.
         """
-        answer = self.given.answer(batch, Wanted(wanted.of(name).logits))
+        with errors_of_user(self.given, "answer", self.key):
+            answer = self.given.answer(batch, Wanted(wanted.of(name).logits))
         logits = None
         if isinstance(answer, Answer):
             logits = answer.logits.get(ALL)
@@ -340,4 +383,5 @@ class OwnTeacher(RunTeacher):
 
     def identity(self) -> dict[str, Any]:
         """The class's name, and what the user's own ``identity`` returns."""
-        return {"arch": self.arch, **self.given.identity()}
+        with errors_of_user(self.given, "identity", self.key):
+            return {"arch": self.arch, **self.given.identity()}

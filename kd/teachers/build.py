@@ -24,7 +24,7 @@ from kd.models import (
     read_names,
 )
 from kd.models.weights import about, say
-from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher
+from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher, errors_of_user
 from kd.teachers.chat import ChatAddress
 from kd.teachers.frozen import FrozenTeacher, NamedInput
 
@@ -50,7 +50,10 @@ def build_teacher(
         size: Any = spec.img_size
         if isinstance(spec.builder, ChatAddress):
             spec.builder.name_classes(classes)
-        users_teacher: Any = spec.builder.build(num_classes, size)
+        users_teacher: Any = spec.builder
+        if hasattr(spec.builder, "build"):
+            with errors_of_user(spec.builder, "build", key):
+                users_teacher = spec.builder.build(num_classes, size)
         named_spec = replace(spec, arch=type(users_teacher).__name__)
         return OwnTeacher(users_teacher, named_spec, key)
     full_spec = completed(spec, key)

@@ -1,6 +1,12 @@
 """A teacher is two methods: a class of tests/_teacher.py trains, is refused in one line, and is cached."""
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +20,10 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.losses import HintLoss, KDLoss, SimKDLoss
-from kd.models import TapSpec, preprocess_for
-from kd.teachers import Answer, OwnTeacher, Teacher
+from kd.models import TapSpec, TeacherSpec, preprocess_for
+from kd.teachers import Answer, OwnTeacher, Teacher, build_teacher
 from kd.teachers.answer import Wanted
-from tests._helpers import CLASSES, draw_folder, tiny_vit, write_recipe
+from tests._helpers import CLASSES, ROOT, draw_folder, tiny_vit, write_recipe
 from tests._teacher import Bright
 
 IMAGES = torch.randint(
@@ -100,3 +106,73 @@ def test_its_answers_are_cached(pictures: Path, tmp_path: Path) -> None:
     assert (first["answers_computed"], second["answers_computed"]) == (48, 0)
     assert second["answers_read"] == 2 * 48
     assert Answer().logits == {}
+
+
+PAGE = (ROOT / "kd/teachers/ANSWERS.md").read_text()
+
+
+@pytest.fixture()
+def page_run(pictures: Path, tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs the page's command in a folder of its own, with the page's class after a change of its text."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+    (command,) = re.findall(r"```bash\nkd-train (.*?)```", PAGE, flags=re.S)
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    write_recipe(tmp_path / "mine.yaml", pictures, None, model__distill_losses=losses)
+
+    def run(before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+        assert before in code
+        (tmp_path / "mine.py").write_text(code.replace(before, after) if before else code)
+        words = [word.replace("recipe=mine", "recipe=mine.yaml") for word in shlex.split(command)]
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "kd.cli", *words, "trainer.max_epochs=1"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_the_class_of_the_page_teaches(page_run: Any, tmp_path: Path) -> None:
+    done = page_run()
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "runs/tiny/000/summary.json").read_text())
+    assert summary["teacher"]["arch"] == "Colours"
+    assert summary["student"]["val"]["agreement"] >= 0
+    assert "scale: 20" in (tmp_path / "runs/tiny/000/config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('batch["image"]', "batch[0]", "model.teacher: mine.Colours.answer: KeyError: 0 (mine.py, line 19)"),
+        ("* colours @", "* pictures @", "model.teacher: mine.Colours.answer: RuntimeError: "),
+        ('"scale": self.scale}', '"scale": self.sclae}', "model.teacher: mine.Colours.identity: AttributeError: "),
+        ("torch.randn(3", "torch.rnadn(3", "model.teacher: mine.Colours.build: AttributeError: "),
+        ("def answer", "def answers", "model.teacher.builder: Colours must build a torch module, got Colours (a class "),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_class_of_the_page_is_one_line(
+    before: str, after: str, message: str, page_run: Any
+) -> None:
+    done = page_run(before, after)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"kd-train: {message}"), done.stderr[-3000:]
+    assert "mine.py, line " in last or "answer(self, batch" in last
+
+
+class WithoutBuild:
+    """Two methods are enough."""
+
+    def identity(self) -> dict[str, Any]:
+        return {"name": "zeros"}
+
+    def answer(self, batch: Any, wanted: Wanted) -> Answer:
+        return Answer({"": torch.zeros(len(batch["image"]), 4)})
+
+
+def test_a_teacher_needs_no_build() -> None:
+    teacher = build_teacher(TeacherSpec(builder=WithoutBuild()), 4)
+    assert teacher(IMAGES).shape == (2, 4)
