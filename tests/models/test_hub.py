@@ -8,6 +8,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import timm
+import torch
 from huggingface_hub import constants
 
 from kd.cli import train_main
@@ -17,6 +19,7 @@ from kd.models.build import build_model
 from kd.models.hub import check_weights
 from kd.models.spec import StudentSpec
 from kd.storage import hub
+from tests._hub import hub_with
 
 
 @pytest.fixture
@@ -59,6 +62,24 @@ def test_one_attempt_and_the_remedies(attempts: list[str]) -> None:
         "timm's resnet18",
     ):
         assert remedy in message
+
+
+def test_a_student_begins_with_the_weights_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real client and timm's own loading, over HTTP; the second student takes them from the cache."""
+    torch.manual_seed(3)
+    state = timm.create_model("test_vit").state_dict()
+    with hub_with("test_vit.r160_in1k", state, tmp_path, monkeypatch) as paths:
+        for _ in range(2):
+            student = build_model(StudentSpec("test_vit.r160_in1k", pretrained=True), 5, "")
+        requests = [path for path in paths if path.endswith("model.safetensors")]
+    assert len(requests) == 3  # its size and its content; later only whether it has changed
+    other = set()
+    for name, tensor in student.state_dict().items():
+        if tensor.shape != state[name].shape or not torch.equal(tensor, state[name]):
+            other.add(name)
+    assert other == {"head.weight", "head.bias"}
 
 
 def test_a_data_set_of_the_hub_is_asked_for_once(attempts: list[str]) -> None:

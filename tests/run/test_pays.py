@@ -22,8 +22,11 @@ from kd.ship.export.student import load_student, untrained_student
 from kd.storage.weights_files import read_metadata
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 from tests._helpers import ARCH, TINY, save_teacher, write_recipe
+from tests._hub import hub_with
 
 CNN = "resnet10t"
+TAGGED = "resnet10t.c3_in1k"
+"""The weights of it that timm takes from the hub."""
 LEVELS = ("maps@stride16", "maps@stride32")
 
 
@@ -162,6 +165,19 @@ def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -
     over_pretrained = probe["gains"][1]
     assert over_pretrained == {"over": "pretrained", "points": 0, "low": 0, "high": 0}
     assert json.loads(out.read_text())["probe"] == probe
+
+
+def test_pretrained_weights_come_from_the_hub(
+    run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``pretrained=true``: timm's weights of the student's architecture, by the real client; here the student's own."""
+    state = load_file(run / "student.safetensors")
+    weights = timm.create_model(TAGGED, num_classes=1000).state_dict()
+    weights.update(state)  # all but the classifier, which the student lacks
+    with hub_with(TAGGED, weights, tmp_path / "hub", monkeypatch):
+        assert main("eval", [str(run), f"pays={pictures}", "pretrained=true", "seeds=2"]) == 0
+    starts = measured(run)["starts"]
+    assert starts["pretrained"] == starts["distilled"]
 
 
 def test_useless_weights_do_not_pay(
