@@ -43,6 +43,7 @@ def check_values(config: dict[str, Any]) -> None:
     _check_overlap(config["model"])
     check_losses_of_task(config["model"])
     _check_teachers(config["model"])
+    _check_answers_of_files(config)
     accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
         if key.endswith("student.compile") and value in WITH_CUDA_GRAPHS and accumulated > 1:
@@ -62,6 +63,26 @@ def _check_teachers(model: dict[str, Any]) -> None:
             f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
             f"model.teachers.{several[0]}.checkpoint=FILE, or model.teachers=null beside model.teacher"
         )
+
+
+def _check_answers_of_files(config: dict[str, Any]) -> None:
+    """Refuses a cache of answers that are read from a file, and mixed pictures, which no file has an answer to."""
+    augment = config["data"]["augment"] or {}
+    mixing = [f"data.augment.{name}=0" for name in ("mixup", "cutmix") if augment.get(name)]
+    for key, teacher in teachers_in(config["model"]).items():
+        if _class_of(teacher["builder"]) != "AnswersFile":
+            continue
+        file = teacher["builder"]["init_args"].get("file")
+        cache = "on" if teacher["cache"] is True else teacher["cache"]
+        if cache in ("on", "only"):
+            raise UserError(
+                f"{key}.cache: must be off beside {key}.answers={file}, whose answers are read and not computed, "
+                f"got {cache}"
+            )
+        if mixing:
+            raise UserError(
+                f"{key}.answers: {file} has no answer to mixed pictures; give {' '.join(mixing)}"
+            )
 
 
 def _check_overlap(model: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Answers of files meet the pictures that a run trains and validates on."""
 
 from kd.data.datamodule import DistillationDataModule
-from kd.errors import UserError
 from kd.models.weights import say
 from kd.teachers.answers_file import KEY, AnswersFile
 from kd.teachers.base import OwnTeacher, RunTeacher
@@ -18,7 +17,7 @@ def match_answers(
         validated: the split whose batches name no view.
 
     Raises:
-        UserError: pictures without an answer; or mixed pictures, which no file has an answer to.
+        UserError: pictures without an answer.
     """
     files = []
     for member in teacher.members.values() if teacher is not None else ():
@@ -26,10 +25,6 @@ def match_answers(
             files.append(member.given)
     if not files:
         return
-    if validated == "val" and data.augment.mixes:
-        raise UserError(
-            f"{KEY}: a file has no answer to mixed pictures; set data.augment.mixup=0 and data.augment.cutmix=0"
-        )
     if validated == "val":
         splits = {"train": "train", "val": "val"}
     else:

@@ -358,6 +358,11 @@ def _check_teacher(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, several: bool
 ) -> None:
     """Refuses what a cache can't keep of one teacher; ``several``: a loss reads the mean of several teachers."""
+    if teacher.elsewhere == "file":
+        raise UserError(
+            f"{teacher.key}.cache: the answers of {teacher.key}.answers=FILE are read and not computed, so there is "
+            "nothing to cache"
+        )
     if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
         raise UserError(
             f"{teacher.key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)"

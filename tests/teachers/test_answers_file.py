@@ -122,6 +122,8 @@ def test_a_run_learns_from_a_file(
     measured = ["data.batch_size=auto", "data.num_workers=auto", "optim.lr_batch=8"]
     assert train_main([*items, *measured]) == 0
     assert "answers for whole pictures" in "".join(capsys.readouterr())
+    assert main("cache", [*items]) == 2
+    assert "so there is nothing to cache" in capsys.readouterr().err
     run = tmp_path / "runs" / "tiny" / "000"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == 1
