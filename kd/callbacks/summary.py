@@ -7,6 +7,7 @@ import time
 import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 import kd
+from kd.callbacks.asked_answers import addresses_of, asked_by_run
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import Preemption, RunStopped
@@ -30,7 +32,7 @@ from kd.optim import each_of
 from kd.processes import total
 from kd.report.html import write_explained
 from kd.storage.writing import write_json, write_text
-from kd.teachers import Address, OwnTeacher, RunTeacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
 
@@ -173,8 +175,10 @@ class Summary(Callback):
             {"students": each} if "" not in each else {}
         )
 
-    def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
-        """The teachers' metrics and sizes, and what was asked of an address; None without a teacher."""
+    def _teacher(self, teacher: RunTeacher | None, folder: Path) -> dict[str, Any] | None:
+        """The teachers' metrics and sizes, and what was asked of an address, by this process and by the run in ``folder``;
+        None without a teacher.
+        """
         if teacher is None:
             return None
         whole = self.preflight.about_teacher(teacher)
@@ -182,11 +186,10 @@ class Summary(Callback):
             name: _model(t.arch, t.model, self.preflight.members.get(name, {}))
             for name, t in teacher.members.items()
         }
-        asked = {
-            name: t.given.report()
-            for name, t in teacher.members.items()
-            if isinstance(t, OwnTeacher) and isinstance(t.given, Address)
-        }
+        asked = {}
+        for name, address in addresses_of(teacher).items():
+            report = address.report()
+            asked[name] = {**report, "run": asked_by_run(folder, name, report)}
         several = {}
         if len(each) > 1:
             several = {"members": each}
@@ -226,7 +229,7 @@ class Summary(Callback):
             "cache": caches.get(ALL, caches or None),
             "optimizer_state": self._optimizer_state,
             "primary": run.module.task.primary,
-            "teacher": self._teacher(run.module.teacher),
+            "teacher": self._teacher(run.module.teacher, run.folder),
             **self._students(run.students.named()),
             "data": {
                 "source": data.source.describe(),

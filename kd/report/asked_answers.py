@@ -1,5 +1,8 @@
 """What answers from elsewhere took: pictures, requests, time and price of teachers behind an address."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from kd.report.charts import Section, table
 from kd.report.records import RunRecords
 
@@ -15,23 +18,34 @@ def asked_answers(run: RunRecords) -> Section | None:
         return None
     rows = []
     for name, counts in by_teacher.items():
-        asked, seconds = counts["asked"], counts["seconds"]
-        cells = [
-            name or "teacher",
-            counts["url"],
-            f"{asked:,}",
-            f"{counts['requests']:,}",
-            f"{counts['repeated']:,}",
-            f"{seconds:,.1f}",
-            f"{1000 * seconds / asked:.1f}" if asked else "",
-            f"{counts['price']:g}" if "price" in counts else "",
-            f"{counts['kept']:,}",
-        ]
-        rows.append(cells)
-    counted = ["pictures", "requests", "repeated", "seconds", "ms a picture", "price", "kept"]
-    columns = ["teacher", "address", *counted]
+        of_run = counts["run"]
+        title = name or "teacher"
+        kept = f"{counts['kept']:,}"
+        if of_run["processes"] == 1:
+            rows.append([title, counts["url"], "the run", *_counted(of_run), kept])
+            continue
+        whose = f"the run, {of_run['processes']:.0f} processes"
+        rows.append([title, counts["url"], whose, *_counted(of_run), kept])
+        rows.append(["", "", "this process", *_counted(counts), ""])
+    counted = ["pictures", "requests", "repeated", "seconds", "ms a picture", "price"]
+    columns = ["teacher", "address", "asked by", *counted, "kept"]
     note = (
-        "By this process. Kept answers are not asked for again by a resumed run, a later one, or another process. The price "
-        "is that of model.teacher.builder.price for 1,000 pictures."
+        "Kept answers are not asked for again by a resumed run, a later one, or another process. The price is that of "
+        "model.teacher.builder.price for 1,000 pictures."
     )
     return table("Answers from elsewhere", columns, rows, note=note)
+
+
+def _counted(counts: Mapping[str, Any]) -> list[str]:
+    """Cells of what was counted: pictures, requests, repeated ones, seconds, milliseconds a picture and the price."""
+    asked = counts["asked"]
+    seconds = counts["seconds"]
+    ms = ""
+    if asked:
+        ms = f"{1000 * seconds / asked:.1f}"
+    price = ""
+    if "price" in counts:
+        price = f"{counts['price']:g}"
+    requests = f"{counts['requests']:,.0f}"
+    repeated = f"{counts['repeated']:,.0f}"
+    return [f"{asked:,.0f}", requests, repeated, f"{seconds:,.1f}", ms, price]

@@ -159,7 +159,9 @@ def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]
         other: those of the model in this row.
         shown: metrics, one a column.
     """
-    cells = [f"x {other['params'] / first['params']:.2f}"]
+    cells = [""]
+    if first["params"]:
+        cells = [f"x {other['params'] / first['params']:.2f}"]
     for metric in shown:
         if metric in first and metric in other:
             cells.append(f"{100 * (other[metric] - first[metric]):+.1f}")
@@ -187,12 +189,22 @@ def _print_models(
     shown = _shown(result)
     rows = []
     for name, model in models:
-        millions = model["params"] / 1e6
         figures = _figures(model, shown)
-        rows.append([name, f"{millions:.2f} M", *figures])
+        rows.append([name, in_millions(model["params"]), *figures])
     rows += more
     title = f"{result['pictures']} pictures: {result['data']}"
     print_table(title, ["", "parameters", *shown], rows, left=("",))
+
+
+def in_millions(parameters: float) -> str:
+    """A number of parameters as tables show it; "-" where none are known, as of a teacher whose answers are read.
+
+    >>> in_millions(161_234), in_millions(0)
+    ('0.16 M', '-')
+    """
+    if not parameters:
+        return "-"
+    return f"{parameters / 1e6:.2f} M"
 
 
 def _figures(row: dict[str, float], shown: Sequence[str]) -> list[str]:
@@ -367,8 +379,7 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
         *(name if name in ("agreement", "kl") else f"val {name}" for name in shown),
     ]
     cells = [
-        [name, m["arch"], f"{m['params'] / 1e6:.2f} M", *_figures(val, shown)]
-        for name, m, val in rows
+        [name, m["arch"], in_millions(m["params"]), *_figures(val, shown)] for name, m, val in rows
     ]
     epochs = counted(summary["epochs"], "epoch")
     title = f"{summary['recipe']}: {epochs} in {duration(summary['wall_s'])}"

@@ -13,6 +13,7 @@ from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
+from kd.callbacks.asked_answers import AskedAnswers
 from kd.callbacks.best import Best
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
@@ -315,6 +316,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         preflight,
         FeatureProbe(preflight),
         run.folder,
+        AskedAnswers(),
         Loggers(run.loggers, run.build_loggers, flatten(run.written)),
         LearningRate(),
         LastStep(),

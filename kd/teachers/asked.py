@@ -179,6 +179,8 @@ class Address:
         else:
             self._folder = cache_dir() / "answers"
         self.asked = 0
+        self.on_asked: Callable[[], None] | None = None
+        """Called after each request that was answered, before its answers are used."""
         self._tries: list[int] = []  # of each request, how often it was sent before
         self.seconds = 0.0
         self._next_time = 0.0
@@ -260,6 +262,8 @@ class Address:
             answers = self._infer(part_views, journal.classes)
             self.asked += len(part)
             journal.add(part, answers)
+            if self.on_asked is not None:
+                self.on_asked()
         rows = [journal.get(digest) for digest in digests]
         return np.stack([row for row in rows if row is not None])
 

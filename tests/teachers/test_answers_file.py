@@ -121,7 +121,9 @@ def test_a_run_learns_from_a_file(
     items = [f"recipe={recipe}", f"model.teacher.answers={file}", "trainer.max_epochs=1"]
     measured = ["data.batch_size=auto", "data.num_workers=auto", "optim.lr_batch=8"]
     assert train_main([*items, *measured]) == 0
-    assert "answers for whole pictures" in "".join(capsys.readouterr())
+    told = "".join(capsys.readouterr())
+    assert "answers for whole pictures" in told
+    assert "0.00 M" not in told
     assert main("cache", [*items]) == 2
     assert "so there is nothing to cache" in capsys.readouterr().err
     run = tmp_path / "runs" / "tiny" / "000"
@@ -129,6 +131,7 @@ def test_a_run_learns_from_a_file(
     assert summary["teacher"]["val"]["acc1"] == 1
     capsys.readouterr()
     assert main("eval", [str(run)]) == 0
+    assert "0.00 M" not in capsys.readouterr().out
     assert json.loads((run / "eval_val.json").read_text())["teacher"]["acc1"] == 1
     assert main("eval", [str(run), "cascade=true"]) == 2
     others = draw_folder(tmp_path / "others", train=1, val=30) / "val"

@@ -276,7 +276,8 @@ def test_a_budget_that_ends_before_the_first_checkpoint(
 def test_a_budget_that_ends_after_a_checkpoint(
     asking: list[str], server: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", [*asking, "model.teacher.builder.budget=80"]) == 2
+    priced = [*asking, "model.teacher.builder.price=2"]
+    assert main("train", [*priced, "model.teacher.builder.budget=80"]) == 2
     run = tmp_path / "runs" / "tiny" / "000"
     assert (
         capsys.readouterr()
@@ -285,3 +286,14 @@ def test_a_budget_that_ends_after_a_checkpoint(
     )
     assert main("train", [f"resume={run}", "model.teacher.builder.budget=1000"]) == 0
     assert len(server.seen) == len(set(server.seen))
+
+    first = json.loads((run / "asked.json").read_text())["processes"][0][""]
+    assert 64 <= first["asked"] <= 80
+    asked = json.loads((run / "summary.json").read_text())["teacher"]["asked"][""]
+    whole = asked["run"]
+    assert whole["asked"] == len(server.seen) == first["asked"] + asked["asked"]
+    assert (whole["processes"], whole["price"]) == (2, 2 * len(server.seen) / 1000)
+    assert whole["requests"] == first["requests"] + asked["requests"]
+    page = (run / "report.html").read_text()
+    for text in ("the run, 2 processes", "this process", f"{whole['price']:g}"):
+        assert text in page
