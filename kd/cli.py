@@ -21,6 +21,7 @@ from kd.launch.child import (
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.run.request import translate
+from kd.run.shorthand import as_typed
 from kd.run.streams import quiet_libraries, unbroken_output
 from kd.storage.shown import on_terminal
 
@@ -119,7 +120,9 @@ def _status(command: str, argv: Sequence[str]) -> int:
         return 0 if "help" in request.flags else 2
     except UserError as error:
         if is_rank_zero() or isinstance(error, UserErrorOfAll):
-            message = with_outer_keys(str(error)) if trains_teacher() else str(error)
+            message = as_typed(str(error), argv)
+            if trains_teacher():
+                message = with_outer_keys(message)
             # a message may quote a name from a file
             shown = "\n".join(map(on_terminal, message.split("\n")))
             print(f"kd-{command}: {shown}", file=sys.stderr)

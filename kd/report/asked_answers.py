@@ -26,7 +26,7 @@ def asked_answers(run: RunRecords) -> Section | None:
             continue
         whose = f"the run, {of_run['processes']:.0f} processes"
         rows.append([title, counts["url"], whose, *_counted(of_run), kept])
-        rows.append(["", "", "this process", *_counted(counts), ""])
+        rows.append(["", "", "its last process", *_counted(counts), ""])
     counted = ["pictures", "requests", "repeated", "seconds", "ms a picture", "price"]
     columns = ["teacher", "address", "asked by", *counted, "kept"]
     note = (

@@ -123,6 +123,26 @@ def _answers(word: str) -> list[str]:
     )
 
 
+def as_typed(message: str, words: Sequence[str]) -> str:
+    """A message with ``model.teacher.answers`` in the place of the ``builder`` that it has become, where that was typed.
+
+    Args:
+        message: of a user's error; it begins with its key.
+        words: of the command line, as they were typed.
+
+    >>> as_typed("model.teacher.builder: no class 'a.B'", ["model.teacher.answers=a.B"])
+    "model.teacher.answers: no class 'a.B'"
+    """
+    for word in words:
+        typed = re.match(r"(?:--)?(model\.(?:teacher|teachers\.[^.=]+))\.answers=", word)
+        if typed is None:
+            continue
+        builder = f"{typed[1]}.builder"
+        if message.startswith((f"{builder}: ", f"{builder} ")):
+            return f"{typed[1]}.answers{message.removeprefix(builder)}"
+    return message
+
+
 def _source(word: str, source_name: str) -> list[str]:
     """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is."""
     key, _, path = word.partition("=")

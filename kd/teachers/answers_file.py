@@ -26,6 +26,8 @@ KEY = "model.teacher.answers"
 ENDINGS = (".csv", ".parquet", ".safetensors")
 LONG = ("label", "p")
 """Columns of a file with a line for each class of a picture, beside ``picture``."""
+MOST_SHOWN = 5
+"""Classes of the data that a message names."""
 Rows = dict[str, dict[str, float]]
 """Numbers by class, by picture."""
 
@@ -262,11 +264,22 @@ def _numbers_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
     for i, row in enumerate(rows.values()):
         for label, value in row.items():
             if label not in place:
-                raise UserError(
-                    f"{KEY}: {file}: the data has no class '{label}'{did_you_mean(label, classes)}"
-                )
+                suggestion = did_you_mean(label, classes) or f"; its classes are {_few(classes)}"
+                raise UserError(f"{KEY}: {file}: the data has no class '{label}'{suggestion}")
             numbers[i, place[label]] = value
     return numbers
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names with commas between, and dots for others.
+
+    >>> _few(["a", "b"]), _few(list("abcdefg"))
+    ('a, b', 'a, b, c, d, e, ...')
+    """
+    shown = list(names[:MOST_SHOWN])
+    if len(names) > MOST_SHOWN:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def _ends(name: str) -> list[str]:

@@ -107,7 +107,11 @@ FILE = "model.teacher.answers=answers.csv"
         ([ADDRESS, "model.teacher.builder.budget=-5"], "model.teacher.builder.budget: must be > 0, got -5"),
         ([ADDRESS, "model.teacher.builder.price=-1"], "model.teacher.builder.price: must be >= 0, got -1"),
         ([ADDRESS, "model.teacher.builder.batch=1.5"], "model.teacher.builder.batch: must be a whole number, got '1.5'"),
-        ([CHAT], "model.teacher.builder: needs model: model.teacher.builder.model=VALUE (The endpoint's name of the model)"),
+        ([CHAT], "model.teacher.answers: needs model: model.teacher.builder.model=VALUE (The endpoint's name of the model)"),
+        (["model.teacher.answers=no.such.Teacher"], "model.teacher.answers: no class 'no.such.Teacher'; "
+         "no.py was not found in this folder, nor on PYTHONPATH"),
+        (["model.teacher.builder=no.such.Teacher", "model.teacher.checkpoint=null", "model.teacher.recipe=null"],
+         "model.teacher.builder: no class 'no.such.Teacher'; no.py was not found in this folder, nor on PYTHONPATH"),
         ([FILE, "model.teacher.builder.budget=5"],
          "no key 'model.teacher.builder.budget' (model.teacher.builder takes file); budget is of Address and ChatAddress"),
     ],

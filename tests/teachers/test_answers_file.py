@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,8 @@ def test_of_the_largest_two_the_rest_is_spread_over_the_others(tmp_path: Path) -
     ("change", "text"),
     [
         (lambda s: s.replace("bread", "bred", 1), "the data has no class 'bred'; did you mean 'bread'?"),
+        (lambda s: s.replace("bread", "zucchini", 1),
+         "the data has no class 'zucchini'; its classes are apple, bread, cake, dates"),
         (lambda s: "\n".join(s.splitlines()[:-1]), "has no answer to 1 of 8 pictures of train, such as /data/train/dates"),
         (lambda s: s.replace(s.splitlines()[2].split(",")[1], "nan"), "row 2, apple: must be a finite number, got 'nan'"),
         (lambda s: s + s.splitlines()[-1] + "\n", "train/dates/1.png has two answers (row 9)"),
@@ -108,7 +111,10 @@ def test_two_answers_of_one_class_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_learns_from_a_file(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pictures: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Measured settings too: nothing of a file runs in a step. ``kd-eval`` compares with its answers where it has them."""
     names = sorted(
@@ -142,6 +148,12 @@ def test_a_run_learns_from_a_file(
     assert "only the student is measured" in err
     assert "teacher" not in json.loads((run / "eval_folder_val.json").read_text())
     assert main("eval", [str(run), f"folder={others}", "margin=5"]) == 2
+    copied = tmp_path / "copied"  # as on another machine: no trust= is needed for a class of kd's
+    shutil.copytree(run, copied)
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "other_cache"))
+    assert main("eval", [str(copied)]) == 0
+    assert json.loads((copied / "eval_val.json").read_text())["teacher"]["acc1"] == 1
+    capsys.readouterr()
     file.unlink()
     assert main("eval", [str(run)]) == 0
     assert f"the teacher's answers {file} not found" in capsys.readouterr().err

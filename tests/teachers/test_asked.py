@@ -295,5 +295,5 @@ def test_a_budget_that_ends_after_a_checkpoint(
     assert (whole["processes"], whole["price"]) == (2, 2 * len(server.seen) / 1000)
     assert whole["requests"] == first["requests"] + asked["requests"]
     page = (run / "report.html").read_text()
-    for text in ("the run, 2 processes", "this process", f"{whole['price']:g}"):
+    for text in ("the run, 2 processes", "its last process", f"{whole['price']:g}"):
         assert text in page
