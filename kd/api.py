@@ -100,14 +100,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
-    The process is as before afterwards (:func:`kd.run.as_function.as_function`).
+    Writes ``eval_<split>.json`` into the run's folder, as the command does. The process is as before afterwards
+    (:func:`kd.run.as_function.as_function`).
 
     Args:
         run: what :func:`train` returned, a run's folder, or the folder's URL.
         settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``.
 
     Returns:
-        ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...}``; metrics in 0..1.
+        ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...}``; metrics in 0..1. ``teacher`` is missing
+        where the run has none that can be asked.
 
     Raises:
         UserError: no finished run, a key that an evaluation does not take, or another thread runs one of these

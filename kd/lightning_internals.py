@@ -26,7 +26,8 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 
 
 def loggers_take_this_step(trainer: Trainer) -> bool:
-    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide.
+    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide (which also log a step that is told to
+    be the last).
 
     Inside a step alone, up to ``on_train_batch_end``: Lightning counts the batch after it. Values of a step for which
     this says no are not computed (:func:`kd.module.pace.logs_now`).

@@ -31,7 +31,7 @@ class OptimSpec(OptimSettings):
     """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
-        """Checks the optimizer's name and arguments, by building it once."""
+        """Checks the optimizer's name, and its further arguments by a step on a few numbers."""
         super().__post_init__()
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")

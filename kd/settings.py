@@ -10,7 +10,8 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -77,6 +78,28 @@ def limits(kind: object) -> list[Limit]:
     return all_limits
 
 
+def words_of(kind: object) -> list[object]:
+    """All words of a type that takes no other text, such as ``int | Literal["auto"]``; [] where any text may be meant.
+
+    >>> words_of(int | Literal["auto"]), words_of(str | Literal["auto"])
+    (['auto'], [])
+    """
+    if (
+        kind is str
+        or kind is Any
+        or (get_origin(kind) not in (None, Annotated, Literal, Union, UnionType))
+    ):
+        return []
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        parts = parts[:1]
+    if str in parts:
+        return []
+    return [word for part in parts for word in words_of(part)]
+
+
 @dataclass
 class Checked:
     """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``).
@@ -88,9 +111,13 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        """Checks each field by the ranges in its annotation; ValueError begins with the field's name."""
+        """Checks each field by the words and ranges in its annotation; ValueError begins with the field's name."""
         for setting in fields(self):
             value = getattr(self, setting.name)
+            words = words_of(setting.type)
+            if words and isinstance(value, str) and value not in words:
+                allowed = ", ".join(str(word) for word in words)
+                raise ValueError(f"{setting.name} must be one of {allowed}, got '{value}'")
             for limit in limits(setting.type):
                 problem = limit.refuses(value)
                 if problem:

@@ -1,5 +1,7 @@
 """Optimizer settings, schedules and the position of a resumed run in them."""
 
+import pytest
+
 from kd.optim import (
     OptimSpec,
     as_optim,
@@ -52,3 +54,9 @@ def test_warmup_then_steps() -> None:
         0.01,
         0.01,
     ]
+
+
+def test_a_schedule_that_there_is_not_is_refused() -> None:
+    """From Python too, where no reader of settings stands before it: it became a cosine."""
+    with pytest.raises(ValueError, match="schedule must be one of .*, got 'linear'"):
+        OptimSpec(schedule="linear")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from kd.data.box_layouts import is_yolo, voc_root
 from kd.data.pictures import decode
 from kd.data.sources.places import IMAGE_SUFFIXES
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.storage.elsewhere import bytes_of, text_of, yaml_of
 
 LARGEST_PICTURE = 2**28
@@ -173,8 +173,12 @@ def _yolo(root: Path, key: str) -> BoxFolder:
 def _yolo_kinds(root: Path, key: str) -> list[str]:
     """Names of the classes in ``data.yaml``, a list or a mapping of numbers."""
     file = root / "data.yaml"
+    text = _text(file, key)
     try:
-        content = yaml_of(_text(file, key))
+        content = yaml_of(text)
+    except ValueError as error:
+        raise UserError(f"{key}: {file}: can't be read: {first_line(error)}") from error
+    try:
         names = content["names"]
         if isinstance(names, dict):
             names = [names[number] for number in range(len(names))]

@@ -97,6 +97,16 @@ class _Node:
             self.log.unlink(missing_ok=True)
 
 
+def check_ray() -> None:
+    """Refuses a machine without Ray, before it waits for others that would wait for it in turn.
+
+    Raises:
+        UserError: with the extra that installs it.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"machines that prepare data: {needs_extra('ray')}")
+
+
 def _start(*arguments: str, role: str) -> _Node:
     """Starts Ray's process on this machine.
 
@@ -104,8 +114,6 @@ def _start(*arguments: str, role: str) -> _Node:
         arguments: of ``ray start``.
         role: the node's label ``kd-role``, by which work is placed: ``train`` or ``data``.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(f"machines that prepare data: {needs_extra('ray')}")
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     with tempfile.NamedTemporaryFile(prefix="kd-ray-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
@@ -248,10 +256,11 @@ def prepare_data(cluster: Cluster) -> int:
         The exit status.
 
     Raises:
-        UserError: no training machine has come, or the job has no secret.
+        UserError: no training machine has come, or Ray is not installed. :func:`check_secret` must have passed before.
         RunError: Ray has failed here.
         Stopped: by a signal.
     """
+    check_ray()
     address = _address(cluster)
     received: list[int] = []
     if threading.current_thread() is threading.main_thread():

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.callbacks.hooks import Recording
+from kd.callbacks.hooks import Recording, after_step
 from kd.monitor.watched import Watched, logits_of
 from kd.processes import whole
 from kd.report.records import Writer
@@ -45,13 +45,14 @@ class Health(Recording):
 
         Args:
             watched: the training.
-            every: steps from one reading to the next; 0: none.
+            every: batches from one reading to the next; 0: none.
             activations: patterns of the layers that are read; None: some, spread evenly over the model.
         """
         self.watched = watched
         self.every = every
         self.activations = activations
         self._readings: list[_Reading] = []
+        self._due = False  # the next batch that ends with an optimizer step is read
         self._eager = False  # a compiled model runs as it is written, for the batch that is read
         self.newest: dict[str, dict[str, Any]] = {}
 
@@ -80,11 +81,25 @@ class Health(Recording):
             self._writer = Writer(file, header)
         self._writer.write(record)
 
+    def _reads(self, trainer: Trainer, batch_idx: int) -> bool:
+        """Whether a batch is read: of each :attr:`every` batches the first that ends with an optimizer step.
+
+        Where gradients are accumulated most batches end without one, and have neither whole gradients nor new weights.
+        """
+        if not self.every:
+            return False
+        if trainer.fit_loop.epoch_loop.total_batch_idx % self.every == 0:
+            self._due = True
+        if not (self._due and after_step(trainer, batch_idx)):
+            return False
+        self._due = False
+        return True
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Hooks into the models for a batch that is due; compiled models run eagerly in it."""
-        if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
+        if not self._reads(trainer, batch_idx):
             return
         models = self.watched.models(trainer)
         self._eager = any(is_compiled(model) for model in models.values())

@@ -45,7 +45,7 @@ class Kernels(Closing):
 
         Args:
             watched: the training.
-            at: the first step that is profiled; None: none, until the file ``monitor`` names one.
+            at: the first batch that is profiled, counted from 1; None: none, until the file ``monitor`` names one.
             steps: how many.
             memory: whether CUDA's memory is recorded too.
         """

@@ -250,7 +250,7 @@ def by_class(
 
     Returns:
         ``tested`` classes; ``worse``, rows with ``name``, ``pictures``, both accuracies and ``p_value``; ``too_few``,
-        classes that could not be proven worse if the candidate lost all that the reference is right on.
+        classes beside these that could not be proven worse if the candidate lost all that the reference is right on.
     """
     assert reference.class_ids is not None
     rows: list[dict[str, Any]] = []
@@ -273,11 +273,13 @@ def by_class(
     adjusted = holm(np.array([row["p_value"] for row in rows]))
     error = 1 - wanted.confidence
     worse = []
+    too_few = 0
     for row, p_value in zip(rows, adjusted.tolist(), strict=True):
         if p_value <= error:
             worse.append({**row, "p_value": p_value})
+        elif row["least_p_value"] * len(rows) > error:
+            too_few += 1
     worse.sort(key=lambda row: row["p_value"])
-    too_few = sum(row["least_p_value"] * len(rows) > error for row in rows)
     return {"tested": len(rows), "worse": worse, "too_few": too_few}
 
 
@@ -298,23 +300,30 @@ def in_points(share: float, measure: str, digits: int = 1) -> str:
     return f"{number} point{'' if number == '1' else 's'}"
 
 
-def margin_and_loss(margin: float, loss: float, measure: str) -> tuple[str, str]:
-    """Both as points, with as many digits as tell them apart.
+def bound_in_points(loss: float, margin: float, shown: bool, measure: str) -> str:
+    """The bound as points, rounded to the side that claims less, with as many digits as tell it from the margin.
 
-    >>> margin_and_loss(0.002, 0.0021, "accuracy"), margin_and_loss(0.0025, 0.01, "accuracy")
-    (('0.2 points', '0.21 points'), ('0.25 points', '1 point'))
+    >>> bound_in_points(0.00141, 0.01, True, "accuracy"), bound_in_points(-0.00251, 0.01, True, "accuracy")
+    ('0.2 points', '0.2 points')
+    >>> bound_in_points(0.0109, 0.002, False, "accuracy"), bound_in_points(0.00204, 0.002, False, "accuracy")
+    ('1 point', '0.204 points')
 
     Args:
-        margin: as it was given, a share.
-        loss: the largest that can't be excluded, a share.
+        loss: the largest that can't be excluded, a share; below 0: a gain.
+        margin: of the claim, a share.
+        shown: the claim is: the loss is smaller than the margin.
         measure: of the certificate.
+
+    Returns:
+        The bound without its sign; the margin's own text where six digits don't tell them apart.
     """
-    given = in_points(margin, measure, digits=6)
+    rounded = math.ceil if shown and loss > 0 else math.floor
     for digits in range(1, 7):
-        bound = in_points(abs(loss), measure, digits)
+        unit = 10 ** -(digits + 2)
+        bound = in_points(rounded(round(abs(loss) / unit, 6)) * unit, measure, digits)
         if bound != in_points(margin, measure, digits):
-            return given, bound
-    return given, given
+            return bound
+    return in_points(margin, measure, digits=6)
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -326,10 +335,11 @@ def lines(found: dict[str, Any]) -> list[str]:
     measure = found["measure"]
     loss = found["largest_loss"]
     claim = f"{found['candidate']} not worse than {found['reference']} by more than"
-    margin, bound = margin_and_loss(found["margin"], loss, measure)
+    margin = in_points(found["margin"], measure, digits=6)
+    bound = bound_in_points(loss, found["margin"], found["shown"], measure)
     claim = f"{claim} {margin} of {measure}"
     sure = f"{100 * found['confidence']:.4g} % confidence"
-    if found["shown"] and round(1000 * loss) == 0:
+    if found["shown"] and -0.001 < loss <= 0:
         result = f"shown: it loses nothing ({sure})"
     elif found["shown"] and loss < 0:
         result = f"shown: it is better by {bound} or more ({sure})"
@@ -381,8 +391,11 @@ def _counted(found: dict[str, Any]) -> str:
 
 
 def _class_line(classes: dict[str, Any], reference: str) -> str:
-    """A sentence: which classes are proven worse; ``classes``: the certificate's part, ``reference``: the model's
-    name.
+    """A sentence: which classes are proven worse, the first :data:`NAMED` by p-value with their accuracies.
+
+    Args:
+        classes: of :func:`by_class`.
+        reference: the model's name.
     """
     worse = classes["worse"]
     tested = classes["tested"]

@@ -199,7 +199,10 @@ class StepFacts:
 
     @cached_property
     def loading_busy(self) -> float:
-        """Share of the time that a loader computes, 0 to 1; without loader processes, of training's wait for data."""
+        """Mean share of the time that a loader process computes, over all machines, 0 to 1 (1: not sampled).
+
+        Without loader processes, the share of training's wait for data in which it computes.
+        """
         if self.workers == 0:
             wait_ms = self.total.get("p", {}).get("data", 0.0)
             cpu_ms = self.total.get("data_cpu_ms", 0.0)

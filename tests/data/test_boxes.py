@@ -130,6 +130,7 @@ def test_damaged_voc_is_one_line(tmp_path: Path, file: str, text: str | None, me
         ("names: [hole]", "0 a b c d", "must have lines of class"),
         ("names: 3", "0 0.5 0.5 0.2 0.2", "data.yaml: needs 'names'"),
         ("nc: 3", "0 0.5 0.5 0.2 0.2", "data.yaml: needs 'names'"),
+        ("names: [", "0 0.5 0.5 0.2 0.2", "data.yaml: can't be read: "),
         ("names: [hole]", "", "has no pictures with boxes"),
     ],
 )

@@ -54,6 +54,13 @@ def test_readings_are_what_they_say(recipe: Path) -> None:
     assert run.counts == {"train": [12] * 4, "val": [4] * 4}
 
 
+def test_with_accumulated_gradients_batches_that_step_are_read(recipe: Path) -> None:
+    """Of 6 batches an epoch every third steps: a reading is due at each second, and falls on the next that steps."""
+    run = trained(recipe, "trainer.accumulate_grad_batches=3", "trainer.max_epochs=2")
+    assert [h["step"] for h in run.health] == [2, 5, 8, 11]
+    assert all(h["grad_norm"] > 0 and h["update_ratio"] > 0 for h in run.health)
+
+
 def test_the_entropy_is_at_the_temperature_of_the_loss_over_logits(recipe: Path) -> None:
     """Not at CRD's, which softens something else, nor at that of a loss without weight."""
     alone = trained(recipe, "trainer.max_epochs=1")

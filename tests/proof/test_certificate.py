@@ -6,7 +6,7 @@ import torch
 from torchmetrics.functional.classification import multilabel_average_precision
 
 from kd.module.outcomes import PictureOutcomes
-from kd.proof.certificate import Outcomes, ProofMargin, by_class, certify
+from kd.proof.certificate import Outcomes, ProofMargin, bound_in_points, by_class, certify
 from kd.proof.resample import (
     error_gain,
     iou_gain,
@@ -51,7 +51,7 @@ def test_the_words() -> None:
     )
     shown = accuracy(*answers(40, 34, 1056, 1265), wanted=ProofMargin(0.02))
     assert (
-        "2 points of accuracy: shown: it loses at most 1.6 points (95 % confidence)"
+        "2 points of accuracy: shown: it loses at most 1.7 points (95 % confidence)"
         in shown["text"][0]
     )
     better = accuracy(*answers(5, 80, 900, 1265))
@@ -73,6 +73,25 @@ def test_classes_proven_worse_and_those_that_can_not_be_told() -> None:
     assert "classes proven worse (of 3, Holm): milk 100% -> 0%" in found["text"][-1]
     few = accuracy(np.ones(8), np.zeros(8), class_ids=np.arange(8) % 4, classes=list("abcd"))
     assert (few["classes"]["worse"], few["classes"]["too_few"]) == ([], 4)
+
+
+def test_a_class_that_is_proven_worse_has_pictures_enough() -> None:
+    """Alone five pictures would be too few for two classes; after the first Holm tests it alone."""
+    ids = np.repeat([0, 1], [40, 5])
+    found = accuracy(np.ones(45), np.zeros(45), class_ids=ids, classes=["cat", "dog"])
+    assert [row["name"] for row in found["classes"]["worse"]] == ["cat", "dog"]
+    assert found["classes"]["too_few"] == 0
+
+
+@pytest.mark.parametrize("loss", [0.0001, 0.00141, 0.00451, 0.0098, 0.00999999])
+def test_no_bound_is_better_in_words_than_in_truth(loss: float) -> None:
+    """What is shown is rounded up, a gain and what can't be excluded are rounded down."""
+    shown = float(bound_in_points(loss, 0.01, True, "accuracy").split()[0])
+    assert loss <= shown / 100 <= 0.01
+    gain = float(bound_in_points(-loss, 0.01, True, "accuracy").split()[0])
+    assert gain / 100 <= loss
+    excluded = float(bound_in_points(0.01 + loss, 0.01, False, "accuracy").split()[0])
+    assert excluded / 100 <= 0.01 + loss + 1e-12
 
 
 def test_no_class_is_alarmed_where_nothing_is_wrong() -> None:

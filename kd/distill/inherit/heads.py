@@ -190,9 +190,8 @@ def _covariance(vectors: Tensor) -> Tensor:
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a positive matrix ``(S, S)``, ``V diag(v) V'``: the symmetric root ``V diag(sqrt v) V'``, and its inverse.
-
-    The inverse leaves out directions that hardly occur.
+    """Of a positive semi-definite matrix ``(S, S)``, ``V diag(v) V'``: its symmetric root ``V diag(sqrt v) V'``, and
+    that root's inverse, which leaves out directions that hardly occur.
     """
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0)

@@ -138,7 +138,7 @@ class Slurm(Target):
             queue.
             """
             state, elapsed = _state(handle)
-            log.print_new()
+            log.print_new(last=state not in LASTING)
             if state in LASTING:
                 return state, None
             return state, Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)

@@ -142,14 +142,18 @@ class Tail:
         self._file = file
         self._read = 0
 
-    def print_new(self) -> None:
-        """Prints what has come since the last call, in whole lines."""
+    def print_new(self, last: bool = False) -> None:
+        """Prints what has come since the last call, in whole lines.
+
+        Args:
+            last: nothing comes any more: a line that its process could not end is printed too.
+        """
         if not self._file.is_file():
             return
         with open_regular(self._file, LARGEST_DATA) as file:
             file.seek(self._read)
             text = file.read()
-        end = text.rfind(b"\n") + 1
+        end = len(text) if last else text.rfind(b"\n") + 1
         self._read += end
         if end:
             lines = text[:end].decode(errors="replace")

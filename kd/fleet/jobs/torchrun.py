@@ -120,7 +120,7 @@ class Torchrun(Target):
         while any(_runs(pid) for pid in pids):
             log.print_new()
             time.sleep(POLL_S)
-        log.print_new()
+        log.print_new(last=True)
         for number in range(len(pids)):
             status = _status(folder / f"status.{number}")
             if status != "0":

@@ -33,6 +33,12 @@ def test_a_log_is_printed_by_whole_lines(
             opened.write(text)
         tail.print_new()
         assert capsys.readouterr().out == shown
+    with file.open("a") as opened:
+        opened.write("killed in mid-li")
+    tail.print_new()
+    assert capsys.readouterr().out == ""
+    tail.print_new(last=True)
+    assert capsys.readouterr().out == "killed in mid-li"
 
 
 def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path) -> None:
