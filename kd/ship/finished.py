@@ -20,7 +20,7 @@ from kd.ship.export.prepared import Prepared
 from kd.storage.objects import is_url
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Task
-from kd.teachers import Address, AnswersFile, RunTeacher, build_teacher, build_teachers
+from kd.teachers import Address, AnswersFile, RunTeacher, Teacher, build_teacher, build_teachers
 
 Specs = Mapping[str, TeacherSpec]
 """Settings of teachers by name; a single teacher's name is empty."""
@@ -127,7 +127,7 @@ class FinishedRun:
         """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
         teachers: dict[str, RunTeacher] = {}
         for name, spec in self.teachers.items():
-            if isinstance(spec.builder, Address | AnswersFile):  # it has no features
+            if isinstance(spec.builder, Teacher):  # a class that answers has no features
                 continue
             if not spec.pretrained and not _has_checkpoint(spec):
                 gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
@@ -213,6 +213,12 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
 
 
 def _has_checkpoint(spec: TeacherSpec) -> bool:
-    """Whether a teacher has a checkpoint, or a file of answers; that a URL leads to one shows when it is fetched."""
-    place = spec.builder.file if isinstance(spec.builder, AnswersFile) else spec.checkpoint
+    """Whether a teacher has a checkpoint, or a file of answers; that a URL leads to one shows when it is fetched. A class
+    that builds it brings what it needs.
+    """
+    place = spec.checkpoint
+    if isinstance(spec.builder, AnswersFile):
+        place = spec.builder.file
+    elif spec.builder is not None and not place:
+        return True
     return bool(place) and (is_url(str(place)) or Path(str(place)).exists())

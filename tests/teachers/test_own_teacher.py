@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning import Trainer
 
 import kd
-from kd.cli import train_main
+from kd.cli import main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
@@ -174,5 +174,23 @@ class WithoutBuild:
 
 
 def test_a_teacher_needs_no_build() -> None:
-    teacher = build_teacher(TeacherSpec(builder=WithoutBuild()), 4)
+    teacher = build_teacher(TeacherSpec(builder=WithoutBuild()), 4)  # type: ignore[arg-type]
     assert teacher(IMAGES).shape == (2, 4)
+
+
+def test_a_class_answers_after_the_training_too(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``kd-eval`` compares with it, certifies against it, and asks it in a cascade's place."""
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "own.yaml", pictures, None, model__distill_losses=losses)
+    answers = "model.teacher.answers=tests._teacher.Named"
+    assert train_main([f"recipe={recipe}", answers, "trainer.max_epochs=1"]) == 0
+    run = str(tmp_path / "runs" / "tiny" / "000")
+    others = draw_folder(tmp_path / "others", train=1, val=60) / "val"
+    assert main("eval", [run, f"folder={others}", "margin=5"]) == 0
+    assert main("eval", [run, f"folder={others}", "cascade=true"]) == 0
+    told = capsys.readouterr()
+    assert "not found" not in told.err
+    assert "not worse than the teacher by more than 5 points" in told.out
+    assert "student where it is sure, else teacher" in told.out
