@@ -174,7 +174,8 @@ TOPIC = Like(
     "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)",
 )
 NAME = Like(
-    r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", "begins with a letter (letters, digits, . + - _)"
+    r"(?!latest$)[A-Za-z_][\w.+-]{0,199}",
+    "must be letters, digits, . + - _ alone, the first a letter",
 )
 
 

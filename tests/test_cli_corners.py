@@ -123,8 +123,9 @@ WRONG = [
         "model.student.kwargs.norm: must hold no control characters",
     ),
     ("--quiet", "no option --quiet"),
-    ("name=../x", "name: begins with a letter"),
-    ("name=7", "name: begins with a letter"),
+    ("name=../x", "name: must be letters, digits, . + - _ alone, the first a letter, got '../x'"),
+    ("name=a/b", "name: must be letters, digits, . + - _ alone"),
+    ("name=7", "name: must be letters, digits, . + - _ alone, the first a letter"),
     ("model.taps.at.student=blocks.0", "needs teacher"),
 ]
 

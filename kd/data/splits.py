@@ -5,6 +5,7 @@ parts, labelled and unlabelled pictures; where the source has no ``val``, a shar
 out* for it.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -396,8 +397,12 @@ def check_global_batch(batch_size: int, processes: int, pictures: int, of_what: 
         UserError: it names ``data.batch_size``.
     """
     if batch_size * processes > pictures:
+        fits = ""
+        if pictures >= processes:
+            largest = 2 ** int(math.log2(pictures / processes))
+            fits = f"; data.batch_size={largest} fits"
         raise UserError(
-            f"data.batch_size: {batch_size} x {processes} process(es) is more than {of_what}"
+            f"data.batch_size: {batch_size} x {processes} process(es) is more than {of_what}{fits}"
         )
 
 
@@ -428,11 +433,12 @@ def info_of(
     Raises:
         UserError: settings that do not fit; it names the key.
     """
-    for name in source.kind.undefined:
-        if getattr(augment, name):
-            raise UserError(
-                f"data.augment.{name}: is not defined for {source.kind.name}, set it to 0"
-            )
+    undefined = [name for name in source.kind.undefined if getattr(augment, name)]
+    if undefined:
+        off = " ".join(f"data.augment.{name}=0" for name in undefined)
+        raise UserError(
+            f"data.augment.{undefined[0]}: is not defined for {source.kind.name}: {off}"
+        )
     unlabelled_alone = bool(sizes["unlabeled"]) and unlabeled_ratio is None
     counts = None
     if source.classes:

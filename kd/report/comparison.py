@@ -36,7 +36,7 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
         explained: the runs; the others are compared with the first.
     """
     runs = [explained_run.facts for explained_run in explained]
-    names = [label(facts) for facts in runs]
+    names = labels(runs)
     differing = _settings(runs)
     only_common = _are_of_both_kinds(runs)
     note = ""
@@ -69,6 +69,27 @@ def label(facts: Facts) -> str:
     """Recipe and number of a run, ``recipe/003``."""
     recipe = facts.run.summary.get("recipe") or facts.run.folder.parent.name
     return f"{recipe}/{facts.run.folder.resolve().name}"
+
+
+def labels(runs: Sequence[Facts]) -> list[str]:
+    """A name for each run that no other has: :func:`label`, or the folder as it was given where two are alike."""
+    names = [label(facts) for facts in runs]
+    if len(set(names)) < len(names):
+        return [str(facts.run.folder) for facts in runs]
+    return names
+
+
+def _other_pictures(first: Facts, last: Facts) -> str:
+    """A sentence where two runs name different pictures to be judged by; else ""."""
+    sources = []
+    for facts in (first, last):
+        data = facts.run.config.get("data") or {}
+        sources.append((data.get("source"), data.get("val_fraction")))
+    if sources[0] == sources[1]:
+        return ""
+    return (
+        "they have different data.source: judged by other pictures, their metrics can't be compared"
+    )
 
 
 def _verdict(
@@ -354,7 +375,7 @@ def headline(explained: Sequence[Explained]) -> list[str]:
         explained: the runs; the last is compared with the first.
     """
     runs = [explained_run.facts for explained_run in explained]
-    names = [label(facts) for facts in runs]
+    names = labels(runs)
     lines = []
     for facts, name in zip(runs, names, strict=True):
         values = [name + ":"]
@@ -379,6 +400,9 @@ def headline(explained: Sequence[Explained]) -> list[str]:
     known = [change for change in changes if change]
     in_words = ", ".join(known) or "unknown"
     lines.append(f"{names[-1]} against {names[0]}: {in_words}")
+    caution = _other_pictures(first, last)
+    if caution:
+        lines.append(caution)
     lines.append(_verdict(explained, names, _settings(runs))["text"])
     return lines
 

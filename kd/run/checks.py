@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -79,7 +80,7 @@ def _check_answers_of_files(config: dict[str, Any]) -> None:
                 f"{key}.cache: must be off beside {key}.answers={file}, whose answers are read and not computed, "
                 f"got {cache}"
             )
-        if mixing:
+        if mixing and Path(str(file)).expanduser().is_file():  # a missing one is reported as such
             raise UserError(
                 f"{key}.answers: {file} has no answer to mixed pictures; give {' '.join(mixing)}"
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kd.cli import report_main
 from kd.report.records import read_run
@@ -52,6 +53,22 @@ def test_it_opens_with_what_came_of_the_runs(
     assert rows["student ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
     assert moved["rows"] == [["bread", "60.0", "80.0", "+20.0"]]
     assert verdict["kind"] == "verdict"
+
+
+def test_runs_of_one_name_are_told_apart_and_their_pictures_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first" / "000", tmp_path / "second" / "000"
+    for folder, root in ((first, "own"), (second, "split")):
+        folder.parent.mkdir()
+        made(folder, 1, 10, 4, "GPU")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["data"] = {"source": {"class_path": "ImageFolder", "init_args": {"root": root}}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert report_main([str(first), str(second)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(f"{second} against {first}: ")
+    assert lines[3].startswith("they have different data.source: ")
 
 
 def test_a_run_without_an_accuracy_is_compared_by_its_time(

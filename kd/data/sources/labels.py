@@ -68,7 +68,13 @@ FRACTION = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def doubts(classes: Sequence[str]) -> list[str]:
-    """What a person should know of a list of classes: names that hardly differ, and numbers that are not the ids."""
+    """What a person should know of a list of classes: names that hardly differ, and numbers that are not the ids.
+
+    >>> doubts(["red round", "red", "blue round", "blue red", "round red", "blue"])[0][:38]
+    'warning: 4 classes are made of 3 words'
+    >>> doubts(["Irish setter", "English setter", "Irish terrier", "Welsh terrier", "pug"])
+    []
+    """
     notes: list[str] = []
     alike: dict[str, list[str]] = {}
     for name in classes:
@@ -97,6 +103,13 @@ def doubts(classes: Sequence[str]) -> list[str]:
         notes.append(
             f"warning: {listed(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
             "leave these pictures out of the data if they have no label"
+        )
+    joined = [name for name in classes if " " in name]
+    words = {word for name in joined for word in name.split()}
+    if len(joined) > 3 and len(words) < len(joined):
+        notes.append(
+            f"warning: {len(joined)} classes are made of {len(words)} words, such as {listed(joined)}: several labels in "
+            "a cell? data.source.multi_label=true parts them, data.source.label_separator says where"
         )
     measured = [name for name in classes if FRACTION.fullmatch(name)]
     if len(measured) > 1 and 2 * len(measured) > len(classes):
