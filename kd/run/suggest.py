@@ -13,7 +13,6 @@ WORDS = (  # words of the field -> our keys
     ),
     ("save_period save_freq", ["checkpoint.every_n_steps", "checkpoint.every_n_minutes"]),
     ("resume_from_checkpoint resume_from resume_path", ["resume"]),
-    ("save_top_k", ["checkpoint.monitor", "checkpoint.every_n_steps"]),
     ("metric metric_for_best_model eval_metric", ["checkpoint.monitor"]),
     ("jitter", ["data.augment.color_jitter"]),
     ("cutmix_alpha", ["data.augment.cutmix"]),
@@ -58,11 +57,9 @@ WORDS = (  # words of the field -> our keys
     ("ckpt ckpt_path load", ["model.teacher.checkpoint", "model.student.checkpoint", "resume"]),
     ("model_path weights", ["model.teacher.checkpoint", "model.student.checkpoint"]),
     ("teacher", ["model.teacher.checkpoint", "model.teacher.arch"]),
-    ("early_stopping early_stop", ["monitor.actions"]),
     ("patience", ["monitor.thresholds", "monitor.actions"]),
     ("exp_name", ["name", "recipe"]),
     ("run_name", ["name"]),
-    ("betas nesterov momentum", ["optim.kwargs"]),
     ("layer_decay", ["optim.lr", "model.student.freeze"]),
     ("learning_rate", ["optim.lr"]),
     ("cosine", ["optim.min_lr_ratio", "optim.warmup_epochs"]),
@@ -111,6 +108,9 @@ for _words, _keys in WORDS:
 NEEDLESS = {
     "num_classes": "the number of classes is that of the pictures (data.source)",
     "nc": "the number of classes is that of the pictures (data.source)",
+    "save_top_k": "a run keeps its best and its newest state; checkpoint.monitor=val/METRIC says which is best",
+    "early_stopping": "monitor.actions.Overtraining=stop ends a run that gets worse",
+    "early_stop": "monitor.actions.Overtraining=stop ends a run that gets worse",
     "interpolation": "pictures are resized as the models were trained, which no setting changes",
 }
 """Keys of other programs that no setting replaces, and why."""
@@ -157,6 +157,8 @@ ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below 
         "window_size",
     ]
 )
+OPTIMIZER = frozenset(["betas", "momentum", "nesterov", "eps"])
+"""Arguments of optimizers, which go below ``optim.kwargs``."""
 MEANT = {"heads": "num_heads", "hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate",
          "drop": "drop_rate", "width": "embed_dim"}  # fmt: skip
 
@@ -185,6 +187,8 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     synonyms = _synonyms(known, list(losses) or ["kd"])
 
     *above, last = key.lower().replace("-", "_").split(".")
+    if last in OPTIMIZER and last not in by_last_part:
+        return [f"optim.kwargs.{last}"]
     if last in ARCHITECTURE and last not in by_last_part:
         of_teacher = any("teacher" in part for part in [*above, last])
         side = "teacher" if of_teacher else "student"

@@ -395,9 +395,11 @@ def allowed_words(kind: object) -> list[str]:
 
 
 def _literals(kind: object) -> list[object]:
-    """The members of all ``Literal`` in a type."""
+    """The members of all ``Literal`` in a type, but those of values by name (``dict``): the type takes none of these."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
+    if get_origin(kind) is dict:
+        return []
     return [word for part in get_args(kind) for word in _literals(part)]
 
 

@@ -4,12 +4,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from kd.cli import train_main
 from kd.errors import UserError
-from kd.run import keys
+from kd.run import keys, typed
 from kd.run.files import flatten
 from kd.run.keys import arguments
 from kd.run.request import translate
@@ -161,7 +162,7 @@ def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
     found = {guess: suggest(guess, accepted, ["kd"]) for guess in GUESSES}
     missed = {guess: found[guess] for guess, meant in GUESSES.items() if meant not in found[guess]}
     assert len(missed) <= len(GUESSES) // 10, missed
-    open_ended = ("model.student.kwargs.", "model.teacher.kwargs.")
+    open_ended = ("model.student.kwargs.", "model.teacher.kwargs.", "optim.kwargs.")
     for guess, names in found.items():
         assert len(names) <= 3
         for name in names:
@@ -282,6 +283,9 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "optim.name=adamv",
             "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam', '",
         ),
+        ("optim.momentum=0.9", "no key 'optim.momentum'; did you mean 'optim.kwargs.momentum'?"),
+        ("early_stopping=true", "monitor.actions.Overtraining=stop ends a run that gets worse"),
+        ("monitor.actions=stop", "monitor.actions: must be settings (NAME: VALUE), got 'stop'"),
         ("optim.name=momentums", "optim.name: must be one of timm's optimizers, got 'momentums'"),
         ("optim.name=lr", "optim.name: must be one of timm's optimizers, got 'lr'"),
         ("optim=adamv", "optim: got 'adamv'; did you mean 'optim.name=adam'?"),
@@ -466,3 +470,9 @@ def test_arguments() -> None:
     assert arguments("KDLoss")["temperature"].type == "float > 0"
     assert arguments("KDLoss")["weight"].type == "float >= 0"
     assert arguments("KDLoss")["final_temperature"].type == "float > 0 | None"
+
+
+def test_the_words_of_values_by_name_are_none_of_the_types() -> None:
+    """``monitor.actions=stop`` was asked whether it means 'stop'."""
+    assert typed.allowed_words(dict[str, Literal["log", "stop"]]) == []
+    assert typed.allowed_words(Literal["log", "stop"]) == ["log", "stop"]
