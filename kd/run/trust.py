@@ -49,7 +49,7 @@ IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
 """Settings whose value is imported (:data:`kd.run.listed.FROM_ELSEWHERE`)."""
 SENDING_KEY = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
-    r"|model\.(teacher|teachers\.[^.]+)\.builder\.(url|key)"
+    r"|(.+\.)?builder\.(url|key)"
 )
 """Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles.
 

@@ -13,6 +13,7 @@ from kd.run import listed, typed
 from kd.run.request import Request
 from kd.run.resolve import resolve
 from kd.run.run import Run
+from kd.run.trust import check_machines
 
 PLACES = {
     "source": "data.source",
@@ -159,5 +160,13 @@ def test_a_recipe_from_elsewhere_names_no_address_and_no_key_of_one(
     ):
         settings({"class_path": "kd.teachers.ChatAddress", "init_args": secret}, CHAT)
     settings({"class_path": "kd.teachers.AnswersFile", "init_args": {"file": "a.csv"}})
+    for place in ("model.student", "students.a.model.student"):  # any builder may be one that asks
+        builder: dict[str, object] = {"class_path": "kd.teachers.ChatAddress", "init_args": url}
+        for name in reversed([*place.split("."), "builder"]):
+            builder = {name: builder}
+        file = tmp_path / "theirs.yaml"
+        file.write_text(yaml.safe_dump(builder))
+        with pytest.raises(UserError, match=rf"{place}\.builder\.url: a file from elsewhere names"):
+            check_machines(Run.of(Request("photos", [str(file)], [])).config, [])
     monkeypatch.chdir(tmp_path)
     settings({"class_path": "kd.teachers.ChatAddress", "init_args": url})
