@@ -303,6 +303,7 @@ def test_a_manifest_with_a_missing_file_names_it(
     ]
     file.write_text("".join(["path,label\nnothing.jpg,a\n", *there]))
     items = ["data.source=Manifest", f"data.source.train={file}", f"data.source.val={file}"]
+    items.append("data.batch_size=4")
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert f"1 damaged picture: train: {file.parent / 'nothing.jpg'}" in one_line_of(capsys)
 

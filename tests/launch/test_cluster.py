@@ -1,8 +1,10 @@
 """Which job this is, from what launchers leave behind."""
 
+import importlib.util
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -215,12 +217,20 @@ def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
 
 
 def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
-    """Nobody answers at the port, and it says for whom it waits."""
+    """Nobody answers at the port, and it says for whom it waits. Ray must be there, but is not used yet."""
+    (tmp_path / "packages" / "ray").mkdir(parents=True)
+    (tmp_path / "packages" / "ray" / "__init__.py").touch()
     log = tmp_path / "log"
     env = {"KD_ROLE": "data", "MASTER_ADDR": "127.0.0.1", "KD_RAY_PORT": "1"}
     assert status_of(start(["recipe=foodtag_vit"], log, **env)) == 2
     assert "RAY_AUTH_TOKEN: must be a secret that all machines of the job share" in log.read_text()
-    pid = start(["recipe=foodtag_vit"], log, **env, RAY_AUTH_TOKEN="ab" * 32)
+    env["RAY_AUTH_TOKEN"] = "ab" * 32
+    if importlib.util.find_spec("ray") is None:
+        without = tmp_path / "without"
+        assert status_of(start(["recipe=foodtag_vit"], without, **env)) == 2
+        assert "machines that prepare data: needs the extra ray" in without.read_text()
+    packages = str(tmp_path / "packages")
+    pid = start(["recipe=foodtag_vit"], log, sys.path.insert, 0, packages, **env)
     deadline = time.monotonic() + 120
     while not (
         log.exists() and "waiting for the training machine at 127.0.0.1:1" in log.read_text()

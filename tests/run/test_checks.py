@@ -17,7 +17,10 @@ def test_names_of_runs_and_of_students() -> None:
     checked("name", "first-try", kind)
     check_student("low", {"optim.lr": 0.1, "model.student": {"arch": "resnet18"}})
     for call, message in (
-        (lambda: checked("name", "../x", kind), "name: begins with a letter"),
+        (
+            lambda: checked("name", "../x", kind),
+            r"name: must be letters, digits, \. \+ - _ alone, the first a letter",
+        ),
         (
             lambda: check_student("a", {"model.teacher.arch": "b"}),
             "students.a: may differ in model.student",

@@ -258,7 +258,7 @@ def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) ->
          "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
         (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours: must be a number > 0, got '0'"),
         (["search.optim.lr=0..1", "name=../../x"], "got '../../x'"),
-        (["search.optim.lr=0..1", "name=/tmp/x"], "name: begins with a letter"),
+        (["search.optim.lr=0..1", "name=/tmp/x"], "name: must be letters, digits, . + - _ alone, the first a letter"),
         (["tune=nowhere.yaml"], "tune: nowhere.yaml can't be read"),
     ],
 )  # fmt: skip
@@ -283,7 +283,10 @@ def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "no run reports 'val/acc2'" in capsys.readouterr().err
     file.write_text("name: ../../x\nsearch: {optim: {lr: '0..1'}}\n")
     assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
-    assert "name: begins with a letter" in capsys.readouterr().err
+    assert (
+        "name: must be letters, digits, . + - _ alone, the first a letter"
+        in capsys.readouterr().err
+    )
     assert not (recipe.parent / "runs").exists()
     file.write_text("search: {optim: {lrr: '0..1'}}\n")
     assert main("tune", [f"recipe={recipe}", f"tune={file}"]) == 2
