@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -130,3 +131,45 @@ def test_the_recipe_from_pictures_to_a_detector(tmp_path: Path) -> None:
         assert torch.equal(value, student[name]), name
     with safe_open(out / BODY, "pt") as opened:
         assert json.loads(opened.metadata()["kd.mean"]) == [0.485, 0.456, 0.406]
+
+    rt_detr = small_rt_detr("resnet18", (128, 256, 512))
+    rt_detr.model.backbone.model._backbone.load_state_dict(load_file(out / "backbone.safetensors"))
+    backbone = timm.create_model("resnet18", num_classes=0).eval()
+    backbone.load_state_dict(load_file(out / "backbone.safetensors"))
+    images = torch.stack(PICTURES)
+    with torch.no_grad():
+        maps = rt_detr.model.backbone(images, torch.ones(1, 64, 96, dtype=torch.bool))
+        expected = backbone.forward_intermediates(
+            images, indices=[2, 3, 4], intermediates_only=True
+        )
+        assert rt_detr(pixel_values=images).pred_boxes.shape == (1, 5, 4)
+    for (of_detector, _), of_student in zip(maps, expected, strict=True):
+        torch.testing.assert_close(of_detector, of_student)
+
+
+def small_rt_detr(arch: str, channels: tuple[int, int, int]) -> Any:
+    """RT-DETR of the package transformers with a timm backbone of that name, small behind it.
+
+    Args:
+        arch: with maps of strides 8, 16 and 32 at timm's indices 2 to 4.
+        channels: of these maps.
+    """
+    transformers = pytest.importorskip("transformers")
+    backbone = transformers.TimmBackboneConfig(
+        backbone=arch, use_pretrained_backbone=False, features_only=True, out_indices=[2, 3, 4]
+    )
+    small = {"d_model": 32, "encoder_hidden_dim": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    config = transformers.RTDetrConfig(
+        **small,
+        backbone_config=backbone,
+        encoder_in_channels=[*channels],
+        decoder_in_channels=[32, 32, 32],
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        num_queries=5,
+        num_denoising=0,
+        anchor_image_size=None,
+    )
+    return transformers.RTDetrForObjectDetection(config).eval()
