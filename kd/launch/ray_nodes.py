@@ -156,7 +156,7 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         engine: ``data.engine`` of the run.
 
     Raises:
-        UserError: the job has such machines, and the run does not use them; or they have not come.
+        UserError: the job has such machines, and the run does not use them; Ray is not installed; or they have not come.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         yield
@@ -166,6 +166,7 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
             f"data.engine: {engine}, but {cluster.data_nodes} machine(s) of the job prepare data; "
             "config=remote_data"
         )
+    check_ray()
     host, port = address = _address(cluster)
     os.environ["RAY_ADDRESS"] = f"{host}:{port}"
     if _is_above_zero("LOCAL_RANK", "SLURM_LOCALID"):
