@@ -119,7 +119,8 @@ def _is_printable(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _are_words(value: object) -> bool:
+def are_words(value: object) -> bool:
+    """Whether a value of a file is a list of texts."""
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
@@ -158,7 +159,8 @@ def _is_made(value: object) -> bool:
     return isinstance(value.get("init_args"), dict)
 
 
-def _are_facts(value: object) -> bool:
+def are_facts(value: object) -> bool:
+    """Whether a value of a file is, by name, lists of numbers or null."""
     if not isinstance(value, dict):
         return False
     for numbers in value.values():
@@ -176,13 +178,13 @@ def _is_truth(value: object) -> bool:
 CHECKS = {
     "arch": _is_printable,
     "kwargs": _are_arguments,
-    "classes": _are_words,
+    "classes": are_words,
     "img_size": _is_size,
     "mean": _are_channels,
     "std": _are_channels,
     "task": _is_made,
     "builder": _is_made,
-    "facts": _are_facts,
+    "facts": are_facts,
     "dense": _is_truth,
     "classifies": _is_truth,
 }

@@ -10,6 +10,7 @@ import numpy as np
 
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, text_of
+from kd.storage.student_metadata import are_facts, are_words
 from kd.storage.writing import write_json
 
 FILE = "manifest.json"
@@ -63,14 +64,16 @@ class ExportManifest:
             wrong.append("task")
         if self.layout not in get_args(Layout):
             wrong.append("layout")
-        named = _are_strings([self.arch]) and self.arch.isprintable()
-        if not named or not _are_strings(self.classes):
+        named = are_words([self.arch]) and self.arch.isprintable()
+        if not named or not are_words(self.classes):
             wrong.append("arch and classes")
         if not self.classes and self.task != "features":
             wrong.append("classes")
         if not all(0 < side <= MOST for side in self.size):
             wrong.append("size")
-        if not _are_facts(self.facts, self.classes):
+        if not are_facts(self.facts) or any(
+            len(values) != len(self.classes) for values in self.facts.values()
+        ):
             wrong.append("facts")
         if not isinstance(self.crop_ratio, int | float) or not 1e-6 < self.crop_ratio <= 1:
             wrong.append("crop_ratio")
@@ -98,22 +101,6 @@ class ExportManifest:
     def write(self, folder: Path) -> None:
         """Writes ``manifest.json`` into ``folder``."""
         write_json(folder / FILE, asdict(self))
-
-
-def _are_strings(words: object) -> bool:
-    return isinstance(words, list) and all(isinstance(word, str) for word in words)
-
-
-def _are_facts(facts: object, classes: list[str]) -> bool:
-    """Whether ``facts`` are, by name, lists of a number or None for each of ``classes``."""
-    if not isinstance(facts, dict):
-        return False
-    for values in facts.values():
-        if not isinstance(values, list) or len(values) != len(classes):
-            return False
-        if not all(isinstance(value, int | float | None) for value in values):
-            return False
-    return True
 
 
 def from_metadata(metadata: dict[str, str], file: Path) -> ExportManifest:
