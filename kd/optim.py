@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
+from timm.models import group_parameters
 from timm.optim import (
     get_optimizer_class,
     get_optimizer_info,
@@ -64,6 +65,12 @@ class OptimSpec(OptimSettings):
         if before.get("decay_norm_and_bias", False) != self.decay_norm_and_bias:
             previous = str(not self.decay_norm_and_bias).lower()
             raise UserError(f"optim.decay_norm_and_bias: must stay {previous} in a resumed run")
+        layer_decay = before.get("layer_decay", 1.0)
+        if (layer_decay == 1) != (self.layer_decay == 1):
+            raise UserError(
+                "optim.layer_decay: can't be turned on or off in a resumed run "
+                f"({layer_decay:g} before), got {self.layer_decay:g}"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Its fields, as a checkpoint stores them."""
@@ -253,6 +260,58 @@ def parameter_groups(
     return groups
 
 
+def groups_by_layer(
+    groups: Iterable[dict[str, Any]],
+    modules: Iterable[nn.Module],
+    lr: float,
+    layer_decay: float,
+) -> list[dict[str, Any]]:
+    """Groups of parameters divided further by the depth of their layers, each with a rate of its own::
+
+        lr of layer l of L = lr * layer_decay ** (L - l)
+
+    What lies in no model of timm, as losses' own layers, has the whole rate.
+
+    Source: Clark et al., ELECTRA, ICLR 2020; for vision transformers Bao et al., BEiT, ICLR 2022.
+
+    Args:
+        groups: of :func:`parameter_groups`.
+        modules: what is trained; timm's models tell which layer each parameter belongs to.
+        lr: that of the last layer.
+        layer_decay: the rate of a layer as a share of that of the next, above 0 and at most 1.
+
+    Returns:
+        Groups with ``params``, ``lr`` and the settings of the group that they were part of: by these, then from the
+        first layer to the last.
+
+    Raises:
+        UserError: none of the modules tells its layers.
+    """
+    share_of_lr: dict[nn.Parameter, float] = {}
+    for module in modules:
+        matcher = getattr(module, "group_matcher", None)
+        if matcher is None:
+            continue
+        layer_of_name = group_parameters(module, matcher(coarse=False), reverse=True)
+        last_layer = max(layer_of_name.values())
+        for name, parameter in module.named_parameters():
+            layers_after = last_layer - layer_of_name[name]
+            share_of_lr[parameter] = layer_decay**layers_after
+    if not share_of_lr:
+        raise UserError(
+            f"optim.layer_decay: needs a model of timm, which tells its layers; got {layer_decay:g} for another"
+        )
+
+    divided = []
+    for group in groups:
+        by_share: dict[float, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_share.setdefault(share_of_lr.get(parameter, 1.0), []).append(parameter)
+        for share in sorted(by_share):
+            divided.append({**group, "params": by_share[share], "lr": lr * share})
+    return divided
+
+
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
     """The optimizer's class and its arguments by name: timm's for the optimizer's name, then those of the settings."""
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
@@ -277,7 +336,10 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
     Raises:
         UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
     """
+    modules = list(modules)
     groups = parameter_groups(modules, spec.weight_decay, spec.decay_norm_and_bias)
+    if spec.layer_decay != 1:
+        groups = groups_by_layer(groups, modules, spec.lr, spec.layer_decay)
     kind, kwargs = _kind_and_kwargs(spec)
     if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
         kwargs.setdefault("fused", fused)

@@ -437,6 +437,11 @@ class OptimSettings(Checked):
     decay_norm_and_bias: bool = False
     """Whether these get it too."""
 
+    layer_decay: Annotated[float, Range("> 0 and <= 1")] = 1.0
+    """For fine-tuning: the rate of each layer as a share of that of the layer after it; the
+    classifier has ``lr``. Common: 0.65 to 0.85. With 1 all layers have one rate.
+    """
+
     warmup_epochs: Weight = 1.0
     """Linear warm-up, in epochs (fractions allowed); in a run that is no longer than it, a tenth of
     the steps.

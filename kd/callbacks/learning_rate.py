@@ -23,8 +23,8 @@ class LearningRate(Callback):
         optimizers = each_of(optimizer)
         for name, of_student in zip(run.students.named(), optimizers, strict=True):
             metric = f"{name}/train/lr" if name else "train/lr"
-            first_group = of_student.param_groups[0]
-            run.module.log(metric, first_group["lr"])
+            highest_lr = max(group["lr"] for group in of_student.param_groups)  # the last layer's
+            run.module.log(metric, highest_lr)
 
 
 class LastStep(Callback):

@@ -60,7 +60,7 @@ WORDS = (  # words of the field -> our keys
     ("patience", ["monitor.thresholds", "monitor.actions"]),
     ("exp_name", ["name", "recipe"]),
     ("run_name", ["name"]),
-    ("layer_decay", ["optim.lr", "model.student.freeze"]),
+    ("llrd layerwise_lr_decay lr_decay", ["optim.layer_decay"]),
     ("learning_rate", ["optim.lr"]),
     ("cosine", ["optim.min_lr_ratio", "optim.warmup_epochs"]),
     ("eta_min lr_min min_lr", ["optim.min_lr_ratio"]),

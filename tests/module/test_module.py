@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers, muon
+from timm.optim import create_optimizer_v2, list_optimizers, muon, param_groups_layer_decay
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
@@ -22,6 +22,7 @@ from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_mod
 from kd.module.distillation import DistillationModule
 from kd.optim import (
     OptimSpec,
+    Pace,
     build_optimizer,
     build_schedule,
     parameter_groups,
@@ -251,6 +252,48 @@ def test_weight_decay_on_norms_and_biases_where_asked() -> None:
     ).param_groups
     assert group["weight_decay"] == 0.1
     assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
+def test_rates_fall_with_the_depth_as_timms_do() -> None:
+    model = tiny_vit()
+    projection = nn.Linear(4, 4)
+    settings = OptimSpec(lr=0.1, weight_decay=0.2, layer_decay=0.5)
+    optimizer = build_optimizer([model, projection], settings)
+    found = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            found[parameter] = (group["lr"], group["weight_decay"])
+    expected = {}
+    exempt = model.no_weight_decay()
+    for group in param_groups_layer_decay(model, 0.2, exempt, layer_decay=0.5):
+        for parameter in group["params"]:
+            expected[parameter] = (pytest.approx(0.1 * group["lr_scale"]), group["weight_decay"])
+    expected |= {projection.weight: (0.1, 0.2), projection.bias: (0.1, 0.0)}
+    assert found == expected
+    assert len({rate for rate, _ in found.values()}) == len(model.blocks) + 2
+
+    pace = Pace(total_steps=10, steps_per_epoch=10)
+    made, schedule = OptimSpec(lr=0.1, layer_decay=0.5, warmup_epochs=0).build([model], pace)
+    rates = [group["lr"] for group in made.param_groups]
+    for _ in range(5):
+        made.step()
+        schedule.step()
+    halfway = warmup_cosine(5, 0, 10, 0.01)
+    assert [group["lr"] for group in made.param_groups] == pytest.approx(
+        [rate * halfway for rate in rates]
+    )
+
+
+def test_a_model_that_tells_no_layers_is_refused() -> None:
+    with pytest.raises(UserError, match="optim.layer_decay: needs a model of timm"):
+        build_optimizer([nn.Linear(2, 2)], OptimSpec(layer_decay=0.5))
+
+
+@pytest.mark.parametrize("before, after", [(1.0, 0.7), (0.7, 1.0)])
+def test_layer_decay_can_not_begin_or_end_in_a_resumed_run(before: float, after: float) -> None:
+    with pytest.raises(UserError, match="optim.layer_decay: can't be turned on or off"):
+        OptimSpec(layer_decay=after).check_resumed(OptimSpec(layer_decay=before).settings())
+    OptimSpec(layer_decay=0.6).check_resumed(OptimSpec(layer_decay=0.7).settings())
 
 
 def test_steps_are_those_of_torch() -> None:
