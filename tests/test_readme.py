@@ -15,7 +15,7 @@ import kd.cli
 from kd.cli import cache_main, pack_main, train_main
 from scripts.site.build import guides
 from tests._forks import ForkedRun
-from tests._helpers import ROOT, StopwatchHere, draw_folder, save_teacher
+from tests._helpers import CLASSES, ROOT, StopwatchHere, draw_folder, save_teacher
 from tests._scenes import draw as draw_scenes
 
 README = (ROOT / "README.md").read_text()
@@ -112,6 +112,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     data = draw_folder(home / "photos", train=8, val=4, size=64)
     draw_table(home, "train")
     draw_table(home, "test")
+    draw_targets(home)
     scenes, more = draw_scenes(home / "scenes"), draw_folder(home / "more", train=2, val=1)
     return {
         "SCENES": str(scenes),
@@ -122,6 +123,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "ROLE": "arn:aws:iam::123456789012:role/kd",
         "BUCKET": "kd-test",
         "TEACHER": str(save_teacher(home / "t.safetensors")),
+        "NUMBER": str(save_teacher(home / "number.safetensors", num_classes=1)),
         "HOME": str(home),
     }
 
@@ -136,6 +138,19 @@ def draw_table(home: Path, split: str) -> None:
         (folder / f"{name}.jpg").write_bytes(picture.read_bytes())
         rows.append(f"{name},{picture.parent.name}")
     (home / f"{split}.csv").write_text("\n".join(rows))
+
+
+def draw_targets(home: Path) -> None:
+    """``labels.csv`` with two of four labels a picture, and ``numbers.csv``."""
+    labels = ["path,label"]
+    numbers = ["path,calories"]
+    names = sorted(CLASSES)
+    for i, picture in enumerate(sorted((home / "photos" / "train").rglob("*.jpg"))):
+        path = picture.relative_to(home)
+        labels.append(f"{path},{names[i % 4]};{names[(i + 1) % 4]}")
+        numbers.append(f"{path},{i / 4}")
+    (home / "labels.csv").write_text("\n".join(labels))
+    (home / "numbers.csv").write_text("\n".join(numbers))
 
 
 SMALL = [
@@ -288,6 +303,11 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
             "data.img_size=32",
             "trainer.max_epochs=1",
         ]
+    for table, loss in (("labels.csv", "BinaryKDLoss"), ("numbers.csv", "RegressionKDLoss")):
+        if f"data.source={table}" in items:
+            teacher = {"labels.csv": "TEACHER", "numbers.csv": "NUMBER"}[table]
+            small = [item.replace("KDLoss", loss) for item in TINY_TEACHER]
+            return [*SMALL, *small, f"model.teacher.checkpoint={filled[teacher]}"]
     if "data.source" not in command:
         return [*SMALL, *TINY_FOOD]
     return [*SMALL, *(TINY_TEACHER if "model.teacher." in command else [])]

@@ -7,6 +7,7 @@ out* for it.
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -157,8 +158,12 @@ class Splits:
             )
         numbers = held_out(all_pictures.targets, self.val_fraction, self.seed)
         if not len(numbers):
+            numbers_alike = ""
+            if all(re.fullmatch(r"-?\d+(\.\d*)?", name) for name in self.source.classes):
+                numbers_alike = "; its labels are numbers, which model.task=Regression learns"
             raise UserError(
-                f"data.source: has one picture of each of its {count} classes, so none can be held out for validation"
+                f"data.source: has one picture of each of its {count} classes, so none can be held out for "
+                f"validation{numbers_alike}"
             )
         if name == "train":
             numbers = np.setdiff1d(np.arange(count), numbers)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kd.data.info import Target
+from kd.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -251,3 +252,37 @@ def _nearest(lengths: Tensor, size: int) -> Tensor:
 
     new = torch.arange(size, device=lengths.device)
     return (new * (lengths / size)).long().minimum(lengths - 1)
+
+
+WITH_TARGETS = {
+    LabelSets.name: "a list has several: data.source=LIST.csv, with a column of paths and one of labels "
+    "(recipes/TOPICS.md, Several labels)",
+    Numbers.name: "a list has numbers: data.source=LIST.csv data.source.targets=COLUMN (recipes/TOPICS.md, Numbers)",
+    Masks.name: "masks are beside pictures: data.source=SegmentationFolder data.source.root=DIR",
+}
+"""By kind of target: what a message says of a task that needs it and gets another."""
+TASKS = {
+    "Classification": Targets.name,
+    "MultiLabel": LabelSets.name,
+    "Regression": Numbers.name,
+    "Segmentation": Masks.name,
+}
+"""kd's tasks by the short names of their classes, and the kind of target that each learns from."""
+
+
+def other_targets(task: str, needs: str, gives: str) -> UserError:
+    """The mistake of a task whose kind of target the pictures do not have.
+
+    Args:
+        task: the short name of its class.
+        needs: its kind of target.
+        gives: the pictures' kind.
+    """
+    remedy = WITH_TARGETS.get(needs, "")
+    fitting = [name for name, kind in TASKS.items() if kind == gives]
+    if needs == Targets.name:
+        remedy = f"model.task={fitting[0]}" if fitting else ""
+    return UserError(
+        f"model.task: {task} needs {needs}, data.source gives {gives}"
+        + (f"; {remedy}" if remedy else "")
+    )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from kd.data.info import DataInfo
+from kd.data.targets import other_targets
 from kd.errors import UserError, among
 from kd.losses import DistillLoss, FeatureLoss, LogitLoss
 from kd.tasks import Task
@@ -19,9 +20,7 @@ def check_task(task: Task, data: DataInfo) -> None:
         UserError: they are of another kind.
     """
     if not task.learns_from(data.kind):
-        raise UserError(
-            f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}"
-        )
+        raise other_targets(type(task).__name__, task.kind, data.kind)
 
 
 def check_listeners(

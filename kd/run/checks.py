@@ -42,7 +42,7 @@ def check_values(config: dict[str, Any]) -> None:
     _check_strategy(config["trainer"]["strategy"], config["optim"]["name"])
     _check_sizes(config["data"])
     _check_overlap(config["model"])
-    check_losses_of_task(config["model"])
+    check_losses_of_task(config)
     _check_teachers(config["model"])
     _check_answers_of_files(config)
     accumulated = config["trainer"]["accumulate_grad_batches"]
@@ -71,7 +71,7 @@ def _check_answers_of_files(config: dict[str, Any]) -> None:
     augment = config["data"]["augment"] or {}
     mixing = [f"data.augment.{name}=0" for name in ("mixup", "cutmix") if augment.get(name)]
     for key, teacher in teachers_in(config["model"]).items():
-        if _class_of(teacher["builder"]) != "AnswersFile":
+        if class_of(teacher["builder"]) != "AnswersFile":
             continue
         file = teacher["builder"]["init_args"].get("file")
         cache = "on" if teacher["cache"] is True else teacher["cache"]
@@ -163,26 +163,44 @@ ALLOWED_LOSSES = {
 """By task those that :data:`kd.errors.REFUSED_LOSSES` is not said of, the likeliest first; other checks may refuse them."""
 
 
-def check_losses_of_task(model: Mapping[str, Any]) -> None:
+WITHOUT_MIXING = ("MultiLabel", "Regression")
+"""Tasks whose pictures can't be mixed."""
+
+
+def loss_refused_by(task: str, loss: str) -> bool:
+    """Whether one of kd's losses over logits is not defined for a task; both by the short names of their classes."""
+    return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
+
+
+def check_losses_of_task(config: Mapping[str, Any]) -> None:
     """Refuses kd's losses over logits that are not defined for the task, where the settings alone show it.
 
     Args:
-        model: the settings ``model``.
+        config: the resolved settings.
 
     Raises:
-        UserError: names the loss, and the setting that puts one in its place that the task takes.
+        UserError: names the first loss, and the settings that put losses in the places of all that the task refuses;
+            mixed pictures, which the task has no targets for, are switched off with them.
     """
-    task = _class_of(model["task"])
-    allowed = ALLOWED_LOSSES.get(task, OVER_LOGITS)
+    model = config["model"]
+    if not model["student"]["head"]:
+        return
+    task = class_of(model["task"])
+    refused = {}
     for name, loss in (model["distill_losses"] or {}).items():
-        kind = _class_of(loss)
-        if kind not in OVER_LOGITS or kind in allowed or not model["student"]["head"]:
-            continue
-        key = f"model.distill_losses.{name}"
-        raise UserError(f"{key}: {kind} {REFUSED_LOSSES[task]}: {key}={allowed[0]}")
+        if loss_refused_by(task, class_of(loss)):
+            refused[f"model.distill_losses.{name}"] = class_of(loss)
+    if not refused:
+        return
+    first = next(iter(refused))
+    remedy = [f"{key}={ALLOWED_LOSSES[task][0]}" for key in refused]
+    augment = config["data"]["augment"] or {}
+    if task in WITHOUT_MIXING:
+        remedy += [f"data.augment.{name}=0" for name in ("mixup", "cutmix") if augment.get(name)]
+    raise UserError(f"{first}: {refused[first]} {REFUSED_LOSSES[task]}: {' '.join(remedy)}")
 
 
-def _class_of(node: object) -> str:
+def class_of(node: object) -> str:
     """The short name of one of kd's classes in settings; "" for anything else."""
     path = ""
     if isinstance(node, dict):

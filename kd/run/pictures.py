@@ -14,9 +14,11 @@ from kd.data.sources import Source
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
 from kd.data.splits import PROBE, Splits, check_global_batch, info_of, load_probe
+from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.run import listed, typed
+from kd.run.checks import class_of
 from kd.run.needs import teachers_in
 from kd.run.pays_wish import PaysWish
 from kd.settings import Augment, DataSettings, Probe
@@ -46,6 +48,7 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
             not allow, ...
     """
     data = config["data"]
+    _check_task(config)
     splits = list_splits(config, ["train", "val"])
     if splits is None:
         return None
@@ -71,6 +74,20 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
     if data["class_facts"] is not None:
         read_class_facts(data["class_facts"], info)
     return splits
+
+
+def _check_task(config: Mapping[str, Any]) -> None:
+    """Refuses one of kd's tasks whose targets the source never has, before a picture is listed."""
+    model = config["model"]
+    if not model["student"]["head"] or config.get(
+        "students"
+    ):  # each has its own; features need no targets
+        return
+    task = class_of(model["task"])
+    needs = TASKS.get(task)
+    source = _source_of(config["data"]["source"])
+    if needs is not None and source is not None and source.kind.name != needs:
+        raise other_targets(task, needs, source.kind.name)
 
 
 def _batch_stays(config: Mapping[str, Any]) -> bool:

@@ -17,8 +17,9 @@ from kd.run.checks import check_warmup, notes_on_patches, notes_on_sizes
 from kd.run.listed import kind_at
 from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
-from kd.run.shorthand import notes, written_out
+from kd.run.shorthand import written_out
 from kd.run.suggest import as_question, suggest
+from kd.run.task_words import note_on_task
 from kd.run.trust import check_file, check_resolved, vouched
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
@@ -180,7 +181,7 @@ class Request:
         """
         typed = self.overrides
         self.overrides = written_out(typed, [*contents])
-        self.notes += notes(typed, self.overrides)
+        self.notes += note_on_task(typed, self.overrides)
         words = [self._word(item) for item in self.overrides]
         for key, word in words:
             _check_no_files({key: word.text})

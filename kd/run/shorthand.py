@@ -10,12 +10,11 @@ from kd.errors import UserError
 from kd.run import files, resolve
 from kd.run.listed import listed
 from kd.run.paths import SETTINGS
+from kd.run.task_words import at, words_of_task
 from kd.storage.objects import is_url
 
 SOURCE = "data.source"
 LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
-TASK = "model.task"
-MIXING = ("data.augment.mixup", "data.augment.cutmix")
 OF_A_FOLDER = ("Pictures", "SegmentationFolder")
 """A recipe's sources that stay what they are when a folder is given."""
 
@@ -42,55 +41,11 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
     is_list = train.lower().endswith(LISTS)
     if is_list and SOURCE not in given and source_name in ("", "ImageFolder"):
         words.insert(0, f"{SOURCE}=Manifest")
-    if _several_labels(given, files_say):
-        source_class = given.get(SOURCE, source_name)
-        if is_list or source_class.endswith("Manifest"):
-            words.insert(0, f"{SOURCE}.multi_label=true")
-        for key in MIXING:
-            is_on = key not in given and _at(files_say, key)
-            if TASK in given and is_on:
-                words.append(f"{key}=0")
+    source_class = given.get(SOURCE, source_name).rpartition(".")[2]
+    if is_list and source_class in ("", "ImageFolder"):
+        source_class = "Manifest"
+    words += words_of_task(given, files_say, source_class, is_list)
     return [*_without_arguments(given, files_say), *words]
-
-
-def notes(typed: Sequence[str], written: Sequence[str]) -> list[str]:
-    """What is said of words that nobody has typed, each in a line.
-
-    Args:
-        typed: ``key=value`` items.
-        written: the same, :func:`written_out`.
-    """
-    mixing = []
-    for word in written:
-        if word.partition("=")[0] in MIXING and word not in typed:
-            mixing.append(word)
-    if not mixing:
-        return []
-    return [
-        f"{' '.join(mixing)}, as pictures with several labels are not mixed (the recipe mixes them)"
-    ]
-
-
-def _several_labels(given: Mapping[str, str], files_say: Mapping[str, Any]) -> bool:
-    """Whether the task is MultiLabel, by the command line (``given``, by key) or by ``files_say``, the files'
-    settings.
-    """
-    task = _at(files_say, TASK)
-    named = task
-    if isinstance(task, Mapping):
-        named = task.get("class_path")
-    return given.get(TASK, str(named)).rpartition(".")[2] == "MultiLabel"
-
-
-def _at(settings: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested settings; None where there is none."""
-    value: Any = settings
-    for name in key.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        else:
-            value = None
-    return value
 
 
 def _answers(word: str) -> list[str]:
@@ -181,7 +136,7 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
         *groups, name = key.split(".")
         model = files_say
         if groups:
-            model = _at(files_say, ".".join(groups))
+            model = at(files_say, ".".join(groups))
         if name != "arch" or not isinstance(model, dict) or not model.get("kwargs"):
             continue
         if _family(arch) != _family(str(model.get("arch"))):

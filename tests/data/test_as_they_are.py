@@ -125,8 +125,13 @@ def test_ultralytics_names_the_split_of_each_picture(last: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "arguments", "message"),
     [
-        ("m.csv", "file,class\na.jpg,x\n", {}, r"has no column path \(it has file, class\); .*path_column=NAME"),
-        ("m.csv", "path,class\na.jpg,x\n", {}, r"has no column label .*data.source.label_column=NAME"),
+        ("m.csv", "file,class\na,x\n", {}, r"has no column path \(it has file, class\); .*path_column=NAME.*: "
+         r"data.source.path_column=file data.source.label_column=class\?"),
+        ("m.csv", "x,a.jpg\ny,b.jpg\n", {}, "data.source.path_column=1 data.source.label_column=0"),
+        ("m.csv", "file,other,class\na.jpg,b.jpg,x\n", {}, "has no column path .*path_column=NAME"),
+        ("m.csv", "path,kind\na.jpg,x\n", {}, r"has no column label .*data.source.label_column=NAME"),
+        ("m.csv", "path,class,tags\na.jpg,x,y\n", {}, r"has no column label .*data.source.label_column=NAME.*; a label in "
+         r"each: 'data.source.label_column=\[class, tags\]'"),
         ("m.csv", "path,label\na,b.jpg,x\n", {}, "has 3 columns in line 2, 2 in the first"),
         ("m.csv", "a.jpg,x\n", {"path_column": 0}, "has no column label"),
         ("m.json", "{", {}, "is no list of pictures"),
@@ -143,6 +148,43 @@ def test_lists_that_do_not_fit(
 ) -> None:
     with pytest.raises(UserError, match=f"data.source.train: .*{message}"):
         listed(tmp_path, name, content, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("m.csv", "image,Labels,split\na.jpg,x,train\nsub/b.PNG,y,train\n"),
+        ("m.tsv", "class\tfile name\nx\ta.jpg\ny\tsub/b.PNG\n"),
+        ("m.jsonl", '{"img": "a.jpg", "category": "x"}\n{"img": "sub/b.PNG", "category": "y"}\n'),
+    ],
+)  # fmt: skip
+def test_columns_of_other_names_are_found_by_what_they_hold_and_reported(
+    name: str, content: str, tmp_path: Path
+) -> None:
+    assert listed(tmp_path, name, content) == (["a.jpg", "sub/b.PNG"], ["x", "y"])
+    source = Manifest(str(tmp_path / name))
+    source.load("train")
+    text = " ".join(source.notes)
+    assert "data.source.path_column" in text
+    assert "data.source.label_column" in text
+
+
+def test_several_columns_hold_a_label_each(tmp_path: Path) -> None:
+    table = "path,fruit,shape\na.jpg,apple,round\nb.jpg,banana,\n"
+    columns = {"label_column": ["fruit", "shape"]}
+    (tmp_path / "m.csv").write_text(table)
+    source = Manifest(str(tmp_path / "m.csv"), multi_label=True, label_column=["fruit", "shape"])
+    targets = source.load("train").targets
+    assert source.classes == ["apple", "banana", "round"]
+    assert targets == [[0, 2], [1]]
+    with pytest.raises(
+        ValueError, match="label_column must be one column, or several with multi_label"
+    ):
+        listed(tmp_path, "m.csv", table, **columns)
+    with pytest.raises(
+        UserError, match=r"no column colour \(data.source.label_column; it has path, fruit"
+    ):
+        listed(tmp_path, "m.csv", table, multi_label=True, label_column=["fruit", "colour"])
 
 
 def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:

@@ -71,6 +71,12 @@ LINES = [
      "model.teachers: give model.teacher or model.teachers, not both: the settings have model.teachers.dino, so give "
      "model.teachers.dino.checkpoint=FILE, or model.teachers=null beside model.teacher"),
     (["train", *DISTIL, "data.source.root={here}", "model.task=MultiLabel"],
+     "model.task: MultiLabel needs several labels a picture, data.source gives one label a picture; a list has several: "
+     "data.source=LIST.csv"),
+    (["train", *DISTIL, "data.source.root={here}", "model.task=Regression"],
+     "model.task: Regression needs numbers, data.source gives one label a picture; a list has numbers: "
+     "data.source=LIST.csv data.source.targets=COLUMN"),
+    (["train", *DISTIL, "data.source.root={here}", "model.task=MultiLabel", "model.distill_losses.kd=KDLoss"],
      "BinaryKDLoss and the losses over features are defined for them: model.distill_losses.kd=BinaryKDLoss"),
     (["tune", *DISTIL, "search.optim.lr=log(1e-5,1e-3)"], "search.optim.lr: [a, b, c] a choice"),
     (["train", *DISTIL, "trainer.max_epochs=0"], "trainer.max_epochs: must be >= 1, or -1 for no limit"),
@@ -127,8 +133,12 @@ PICTURES = [
      "data.source.image_dir={here}/pictures has the pictures"),
     (["train", "recipe=photos", *TABLE, "data.source.image_dir=pics"],
      "data.source.image_dir: folder pics not found in {here}; data.source.image_dir={here}/pictures has the pictures"),
-    (["train", "recipe=photos", *TABLE, "data.source.multi_label=true", "data.source.image_dir={here}/pictures"],
+    (["train", "recipe=photos", *TABLE, "data.source.multi_label=true", "data.source.image_dir={here}/pictures",
+      "data.augment.mixup=0.8", "data.augment.cutmix=1"],
      "data.augment.mixup: is not defined for several labels a picture: data.augment.mixup=0 data.augment.cutmix=0"),
+    (["train", *DISTIL, *TABLE, "data.source.multi_label=true", "model.task=Classification"],
+     "model.task: Classification needs one label a picture, data.source gives several labels a picture; "
+     "model.task=MultiLabel"),
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "data.batch_size=500"],
      "training pictures; data.batch_size="),
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses.gap=mine.Gapp"],

@@ -1,7 +1,13 @@
 """Short ways of writing settings."""
 
+import pytest
+
+from kd.data.sources import Manifest
+from kd.errors import UserError
+from kd.run.checks import check_values
 from kd.run.request import translate
-from kd.run.shorthand import notes, written_out
+from kd.run.shorthand import written_out
+from kd.run.task_words import note_on_task
 
 
 def test_a_list_of_pictures_is_a_manifest() -> None:
@@ -33,5 +39,75 @@ def test_several_labels_are_read_and_not_mixed() -> None:
 
     recipe = {"data": {"augment": {"mixup": 0.8}}}
     mixed = [*typed, "data.augment.mixup=0.8"]
-    assert not notes(mixed, written_out(mixed, [recipe]))  # what is typed stays
-    assert not notes(["data.source=train.csv"], written_out(["data.source=train.csv"], [recipe]))
+    assert not note_on_task(mixed, written_out(mixed, [recipe]))  # what is typed stays
+    assert not note_on_task(
+        ["data.source=train.csv"], written_out(["data.source=train.csv"], [recipe])
+    )
+
+
+TABLE = ["recipe=distill", "data.source=train.csv"]
+EXCHANGED = [
+    (["model.task=MultiLabel"], "MultiLabel", "BinaryKDLoss"),
+    (["data.source.multi_label=true"], "MultiLabel", "BinaryKDLoss"),
+    (["data.source.label_column=[fruit, shape]"], "MultiLabel", "BinaryKDLoss"),
+    (["model.task=Regression"], "Regression", "RegressionKDLoss"),
+    (["data.source.targets=[calories, fat]"], "Regression", "RegressionKDLoss"),
+    (["data.source.targets=label"], "Regression", "RegressionKDLoss"),
+    (["model.task={class_path: Regression, init_args: {loss: l1}}"], "Regression", "RegressionKDLoss"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "task", "loss"), EXCHANGED, ids=str)
+def test_a_recipe_gets_the_losses_of_the_task_that_the_pictures_have(
+    typed: list[str], task: str, loss: str
+) -> None:
+    request = translate([*TABLE, *typed])
+    config = request.resolved()
+    check_values(config)
+    assert config["model"]["task"]["class_path"] == f"kd.tasks.{task}"
+    losses = config["model"]["distill_losses"]
+    assert losses["kd"]["class_path"] == f"kd.losses.{loss}"
+    assert losses["kd"]["init_args"]["weight"] == 0.9  # the recipe's
+    assert losses["summary"]["class_path"] == "kd.losses.MSELoss"
+    assert config["data"]["augment"]["mixup"] == config["data"]["augment"]["cutmix"] == 0
+    (line,) = request.notes
+    changed = f"data.augment.mixup=0 data.augment.cutmix=0 model.distill_losses.kd={loss}, as pictures with"
+    assert changed in line
+    arguments = config["data"]["source"]["init_args"]
+    source = Manifest(**arguments)
+    assert (arguments["multi_label"], source.targets) == {
+        "MultiLabel": (True, None),
+        "Regression": (False, ["calories", "fat"] if "fat" in str(typed) else ["label"]),
+    }[task]
+
+
+def test_numbers_are_those_of_the_column_that_was_named() -> None:
+    request = translate([*TABLE, "model.task=Regression", "data.source.label_column=kcal"])
+    assert request.resolved()["data"]["source"]["init_args"]["targets"] == ["kcal"]
+    assert request.notes[0].startswith("data.source.targets=[kcal] data.augment.mixup=0")
+
+
+def test_a_loss_that_was_typed_stays_and_is_refused_with_all_that_does_not_fit() -> None:
+    typed = ["model.task=MultiLabel", "model.distill_losses.kd=DISTLoss", "model.distill_losses.more=KDLoss"]  # fmt: skip
+    request = translate([*TABLE, *typed, "data.augment.mixup=0.8"])
+    config = request.resolved()
+    assert config["model"]["distill_losses"]["kd"]["class_path"] == "kd.losses.DISTLoss"
+    losses = "model.distill_losses.kd=BinaryKDLoss model.distill_losses.more=BinaryKDLoss"
+    remedy = f"{losses} data.augment.mixup=0"
+    with pytest.raises(UserError, match=f"^model.distill_losses.kd: DISTLoss .*: {remedy}$"):
+        check_values(config)
+    with_remedy = translate([*TABLE, typed[0], *remedy.split(" ")])
+    check_values(with_remedy.resolved())
+
+
+def test_a_student_without_a_classifier_keeps_the_recipes_losses() -> None:
+    typed = [*TABLE, "model.task=MultiLabel", "model.student.head=false"]
+    losses = translate(typed).resolved()["model"]["distill_losses"]
+    assert losses["kd"]["class_path"] == "kd.losses.KDLoss"
+
+
+def test_a_recipe_of_the_task_is_left_as_it_is() -> None:
+    request = translate(["recipe=foodtag_calories", "model.task=Regression"])
+    losses = request.resolved()["model"]["distill_losses"]
+    assert losses["kd"]["class_path"] == "kd.losses.RegressionKDLoss"
+    assert not request.notes

@@ -222,8 +222,17 @@ def test_a_teacher_that_is_trained_first_learns_the_runs_task(
         "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
     )
     monkeypatch.setattr("kd.run.train_first.check_weights", lambda *_: None)  # there is no internet
-    for task, loss in (("MultiLabel", "BinaryKDLoss"), ("Classification", "KDLoss")):
-        words = ["recipe=photos", f"data.source.root={pictures}", f"runs_dir={tmp_path}"]
+    rows = ["path,label"]
+    for picture in sorted(pictures.rglob("train/*/*.jpg")):
+        rows.append(f"{picture},{picture.parent.name};seen")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    folder = f"data.source.root={pictures}"
+    table = f"data.source={tmp_path / 'labels.csv'}"
+    for task, loss, source in (
+        ("MultiLabel", "BinaryKDLoss", table),
+        ("Classification", "KDLoss", folder),
+    ):
+        words = ["recipe=photos", source, f"runs_dir={tmp_path}"]
         words.append(f"model.distill_losses.kd={loss}")
         assert train_main([*words, f"model.task={task}"]) == 2
     tasks = [[item for item in items if item.startswith("model.task=")] for items in asked]

@@ -159,7 +159,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "path,red\na.png,1",
             ["blue"],
-            "has no column blue (data.source.targets; it has path, red)",
+            "has no column blue (data.source.targets; it has path, red); numbers are in red: data.source.targets=red",
         ),
         ("path,red\na.png,much", ["red"], "red of a.png is 'much', which is not a number"),
         ("path,red\na.png,\nb.png,nan", ["red"], "has no value of red"),

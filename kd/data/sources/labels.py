@@ -104,9 +104,10 @@ def doubts(classes: Sequence[str]) -> list[str]:
             f"warning: {listed(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
             "leave these pictures out of the data if they have no label"
         )
-    joined = [name for name in classes if " " in name]
-    words = {word for name in joined for word in name.split()}
-    if len(joined) > 3 and len(words) < len(joined):
+    joined = [name for name in classes if re.search(r"[ ;|]", name)]
+    words = {word for name in joined for word in re.split(r"[ ;|]+", name)}
+    several = [name for name in joined if re.search("[;|]", name)]
+    if len(joined) > 3 and (len(words) < len(joined) or len(several) == len(classes)):
         notes.append(
             f"warning: {len(joined)} classes are made of {len(words)} words, such as {listed(joined)}: several labels in "
             "a cell? data.source.multi_label=true parts them, data.source.label_separator says where"

@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.data.sources.split_names import Column, Unfit, split_of, splits_by_row
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import json_of, number_of
 
 TABLES = (".csv", ".tsv", ".txt")
 LISTS = (*TABLES, ".json", ".jsonl", ".ndjson")
 DELIMITERS = "\t,;| "
 Columns = Column | list[str]  # of the labels: one column, or several of numbers
+LABELS = {
+    "labels", "class", "classes", "class_name", "category", "categories", "tag", "tags", "target", "species", "breed",
+}  # fmt: skip
+"""Names of columns that usually hold labels, in lower case."""
 FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "": False, "false": False, "true": True}
 
 
@@ -25,6 +30,7 @@ class ListColumns(NamedTuple):
     delimiter: str | None = None  # None: found by the first line
     # None: found by its name and values; "none": no column names splits.
     split: Column | None = None
+    numbers: bool = False  # the columns of ``label`` hold numbers to learn
 
 
 class Row(NamedTuple):
@@ -63,7 +69,7 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
     path = columns.path
     label = columns.label
     if suffix in TABLES:
-        names, records = _table(text, path, columns.delimiter)
+        names, records, path = _table(text, path, columns.delimiter)
     else:
         value = _records(text)
         if isinstance(value, Mapping):
@@ -74,7 +80,7 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
             return _ultralytics(value)
         records = value
         names = sorted({name for record in records for name in record})
-        _check_there(path, names, "path_column")
+        path = _path_among(names, records, path)
 
     # The columns that are neither paths nor labels may name splits, and what is left may be one-hot labels.
     label_columns = label if isinstance(label, list) else [label]
@@ -85,7 +91,15 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
     has_labels = not set(label_columns).isdisjoint(names)
     splits, notes, split_columns = splits_by_row(others, columns.split, one_hot=not has_labels)
     rest = {name: values for name, values in others.items() if name not in split_columns}
-    rows, labelled = _labelled_rows(names, records, columns, rest, notes)
+    if path != columns.path:
+        notes.append(f"paths are those of the column {path} (data.source.path_column)")
+    found = columns._replace(path=path)
+    if label == ListColumns().label and not has_labels:
+        likely = [name for name in rest if str(name).lower() in LABELS]
+        if len(likely) == 1:
+            found = found._replace(label=likely[0])
+            notes.append(f"labels are those of the column {likely[0]} (data.source.label_column)")
+    rows, labelled = _labelled_rows(names, records, found, rest, notes)
     if splits is None:
         return ListContent(rows, labelled=labelled, splits=False, notes=notes)
     rows = [row._replace(split=split) for row, split in zip(rows, splits, strict=True)]
@@ -111,9 +125,7 @@ def _labelled_rows(
     if isinstance(label, list):
         for name in label:
             if name not in names:
-                raise Unfit(
-                    f"has no column {name} (data.source.targets; it has {', '.join(map(str, names))[:120]})"
-                )
+                raise _no_column(name, names, records, path, columns.numbers)
         rows = []
         for record in records:
             numbers = [record.get(name) for name in label]
@@ -126,7 +138,7 @@ def _labelled_rows(
 
     one_hot = [name for name, values in rest.items() if _is_one_hot(values)]
     if label != ListColumns().label or len(one_hot) < 2:
-        _check_there(label, names, "label_column")
+        _check_there(label, names, "label_column", [str(name) for name in rest])
     notes.append(
         f"the columns {', '.join(map(str, one_hot))[:120]} hold 0 and 1: each 1 is a label"
     )
@@ -135,6 +147,37 @@ def _labelled_rows(
         labels = [str(name) for name in one_hot if FLAGS[_flag_text(record.get(name))]]
         rows.append(Row(str(record[path]), label=labels))
     return rows, True
+
+
+def _no_column(
+    name: Column,
+    names: Sequence[Column],
+    records: Sequence[Mapping[Any, Any]],
+    path: Column,
+    numbers: bool,
+) -> Unfit:
+    """A column of labels or numbers that a list does not have; of numbers, the columns that have some are suggested."""
+    there = ", ".join(map(str, names))[:120]
+    if not numbers:
+        return Unfit(f"has no column {name} (data.source.label_column; it has {there})")
+    likely = []
+    for other in names:
+        texts = [str(record.get(other) or "").strip() for record in records]
+        if other != path and any(texts) and all(not text or _is_number(text) for text in texts):
+            likely.append(str(other))
+    suggestion = ""
+    if likely:
+        suggestion = f"; numbers are in {', '.join(likely)[:120]}: data.source.targets={likely[0]}"
+    return Unfit(f"has no column {name} (data.source.targets; it has {there}){suggestion}")
+
+
+def _is_number(text: str) -> bool:
+    """Whether a cell holds a finite number."""
+    try:
+        number_of(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _flag_text(value: object) -> str:
@@ -161,20 +204,62 @@ def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
     return [json_of(line) for line in text.split("\n") if line.strip()]
 
 
-def _check_there(name: Column, names: Sequence[Column], given: str) -> None:
-    """Refuses a column that a list does not have; ``given``: the key below ``data.source`` that names it."""
-    if name not in names:
-        there = ", ".join(map(str, names))[:120]
-        raise Unfit(
-            f"has no column {name} (it has {there}); data.source.{given}=NAME says which, or a number "
-            "from 0 in a table without a header"
-        )
+def _path_among(
+    names: Sequence[Column], records: Sequence[Mapping[Any, Any]], path: Column
+) -> Column:
+    """The column of paths: the one that is named, else the only one whose cells all end as pictures' files do.
+
+    Args:
+        names: of all columns.
+        records: the rows, by column.
+        path: as the settings name it.
+
+    Raises:
+        Unfit: no such column.
+    """
+    has_header = not any(str(name).lower().endswith(IMAGE_SUFFIXES) for name in names)
+    if path not in names and path == ListColumns().path and has_header:
+        likely = []
+        for name in names:
+            texts = [str(record.get(name)).strip().lower() for record in records]
+            if texts and all(text.endswith(IMAGE_SUFFIXES) for text in texts):
+                likely.append(name)
+        if len(likely) == 1:
+            return likely[0]
+    _check_there(path, names, "path_column")
+    return path
+
+
+def _check_there(
+    name: Column, names: Sequence[Column], given: str, unused: Sequence[str] = ()
+) -> None:
+    """Refuses a column that a list does not have.
+
+    Args:
+        name: of the column.
+        names: of all columns.
+        given: the key below ``data.source`` that names the column.
+        unused: columns that may all hold labels.
+    """
+    if name in names:
+        return
+    there = ", ".join(map(str, names))[:120]
+    says = f"data.source.{given}=NAME says which, or a number from 0 in a table without a header"
+    files = [i for i, text in enumerate(names) if str(text).lower().endswith(IMAGE_SUFFIXES)]
+    if given == "path_column" and len(names) == 2:
+        first, second = names
+        if files:  # what was taken for the header is a row
+            first, second = files[0], 1 - files[0]
+        says += f": data.source.path_column={first} data.source.label_column={second}?"
+    if len(unused) > 1:
+        says += f"; a label in each: 'data.source.label_column=[{', '.join(unused)[:120]}]'"
+    raise Unfit(f"has no column {name} (it has {there}); {says}")
 
 
 def _table(
     text: str, path: Column, delimiter: str | None
-) -> tuple[list[Column], list[dict[Any, Any]]]:
-    """A table's columns and its rows by column, of which short ones end with None."""
+) -> tuple[list[Column], list[dict[Any, Any]], Column]:
+    """A table's columns, its rows by column, of which short ones end with None, and the column of the paths."""
     if delimiter is None:
         first_line = text.lstrip().partition("\n")[0].rstrip("\r")
         delimiter = _sniffed(first_line, path)
@@ -186,16 +271,17 @@ def _table(
     elif lines:
         _, header = lines.pop(0)
         names += [name.strip() for name in header]
-    _check_there(path, names, "path_column")
     records = []
     for number, row in lines:
         if len(row) > len(names):
             raise Unfit(f"has {len(row)} columns in line {number}, {len(names)} in the first")
-        if len(row) <= names.index(path):
-            raise Unfit(f"has no path in line {number}")
         cells_of_row = reversed([*zip_longest(names, row)])  # the first of two columns of one name
         records.append(dict(cells_of_row))
-    return names, records
+    path = _path_among(names, records, path)
+    for number, row in lines:
+        if len(row) <= names.index(path):
+            raise Unfit(f"has no path in line {number}")
+    return names, records, path
 
 
 def _sniffed(first: str, path: Column) -> str:

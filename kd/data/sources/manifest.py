@@ -64,9 +64,12 @@ class Manifest(Source):
             parts. Rows of the same picture are joined.
         test: a list of other pictures to judge by (``kd-eval split=test``); the classes are those of the training list.
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
-        path_column: name of the paths' column; a number, counted from 0, where a table has no header.
-        label_column: likewise of the labels' column.
-        targets: columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is missing.
+        path_column: name of the paths' column; a number, counted from 0, where a table has no header. Without a column
+            ``path`` the only one whose cells end as pictures' files do is taken, and reported.
+        label_column: likewise of the labels' column; with ``multi_label`` also several columns, of a label each. Without
+            a column ``label`` one called ``labels``, ``class``, ``category``, ``tags`` or alike is taken, and reported.
+        targets: column or columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is
+            missing.
         delimiter: between a table's columns; default: the tab, comma, semicolon, bar or blank of its first line.
         split_column: the column that names each row's split (``train``, ``Testing``, or yes and no in ``is_valid``);
             default: found by its name and values; ``none``: all rows belong to the list's split.
@@ -83,9 +86,9 @@ class Manifest(Source):
         test: str | None = None,
         cache_gb: float | None = None,
         path_column: int | str = "path",
-        label_column: int | str = "label",
+        label_column: int | str | list[str] = "label",
         delimiter: str | None = None,
-        targets: list[str] | None = None,
+        targets: list[str] | str | None = None,
         split_column: int | str | None = None,
         label_separator: str | None = None,
     ) -> None:
@@ -99,6 +102,10 @@ class Manifest(Source):
             delimiter = "\t"
         if delimiter is not None and len(delimiter) != 1:
             raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
+        if isinstance(label_column, list) and not (label_column and multi_label):
+            raise ValueError(
+                f"label_column must be one column, or several with multi_label=true, got {label_column}"
+            )
         if (
             isinstance(path_column, int) != isinstance(label_column, int)
             and label_column != "label"
@@ -106,6 +113,8 @@ class Manifest(Source):
             raise ValueError(
                 f"label_column must be a name or a number as path_column is, got {label_column}"
             )
+        if isinstance(targets, str):
+            targets = [targets]
         if targets is not None and (not targets or len(set(targets)) < len(targets) or multi_label):
             raise ValueError(
                 f"targets must be different columns, without multi_label, got {targets}"
@@ -118,7 +127,9 @@ class Manifest(Source):
                 f"label_separator must be one character (or tab, blank, none), got '{label_separator}'"
             )
         self.targets = targets
-        self.columns = ListColumns(path_column, targets or label_column, delimiter, split_column)
+        self.columns = ListColumns(
+            path_column, targets or label_column, delimiter, split_column, numbers=bool(targets)
+        )
         self.separator = label_separator
         self.cache_bytes = bytes_of(cache_gb)
         self.lists = {"train": expanded(train)}
