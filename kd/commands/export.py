@@ -31,7 +31,7 @@ kd-export: a run's student for other programs, compared with the student in torc
   to=triton         a model repository for NVIDIA Triton
   to=sagemaker      model.tar.gz for SageMaker's Triton images
   to=hub            config.json, model.safetensors: timm.create_model("local-dir:FOLDER", pretrained=True)
-  to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm
+  to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm or by your builder
   to=cascade        student, teacher (each a model.onnx) and the rule of kd-eval cascade=true, with ten lines of Python
   int8=true         int8 weights and activations, calibrated on training pictures (extra openvino, or the format's own)
   fp16=true         FP16 weights and activations, proven on the CPU; layers that overflow stay in float32

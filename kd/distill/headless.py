@@ -12,7 +12,8 @@ from kd.distill.inherit.pair import final_norm
 from kd.distill.inherit.stream import shown
 from kd.distill.objective import Objective
 from kd.distill.student import Student
-from kd.models.own import logits_of
+from kd.errors import UserError
+from kd.models.own import features_of
 from kd.models.preprocess import evaluating
 from kd.models.taps import Taps
 from kd.tasks import Features, Task
@@ -27,6 +28,9 @@ class HeadlessStudent(Student):
 
         Takes the arguments of :class:`~kd.distill.student.Student`. The width is that of a trial forward without
         gradient.
+
+        Raises:
+            UserError: also where the model gives neither features nor maps.
         """
         super().__init__(*args, **kwargs)
         self._taps_of_final = self.taps
@@ -36,12 +40,22 @@ class HeadlessStudent(Student):
             layers = [layers for layers, _ in layers_by_loss]
             self._taps_of_final = Taps(self.average.module, layers, self.prepare)
         with torch.no_grad(), evaluating(self.model):
-            features = logits_of(self._trial())
+            features = self.answer_in(self._trial())
+        if features.ndim != 2:
+            raise UserError(
+                f"model.student: without a classifier {self.arch} gives numbers of shape {tuple(features.shape)} for "
+                "two pictures, but features are (N, D), or maps (N, C, H, W)"
+            )
         losses = ["feature_loss"]
         for name in self.objective.measurable:
             losses.append(f"{name}_loss")
         width = features.shape[1]
         self._measures.measure(losses, width, self.data.probed)
+
+    @staticmethod
+    def answer_in(output: object) -> Tensor:
+        """The features ``(N, D)`` in what the model gives, which may be maps."""
+        return features_of(output)
 
     @staticmethod
     def info_of(task: Task, model: nn.Module) -> DataInfo:
@@ -74,7 +88,7 @@ class HeadlessStudent(Student):
         with evaluating(self.model):
             features = []
             for part in shown(pictures.split(64), "mean of the features"):
-                features.append(logits_of(self.model(self.prepare(part))))
+                features.append(self.answer_in(self.model(self.prepare(part))))
         bias -= torch.cat(features).mean(dim=0)
         if self.average is not None:
             self.average.set(self.model)

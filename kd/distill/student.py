@@ -319,6 +319,11 @@ class Student(nn.Module):
         if isinstance(self.prepare, Preprocess):
             self.prepare.dtype = next(self.model.parameters()).dtype
 
+    @staticmethod
+    def answer_in(output: object) -> Tensor:
+        """The logits in what the model gives."""
+        return logits_of(output)
+
     # -- a step ------------------------------------------------------------------------------------------------------
     def learn(self, batch: Batch, answer: Answer) -> Terms:
         """Forward pass and losses of one batch.
@@ -336,7 +341,7 @@ class Student(nn.Module):
         if self.has_two_heads and isinstance(output, tuple):
             logits, distilled_logits = output
         else:
-            logits = distilled_logits = logits_of(output)
+            logits = distilled_logits = self.answer_in(output)
         read = partial(self.taps.read, tapped)
         return self.objective(logits, distilled_logits, read, answer, batch)
 
@@ -346,7 +351,7 @@ class Student(nn.Module):
         Args:
             images: ``(N, 3, H, W)`` as batches have them, uint8, or float that ``prepare`` takes.
         """
-        return logits_of(self.final(self.prepare(images)))
+        return self.answer_in(self.final(self.prepare(images)))
 
     @torch.no_grad()
     def take_classifier(self) -> None:

@@ -24,7 +24,8 @@ class Builder(Protocol):
         """A model of float pictures ``(N, 3, H, W)``, normalised; it gives logits ``(N, num_classes)``.
 
         Args:
-            num_classes: of the classifier; 0 for a model that gives its features ``(N, D)``.
+            num_classes: of the classifier; 0 for a model that gives its features ``(N, D)``, or, as detectors'
+                backbones do, maps (:func:`features_of`).
             img_size: height and width of its input; None: its own.
         """
         ...
@@ -54,6 +55,40 @@ def logits_of(output: object) -> Tensor:
         f"a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a "
         f"tuple, got {type(output).__name__}"
     )
+
+
+def maps_in(output: object) -> list[Tensor]:
+    """The maps ``(N, C, H, W)`` that a detector's backbone gives: one, or several in a tuple, list or dict.
+
+    Returns:
+        In the backbone's order; empty where it gives anything else.
+    """
+    outputs: list[Any] = [output]
+    if isinstance(output, Mapping):
+        outputs = list(output.values())
+    elif isinstance(output, (tuple, list)):
+        outputs = list(output)
+    for one in outputs:
+        if not isinstance(one, Tensor) or one.ndim != 4:
+            return []
+    return outputs
+
+
+def features_of(output: object) -> Tensor:
+    """The features ``(N, D)`` in the output of a model without a classifier; of maps the last, averaged over its
+    positions.
+
+    Raises:
+        UserError: neither maps, nor what :func:`logits_of` takes.
+
+    >>> import torch
+    >>> features_of((torch.zeros(1, 64, 8, 8), torch.zeros(1, 128, 4, 4))).shape
+    torch.Size([1, 128])
+    """
+    maps = maps_in(output)
+    if maps:
+        return maps[-1].mean(dim=(2, 3))
+    return logits_of(output)
 
 
 def classes_of(model: nn.Module) -> int:
@@ -149,8 +184,11 @@ class OwnModel(nn.Module):
         return {f"model.{name}" for name in exempted()}
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or features ``(N, D)``."""
-        return logits_of(self.model(x))
+        """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or without classes features ``(N, D)``."""
+        output = self.model(x)
+        if self.num_classes:
+            return logits_of(output)
+        return features_of(output)
 
 
 def build_own(

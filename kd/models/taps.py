@@ -19,7 +19,7 @@ PRELOGITS = "prelogits"  # the name of the classifier's input, which in most mod
 MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
 # The map after such a share of the blocks or stages.
 MAPS_AT = re.compile(r"maps@([1-9]\d*)/([1-9]\d*)")
-# The last map of a CNN whose positions are so many pixels apart, as detectors name their levels.
+# The last map of a CNN with one position for so many pixels a side, as detectors name their levels.
 MAPS_OF_STRIDE = re.compile(r"maps@stride([1-9]\d*)")
 TRIAL = 2  # number of pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
@@ -145,7 +145,7 @@ class Taps:
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted in self._paths:  # once, not in every step: it walks the whole model
             return self._paths[wanted]
-        resolved = [self._map_at(pattern, key) for pattern in wanted]
+        resolved = [self._map_at(pattern, run or self._run, key) for pattern in wanted]
         paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
         if MAPS in paths:
             place = paths.index(MAPS)
@@ -154,11 +154,17 @@ class Taps:
         self._paths[wanted] = paths
         return paths
 
-    def _map_at(self, pattern: str, key: str) -> str:
-        """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it."""
+    def _map_at(self, pattern: str, run: Callable[[], Any], key: str) -> str:
+        """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it.
+
+        Args:
+            pattern: the layer's name; any other is returned as it is.
+            run: runs the model once, where ``maps@stride8`` is found by its size.
+            key: named in errors.
+        """
         stride = MAPS_OF_STRIDE.fullmatch(pattern)
         if stride is not None:
-            return self._map_of_stride(int(stride[1]), key)
+            return self._map_of_stride(int(stride[1]), run, key)
         share = MAPS_AT.fullmatch(pattern)
         if share is None:
             return pattern
@@ -181,17 +187,71 @@ class Taps:
             return normed
         return layer
 
-    def _map_of_stride(self, stride: int, key: str) -> str:
-        """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side."""
+    def _map_of_stride(self, stride: int, run: Callable[[], Any], key: str) -> str:
+        """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side; of a model
+        that timm has not built, the last of the outermost layers with such a map.
+        """
         layers = {}
         for feature in getattr(self._model, "feature_info", ()):
             layers[feature["reduction"]] = feature["module"]
-        if stride not in layers:
-            strides = ", ".join(str(known) for known in sorted(layers)) or "none"
+        if layers and stride not in layers:
+            strides = ", ".join(str(known) for known in sorted(layers))
             raise UserError(
                 f"{key}: timm's features of {_title(self._model)} have no stride {stride}; strides: {strides}"
             )
-        return layers[stride]
+        if layers:
+            return layers[stride]
+
+        height, width = self._size
+        if height % stride or width % stride:
+            raise UserError(
+                f"{key}: 'maps@stride{stride}' needs pictures whose sides are multiples of {stride}, not "
+                f"{height}x{width} (img_size), or the name of a layer"
+            )
+        sides = self._sides_of_maps(run)
+        wanted = (height // stride, width // stride)
+        paths = [path for path, rows_and_columns in sides.items() if rows_and_columns == wanted]
+        if not paths:
+            sizes = sorted(set(sides.values()), reverse=True)
+            known = ", ".join(f"{rows}x{columns}" for rows, columns in sizes) or "none"
+            raise UserError(
+                f"{key}: {_title(self._model)} has no map of {wanted[0]}x{wanted[1]} positions, one for {stride} "
+                f"pixels a side; its maps: {known}"
+            )
+        # the next stage's first layers, further in, may still have this stage's positions
+        return min(reversed(paths), key=lambda path: path.count("."))
+
+    @torch.no_grad()
+    def _sides_of_maps(self, run: Callable[[], Any]) -> dict[str, Size]:
+        """Rows and columns of the map that each layer gives, in the order of a forward; layers of several are left
+        out.
+        """
+        sides: dict[str, Size] = {}
+
+        def record_sides(path: str, output: object) -> None:
+            if isinstance(output, Tensor) and output.ndim == 4:
+                channels_last = self._is_channels_last(output)
+                rows, columns = output.shape[1:3] if channels_last else output.shape[2:]
+                sides[path] = (rows, columns)
+
+        with self._recording(record_sides):
+            run()
+        return sides
+
+    @contextmanager
+    def _recording(self, record: Callable[[str, object], None]) -> Iterator[None]:
+        """Calls ``record`` with each layer's path and output as a forward gives them, in eval mode."""
+        hooks = []
+        for path, layer in self._layers.items():
+            if path:  # all but the model itself
+                hook = lambda _layer, _inputs, output, path=path: record(path, output)  # noqa: E731
+                hooks.append(layer.register_forward_hook(hook))
+        try:
+            with evaluating(self._model):
+                yield
+        finally:
+            for handle in hooks:
+                handle.remove()
 
     def _run(self) -> None:
         """A forward of two pictures of zeros."""
@@ -221,20 +281,13 @@ class Taps:
                     features.append(x)
             return output
 
-        hooks = []
-        for path, layer in self._layers.items():
-            if path:  # all but the model itself
-                hook = lambda _layer, _inputs, output, path=path: record_map(path, output)  # noqa: E731
-                hooks.append(layer.register_forward_hook(hook))
         try:
             if forward_features is not None:
                 self._model.forward_features = recorded_forward  # type: ignore[assignment]
-            with evaluating(self._model):
+            with self._recording(record_map):
                 run()
         finally:
             vars(self._model).pop("forward_features", None)
-            for handle in hooks:
-                handle.remove()
         larger_than_a_pixel = [x for _, x in maps if _is_larger_than_a_pixel(x)]
         candidates = features or larger_than_a_pixel
         if not maps or not candidates:

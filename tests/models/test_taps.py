@@ -132,8 +132,56 @@ def test_the_levels_that_detectors_read(arch: str, widths: list[int]) -> None:
     assert shapes(cnn, levels, size=64) == expected
     with pytest.raises(UserError, match=f"features of {arch} have no stride 12; strides: .*8, 16"):
         Taps(cnn, ["maps@stride12"], (64, 64))
-    with pytest.raises(UserError, match="features of Linear have no stride 8; strides: none"):
-        Taps(torch.nn.Linear(2, 2), ["maps@stride8"], (32, 32))
+
+
+class Stages(torch.nn.Module):
+    """A CNN that timm does not know: stages of strides 4, 8 and 16, whose first layer keeps the last stage's stride."""
+
+    def __init__(self, last: tuple[int, ...] = (2, 2, 2)) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 4, 3, 2, 1)
+        widths = (4, 6, 8, 10)
+        for number, stride in enumerate(last):
+            before, after = widths[number : number + 2]
+            stage = torch.nn.Sequential(
+                torch.nn.Conv2d(before, before, 1), torch.nn.Conv2d(before, after, 3, stride, 1)
+            )
+            setattr(self, f"stage{number}", stage)
+        self.last = len(last)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.stem(x)
+        maps = []
+        for number in range(self.last):
+            x = getattr(self, f"stage{number}")(x)
+            maps.append(x)
+        return tuple(maps)
+
+
+def test_strides_of_a_network_that_timm_does_not_know() -> None:
+    """The layer that ends a stage, not the next stage's first layer of the same stride."""
+    net = Stages()
+    levels = [f"maps@stride{stride}" for stride in (2, 4, 8, 16)]
+    taps = Taps(net, levels, (32, 48))
+    assert [taps.paths(level) for level in levels] == [["stem"], ["stage0"], ["stage1"], ["stage2"]]
+    assert net.training  # as it was
+    behind = torch.nn.ModuleDict({"model": net})
+    behind.forward = net.forward  # type: ignore[method-assign]
+    assert Taps(behind, [], (32, 32)).paths("maps@stride8") == ["model.stage1"]
+
+
+def test_a_stride_that_no_map_has_is_refused_with_the_maps_that_there_are() -> None:
+    with pytest.raises(
+        UserError,
+        match="model.taps: Stages has no map of 1x1 positions, one for 32 pixels a side; its maps: 16x16, 8x8, 4x4, 2x2",
+    ):
+        Taps(Stages(), ["maps@stride32"], (32, 32))
+    with pytest.raises(UserError, match="has no map of 4x6 positions.*; its maps: 16x24, 8x12$"):
+        Taps(Stages((2, 1)), ["maps@stride8"], (32, 48))
+    with pytest.raises(
+        UserError, match="'maps@stride8' needs pictures whose sides are multiples of 8, not 32x36"
+    ):
+        Taps(Stages(), ["maps@stride8"], (32, 36))
 
 
 def test_patterns_name_layers_in_the_models_order() -> None:

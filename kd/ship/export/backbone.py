@@ -1,7 +1,8 @@
-"""The layers below the classifier, for detectors and other heads that build on timm."""
+"""The layers below the classifier, for detectors and other heads that build on timm, or on the student's own package."""
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from kd.models.segmenter import backbone_of
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.hub import made_by_timm
 from kd.ship.export.manifest import from_metadata
+from kd.ship.export.own_backbone import AllMaps, backbone_of_builder, same_with_weights
 from kd.ship.export.student import in_order, input_size, tensors_in
 from kd.ship.export.torchvision_keys import detector_backbones
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
-from kd.storage.student_metadata import student_metadata_in
+from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.weights_files import read_metadata
 from kd.storage.writing import write_bytes
 
@@ -31,6 +33,9 @@ class Backbone(Format):
     ``timm.create_model(arch, features_only=True, pretrained=True, pretrained_cfg_overlay={"file": FILE}, **kwargs)``
     loads it; ``arch`` and ``kwargs`` are in the file's metadata. Beside it are files under the names of torchvision's
     detectors, where torchvision has the same network (:mod:`kd.ship.export.torchvision_keys`).
+
+    Of a student that a builder has built, the file has the names of the builder's model
+    (:mod:`kd.ship.export.own_backbone`): the package that this model is from loads it.
     """
 
     features = True
@@ -40,25 +45,26 @@ class Backbone(Format):
         metadata.
 
         Raises:
-            UserError: timm has not built the student.
+            UserError: a student of transformers, or of a builder whose classifier is not known.
         """
+        file = folder / "backbone.safetensors"
+        of_builder = backbone_of_builder(job.student)
+        if of_builder is not None:
+            student = student_metadata_in(job.weights)
+            metadata = {**_metadata(student, job), "builder": json.dumps(student.builder)}
+            write_bytes(file, in_order(save(_contiguous(of_builder.state_dict()), metadata)))
+            return file
+
         model = backbone_of(job.student)
         classifier = tuple(f"{name}." for name in classifier_names(model))
         state = {}
         for name, tensor in model.state_dict().items():
             if not name.startswith(classifier):
-                state[name] = tensor.contiguous()
-
+                state[name] = tensor
         student = made_by_timm(job.weights, "to=backbone")
-        metadata = {
-            "arch": student.arch,
-            "kwargs": json.dumps({**student.kwargs, "num_classes": 0}),
-            "img_size": json.dumps(student.img_size),
-            "dense": json.dumps(model is not job.student),
-            **job.manifest.as_metadata(),
-        }
-        file = folder / "backbone.safetensors"
-        write_bytes(file, in_order(save(state, metadata)))
+        dense = json.dumps(model is not job.student)
+        metadata = {**_metadata(student, job), "dense": dense}
+        write_bytes(file, in_order(save(_contiguous(state), metadata)))
         for part in detector_backbones(model, student.arch):
             about = {**metadata, "torchvision": f"detector.{part.place}.load_state_dict"}
             write_bytes(folder / part.file, in_order(save(part.state, about)))
@@ -66,9 +72,23 @@ class Backbone(Format):
 
     def reference(self, job: ExportJob) -> nn.Module:
         """A copy of ``job.prepared`` that ends before the classifier; it shares the student's weights."""
-        below = copy.copy(job.prepared)
-        below._modules = {**below._modules, "model": _Features(backbone_of(job.student))}
-        return below
+        of_builder = backbone_of_builder(job.student)
+        features: nn.Module
+        if of_builder is not None:
+            features = AllMaps(of_builder)
+        else:
+            features = _Features(backbone_of(job.student))
+        return _below(job, features)
+
+    def open_written(self, job: ExportJob, file: Path) -> Runtime:
+        """As :meth:`open`; a builder's model is a copy of the student's with the file's weights."""
+        of_builder = backbone_of_builder(job.student)
+        if of_builder is None:
+            return self.open(file)
+        weights = load_file(regular(file, LARGEST_STUDENT))
+        features = _below(job, AllMaps(same_with_weights(of_builder, weights)))
+        # the layout is that of the job, which its preprocessing brings into order
+        return in_torch(features)
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """A callable that gives all values of the last layer's features, unpooled and flattened.
@@ -90,6 +110,27 @@ class Backbone(Format):
         prepare = Preprocess(size, manifest.mean, manifest.std)
         features = _Features(model.eval())
         return in_torch(lambda images: features(prepare(images)), manifest.layout)
+
+
+def _metadata(student: StudentMetadata, job: ExportJob) -> dict[str, str]:
+    """What the file says of the model without its classifier: JSON by name."""
+    return {
+        "arch": student.arch,
+        "kwargs": json.dumps({**student.kwargs, "num_classes": 0}),
+        "img_size": json.dumps(student.img_size),
+        **job.manifest.as_metadata(),
+    }
+
+
+def _contiguous(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def _below(job: ExportJob, features: nn.Module) -> nn.Module:
+    """A copy of ``job.prepared`` with other layers behind its preprocessing."""
+    below = copy.copy(job.prepared)
+    below._modules = {**below._modules, "model": features}
+    return below
 
 
 class _Features(nn.Module):

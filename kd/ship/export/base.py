@@ -146,6 +146,12 @@ class Format(ABC):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime."""
 
+    def open_written(self, job: ExportJob, file: Path) -> Runtime:
+        """Loads what :meth:`write` has just written for ``job``, to compare it; as :meth:`open`, unless the file alone
+        does not say how its model is built.
+        """
+        return self.open(file)
+
     def note(self) -> str:
         """What the comparison with the student did not see; "" where it ran the file itself."""
         return ""

@@ -292,7 +292,7 @@ def export(
         if not (part / FILE).exists():
             manifest.write(part)
         certificate = wanted.limits.certificate
-        reference, exported = kind.reference(job), kind.open(file)
+        reference, exported = kind.reference(job), kind.open_written(job, file)
         second_task = copy.deepcopy(run.task)  # without the first comparison's answers
         measured = compare(reference, exported, manifest, batches, run.task, certificate)
         if kind.note():

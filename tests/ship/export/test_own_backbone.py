@@ -1,0 +1,194 @@
+"""A detector's backbone by a builder of one's own: distilled, exported in the names of its package, loaded there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from kd.cli import main
+from tests._helpers import draw_folder
+
+TEACHER = "embed_dim: 32, depth: 4, num_heads: 2"
+
+
+class Stem(nn.Sequential):
+    """Halves the picture three times."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for before, after in ((3, 4), (4, 6), (6, 8)):
+            layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.SiLU()]
+        super().__init__(*layers)
+
+
+class Levels(nn.Module):
+    """A detector's backbone: its answer is a map for each of the strides 8, 16 and 32."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.stem = Stem()
+        self.middle = nn.Conv2d(8, 10, 3, 2, 1)
+        self.last = nn.Conv2d(10, 12, 3, 2, 1)
+        self.head = nn.Conv2d(12, 12, 1)  # as a detector names its head
+
+    def forward(self, x: torch.Tensor) -> Any:
+        p3 = self.stem(x)
+        p4 = self.middle(p3)
+        p5 = self.head(self.last(p4))
+        forms = {
+            "dict": {"p3": p3, "p4": p4, "p5": p5},
+            "tuple": (p3, p4, p5),
+            "tokens": p5.flatten(2).transpose(1, 2),
+        }
+        return forms[self.form]
+
+
+class Backbones:
+    """Builds them, or with classes a network that ends in a linear layer or a convolution."""
+
+    def __init__(self, form: str = "tuple", last: str = "linear") -> None:
+        self.form = form
+        self.last = last
+
+    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module:
+        model: nn.Module = Levels(self.form)
+        if num_classes and self.last == "linear":
+            model = nn.Sequential(
+                Stem(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)
+            )
+        elif num_classes:
+            model = nn.Sequential(
+                Stem(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, num_classes, 1), nn.Flatten()
+            )
+        model.mean, model.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        return model
+
+
+class CSP:
+    """The backbone of LibreYOLO's YOLOv9, as recipes/DETECTOR.md builds it."""
+
+    def __init__(self, size: str = "t") -> None:
+        self.size = size
+
+    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module:
+        from libreyolo.models.yolo9.nn import Backbone9
+
+        model = Backbone9(self.size)
+        model.mean, model.std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        return model
+
+
+def distil(tmp_path: Path, builder: str, *items: str) -> int:
+    """``kd-train recipe=detector_backbone`` with a builder of this file, a small teacher and a few drawn pictures."""
+    data = draw_folder(tmp_path / "data", train=6, val=2)
+    return main("train", [
+        "recipe=detector_backbone", f"data.source.root={data}", f"runs_dir={tmp_path}", "preflight=warn",
+        f"model.student.builder=tests.ship.export.test_own_backbone.{builder}",
+        "model.teachers.dino.pretrained=false", f"model.teachers.dino.kwargs={{{TEACHER}}}",
+        "data.img_size=64", "model.student.img_size=64", "model.teachers.dino.img_size=56",
+        "trainer.max_steps=2", "data.batch_size=4", "data.num_workers=0", *items,
+    ])  # fmt: skip
+
+
+def exported(tmp_path: Path, recipe: str = "detector_backbone") -> Path:
+    """``kd-export to=backbone`` of the newest run."""
+    out = tmp_path / "backbone"
+    assert main("export", [str(tmp_path / recipe / "latest"), "to=backbone", f"out={out}"]) == 0
+    return out / "backbone.safetensors"
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_a_builders_backbone_from_pictures_to_its_own_names(form: str, tmp_path: Path) -> None:
+    assert distil(tmp_path, "Backbones", f"model.student.builder.form={form}") == 0
+    run = tmp_path / "detector_backbone" / "latest"
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"stride8_loss", "stride16_loss", "stride32_loss"} <= set(summary["student"]["val"])
+    file = exported(tmp_path)
+    backbone = Levels(form)
+    backbone.load_state_dict(load_file(file), strict=True)
+    student = load_file(run / "student.safetensors")
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, student[f"model.{name}"]), name
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    assert json.loads(metadata["builder"])["init_args"]["form"] == form
+    assert json.loads(metadata["kd.mean"]) == [0.0, 0.0, 0.0]
+    record = json.loads((run / "export" / "export.json").read_text())["backbone"]
+    assert record["agreement"] == 1.0 and record["max_difference"] == 0.0
+
+
+def test_what_is_neither_features_nor_maps_is_refused_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taps = [f"model.taps.stride{s}.student=model.stem" for s in (8, 16, 32)]
+    assert distil(tmp_path, "Backbones", "model.student.builder.form=tokens", *taps) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == (
+        "kd-train: model.student: without a classifier Backbones gives numbers of shape (2, 4, 12) for two pictures, "
+        "but features are (N, D), or maps (N, C, H, W)"
+    )
+
+
+@pytest.mark.parametrize("last", ["linear", "convolution"])
+def test_the_classifier_of_a_builders_model_is_left_out(
+    last: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        "model.student.builder=tests.ship.export.test_own_backbone.Backbones",
+        f"model.student.builder.last={last}",
+        "model.student.kwargs={}",
+        "trainer.max_epochs=1",
+        f"runs_dir={tmp_path}",
+    ]
+    assert main("train", [f"recipe={recipe}", *items]) == 0
+    run = next(tmp_path.glob("*/latest"))
+    out = tmp_path / "backbone"
+    if last == "convolution":
+        assert main("export", [str(run), "to=backbone", f"out={out}"]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "to=backbone: no linear layer of Sequential has 4 outputs" in error
+        return
+    assert main("export", [str(run), "to=backbone", f"out={out}"]) == 0
+    state = load_file(out / "backbone.safetensors")
+    assert state and not any(name.startswith("3.") for name in state)
+    below = nn.Sequential(Stem(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    below.load_state_dict(state, strict=True)
+
+
+def test_a_yolos_backbone_in_its_own_code(tmp_path: Path) -> None:
+    """LibreYOLO (MIT): YOLOv9's detector loads the file, gives the student's maps, and trains a step."""
+    yolo9 = pytest.importorskip("libreyolo.models.yolo9.nn")
+    from libreyolo import LibreYOLO9
+
+    assert distil(tmp_path, "CSP") == 0
+    weights = load_file(exported(tmp_path))
+    student = yolo9.Backbone9("t").eval()
+    in_run = load_file(tmp_path / "detector_backbone" / "latest" / "student.safetensors")
+    student.load_state_dict({name.removeprefix("model."): x for name, x in in_run.items()})
+
+    detector = LibreYOLO9(None, size="t", nb_classes=2, device="cpu").model
+    detector.backbone.load_state_dict(weights, strict=True)
+    images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    detector.eval()
+    with torch.no_grad():
+        maps = detector.backbone(images)
+        expected = student(images)
+    assert [x.shape[2:] for x in maps] == [(8, 12), (4, 6), (2, 3)]
+    for of_detector, of_student in zip(maps, expected, strict=True):
+        torch.testing.assert_close(of_detector, of_student)
+
+    detector.train()
+    boxes = torch.zeros(2, 1, 5)
+    boxes[:, 0] = torch.tensor([1, 0.1, 0.1, 0.8, 0.9])  # class, two corners as shares of the sides
+    optimizer = torch.optim.SGD(detector.parameters(), lr=0.01)
+    loss = detector(images, boxes)["total_loss"]
+    loss.backward()
+    optimizer.step()
+    assert torch.isfinite(loss)
+    assert not torch.equal(detector.backbone.conv0.conv.weight, student.conv0.conv.weight)
