@@ -220,6 +220,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
     (teachers / "photos_teacher-0123456789abcdef").mkdir(parents=True)
     (teachers / "photos_teacher-0123456789abcdef" / "student.safetensors").write_bytes(b"x" * 1000)
     (teachers / "begun-0123456789abcdef.part").mkdir()
+    (teachers / "held-0123456789abcdef.part").mkdir()  # its process trains
     (cache / "foodtag-mini-v1-2x2").mkdir()
     (cache / "answers").mkdir()
     (cache / "answers" / "0123456789abcdef-10.bin").write_bytes(b"x")
@@ -242,19 +243,20 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
         rows = [line.split("│")[1:6] for line in out.splitlines() if "│" in line]
         table = {row[0].strip(): (row[1].strip(), row[4].strip()) for row in rows if len(row) == 5}
         assert table == {
-            "journals": ("1", "no"), "teachers": ("2", "no"), "foodtag": ("1", "1 of 1"),
+            "journals": ("1", "no"), "teachers": ("1", "no"), "unfinished": ("2", "1 of 2"), "foodtag": ("1", "1 of 1"),
             "locks": ("3", "3 of 3"),
         }  # fmt: skip
         assert main("runs", ["clean", str(tmp_path)]) == 0
         *lines, _ = capsys.readouterr().out.splitlines()
+        goes = ["foodtag-mini-v1-2x2", "teachers/begun-0123456789abcdef.part"]
         listed = {line.split("  ")[0] for line in lines}
-        assert listed == {str(cache / name) for name in (*gone, "foodtag-mini-v1-2x2")}
+        assert listed == {str(cache / name) for name in (*gone, *goes)}
         assert main("runs", ["clean", str(tmp_path), "--yes"]) == 0
         assert (cache / held).exists()
     left = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
     assert left - {held} == {
         *beside, "teachers/photos_teacher-0123456789abcdef/student.safetensors", "answers/0123456789abcdef-10.bin",
-    } - {"foodtag-mini-v1-2x2.lock"}  # fmt: skip
+    } - {"foodtag-mini-v1-2x2.lock", "teachers/begun-0123456789abcdef.lock"}  # fmt: skip
 
 
 def test_the_page_names_every_part_of_the_cache() -> None:
@@ -264,6 +266,7 @@ def test_the_page_names_every_part_of_the_cache() -> None:
             "journals": "`answers/*.bin`",
             "foodtag": "`foodtag-mini-*`",
             "locks": "`*.lock`",
+            "unfinished": "`teachers/*.part`",
         }.get(name, f"`{name}/`") in page
 
 

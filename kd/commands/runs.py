@@ -30,10 +30,10 @@ kd-runs: the runs in a folder, the newest first, and the cache; what may be dele
   kd-runs clean [RUNS_DIR] [older=DAYS]          what would be deleted, one line each; deletes nothing
   kd-runs clean [RUNS_DIR] [older=DAYS] --yes    deletes it
 
-A run may go if it has no student, no checkpoint, and is not training. Of the cache go copies and what is made again
-when needed, not trained teachers; nothing of it goes while a run in RUNS_DIR trains. Both stay if they were used in the
-last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md). The column `delete` says `now` of what `clean`
-deletes, and `in 3 d` of what it deletes later.
+A run may go if it has no student, no checkpoint, and is not training. Of the cache go copies, what is made again when
+needed, and interrupted trainings of teachers, not trained teachers; nothing of it goes while a run in RUNS_DIR trains.
+Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md). The column
+`delete` says `now` of what `clean` deletes, and `in 3 d` of what it deletes later.
 """
 DAYS = 7
 """Days without use after which ``clean`` deletes."""
@@ -120,7 +120,8 @@ def _print_cache(cache: Path, trains: bool) -> None:
             megabytes = sum(entry.size for entry in of_part) / 1e6
             goes = "no"
             if part.may_go:
-                old = [entry for entry in of_part if _days_left(entry.used) == 0 and not trains]
+                free = [entry for entry in of_part if not (trains or entry.is_held)]
+                old = [entry for entry in free if _days_left(entry.used) == 0]
                 goes = f"{len(old)} of {len(of_part)}"
             row = [name, str(len(of_part)), f"{megabytes:,.1f}", part.content, goes, part.loss]
             rows.append(row)
@@ -201,7 +202,7 @@ def _may_go(
         return goes
     for entry in entries_of(cache):
         part = PARTS[entry.part]
-        if part.may_go and entry.used < before:
+        if part.may_go and entry.used < before and not entry.is_held:
             why = f"{part.content}: {part.loss}"
             goes.append((entry.path, entry.size, why, entry.locks))
     return goes

@@ -29,11 +29,12 @@ from kd.report.metric import format_metric
 from kd.run.build import data_of
 from kd.run.needs import refuse_random_weights, teachers_in
 from kd.run.paths import find
+from kd.storage.cache_parts import is_held
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
 from kd.storage.objects import is_url
 from kd.storage.weights_files import weights_file
-from kd.storage.writing import appended, make_folder
+from kd.storage.writing import appended, make_folder, remove
 
 TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe
 LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and longer ones undo what its backbone learnt
@@ -418,11 +419,13 @@ def trained_teacher(
     final = home / f"{name}-{key}"
     make_folder(home)
     with FileLock(home / f"{name}-{key}.lock"):
+        part = home / f"{name}-{key}.part"
         if (final / "student.safetensors").is_file():
+            _keep_what_later_runs_need(final, part)
             if say:
                 print(f"teacher: {final} (trained earlier by recipe={name})", flush=True)
             return final
-        part = home / f"{name}-{key}.part"
+        _remove_empty_parts(home, name, key)
         with appended(home / f"{name}-{key}.owner") as owner:
             # the training of a process that was killed may still be saving
             fcntl.flock(owner, fcntl.LOCK_EX)
@@ -434,10 +437,39 @@ def trained_teacher(
             )
         shutil.rmtree(final, ignore_errors=True)
         (part / name / "000").rename(final)
-        shutil.rmtree(part, ignore_errors=True)
+        _keep_what_later_runs_need(final, part)
         if say:
             print(f"the teacher is ready{_score(final)}; now the student", flush=True)
     return final
+
+
+def _keep_what_later_runs_need(final: Path, part: Path) -> None:
+    """Deletes the checkpoints of a trained teacher, seven times its size, and what is left of its training.
+
+    Args:
+        final: the teacher's folder, finished.
+        part: folder that it was trained in.
+    """
+    for folder in (final / "checkpoints", part):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_empty_parts(home: Path, name: str, key: str) -> None:
+    """Deletes trainings of the same recipe, with other settings, that ended before a checkpoint and can't be resumed.
+
+    Those with a checkpoint stay: ``kd-runs clean`` offers them.
+
+    Args:
+        home: the cache's folder of teachers.
+        name: of the teacher's recipe.
+        key: of the teacher that is asked for, whose training may be resumed.
+    """
+    for part in home.glob(f"{name}-*.part"):
+        locks = [part.with_suffix(suffix) for suffix in (".lock", ".owner")]
+        is_running = any(lock.exists() and is_held(lock) for lock in locks)
+        has_checkpoint = any(part.glob("*/*/checkpoints/*.ckpt"))
+        if part.name != f"{name}-{key}.part" and not is_running and not has_checkpoint:
+            remove(part)
 
 
 def _score(folder: Path) -> str:

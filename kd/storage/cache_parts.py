@@ -46,10 +46,15 @@ PARTS = {
         may_go=False,
     ),
     "teachers": Part(
-        rf"{TEACHER}(\.part)?",
+        TEACHER,
         "a teacher that a recipe has trained",
         "trained again, which takes long",
         may_go=False,
+    ),
+    "unfinished": Part(
+        rf"{TEACHER}\.part",
+        "an interrupted training of a teacher",
+        "it begins anew, and does not resume",
     ),
     "shards": Part(
         rf"shards/.+-{DIGEST}", "copies from an object store", "downloaded again when needed"
@@ -96,6 +101,8 @@ class Entry:
     """Unix time when one of its files was last written or, where the file system notes it, read."""
     locks: tuple[Path, ...] = ()
     """Files beside it that are of no use without it: they go with it."""
+    is_held: bool = False
+    """Whether a process holds one of its locks: it stays."""
 
 
 def entries_of(cache: Path) -> list[Entry]:
@@ -121,16 +128,20 @@ def entries_of(cache: Path) -> list[Entry]:
     for relative, lock in locks.items():
         locked, _, _ = relative.rpartition(".")
         places = (locked, f"{locked}.part")
+        held = is_held(lock.path)
+        for place in places:
+            if held and place in entries:
+                entries[place] = replace(entries[place], is_held=True)
         beside = next((place for place in places if place in entries), None)
         if beside is not None:
             entry = entries[beside]
             entries[beside] = replace(entry, locks=(*entry.locks, lock.path))
-        elif not _is_held(lock.path):
+        elif not held:
             entries[relative] = lock
     return list(entries.values())
 
 
-def _is_held(lock: Path) -> bool:
+def is_held(lock: Path) -> bool:
     """Whether a process holds a lock's file, or it can't be known."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)

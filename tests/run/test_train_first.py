@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 from safetensors.torch import save_file
 
 from kd.cli import train_main
+from kd.errors import UserError
 from kd.run import train_first
-from kd.run.train_first import _with_steps
+from kd.run.train_first import _with_steps, trained_teacher
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good
@@ -273,6 +275,9 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
         in out
     )
     (teacher,) = (tmp_path / "kd" / "teachers").glob("photos_teacher-*/student.safetensors")
+    assert not (
+        teacher.parent / "checkpoints"
+    ).exists()  # seven times its size, which no later run reads
     run = tmp_path / "runs" / "photos" / "000"
     found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]
     assert (found["checkpoint"], found["backbone"]) == (str(teacher.parent), None)
@@ -291,6 +296,29 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
             f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
             in (capfd.readouterr().err)
         )
+
+
+def test_what_no_later_run_needs_of_a_teachers_training_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one trained by an earlier kd too; an interrupted training stays where it has a checkpoint, or runs."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path))
+    home = tmp_path / "teachers"
+    final = home / "t-00000000"
+    for name in ("t-00000000", "t-00000000.part/t/000", "t-11111111.part/t/000", "t-22222222.part/t/000",
+                 "t-33333333.part/t/000", "other-44444444.part/t/000"):  # fmt: skip
+        (home / name / "checkpoints").mkdir(parents=True)
+    (home / "t-22222222.part/t/000/checkpoints/last.ckpt").touch()
+    (final / "student.safetensors").touch()
+    assert trained_teacher([], "00000000", "t", False, {}) == final
+    assert sorted(path.name for path in final.iterdir()) == ["student.safetensors"]
+    assert not (home / "t-00000000.part").exists()
+
+    monkeypatch.setattr(train_first, "_run", lambda *_: 1)
+    with FileLock(home / "t-33333333.lock"), pytest.raises(UserError, match="training t failed"):
+        trained_teacher([], "55555555", "t", False, {})
+    left = {path.name for path in home.glob("*.part")}
+    assert left == {"t-22222222.part", "t-33333333.part", "other-44444444.part"}
 
 
 def test_the_key_of_a_trained_teacher_follows_the_code_that_trains_alone(tmp_path: Path) -> None:
