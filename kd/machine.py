@@ -70,6 +70,28 @@ def in_job() -> bool:
     return any(name in os.environ for name in JOBS)
 
 
+def say_in_handler(text: str) -> None:
+    """A line on stderr from a signal's handler, which may have come in the middle of another line's writing."""
+    on_bar = "\n" if os.isatty(2) else ""  # a progress bar's line has no end yet
+    with suppress(OSError):  # a terminal that was closed
+        os.write(2, f"{on_bar}{text}\n".encode())
+
+
+def stopping(number: int, when: str) -> str:
+    """What is said at once when a signal comes.
+
+    Args:
+        number: the signal.
+        when: the run stops: after this.
+
+    >>> stopping(signal.SIGTERM, "this step")
+    'kd-train: SIGTERM: stopping after this step, with a checkpoint'
+    """
+    if number != signal.SIGINT:
+        return f"kd-train: {signal.Signals(number).name}: stopping after {when}, with a checkpoint"
+    return f"kd-train: stopping after {when}, with a checkpoint (Ctrl-C again stops at once, without one)"
+
+
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
     """Inside, others may handle SIGTERM and SIGINT; the handlers before come back afterwards.

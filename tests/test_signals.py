@@ -66,7 +66,9 @@ def test_a_signal_to_the_group_spares_the_loaders_workers(
 ) -> None:
     ended, log, folder = stopped(recipe, disturb("SignalGroup", step=2, number=int(number)))
     assert ended == status, log
-    assert f"kd-train: stopped by {signal.Signals(number).name} at step 3" in log
+    first, _ = log.split(f"kd-train: stopped by {signal.Signals(number).name} at step 3")
+    assert first.count("stopping after this step, with a checkpoint") == 1  # said at once
+    assert ("(Ctrl-C again stops at once, without one)" in first) == (number == signal.SIGINT)
     assert "Traceback" not in log
     assert_good(folder, 3)
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"

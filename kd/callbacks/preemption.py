@@ -13,8 +13,10 @@ from kd.callbacks.hooks import Closing, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.data.batch import Batch
 from kd.errors import KILLED_WORKER
+from kd.launch.child import trains_teacher
+from kd.launch.cluster import is_rank_zero
 from kd.lightning_internals import log_this_step
-from kd.machine import in_job
+from kd.machine import in_job, say_in_handler, stopping
 from kd.processes import any_process, from_first
 
 
@@ -65,6 +67,7 @@ class Preemption(Closing):
         self._last = last
         self._received: int | None = None
         self._interrupted = False
+        self._validates = False
         self._reason = ""
         self._stop_after_epoch = False
         self._before: dict[int, Any] = {}
@@ -94,6 +97,19 @@ class Preemption(Closing):
             self._interrupted = True
         if not self._received:
             self._received = number
+            if (
+                is_rank_zero() and not trains_teacher()
+            ):  # else the run that needs the teacher says it
+                when = "the validation" if self._validates else "this step"
+                say_in_handler(stopping(number, when))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes that no step is being made: one follows before the run can stop."""
+        self._validates = True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes that steps are made again."""
+        self._validates = False
 
     def on_train_batch_end(
         self,

@@ -14,6 +14,20 @@ from kd.data.batch import Batch
 from kd.progress import CALM, WholeItems, bar, drawn
 
 
+def shape_of_bar(terminal: bool, has_end: bool) -> str:
+    """How the training's bar is drawn, as tqdm's ``bar_format``: its share is that of the whole run.
+
+    Args:
+        terminal: it has a picture.
+        has_end: the run's steps are counted.
+    """
+    rate = "{rate_noinv_fmt}"
+    if not has_end:
+        return "{desc}, " + rate + "{postfix}"
+    picture = "|{bar}| " if terminal else ", "
+    return "{desc}, {percentage:.0f}% of the run" + picture + rate + ", {remaining} left{postfix}"
+
+
 class Progress(Closing):
     """Shows epoch, images/s, time left, the loss, ``limit()`` (what limits the run), and metrics once an epoch.
 
@@ -49,7 +63,6 @@ class Progress(Closing):
             steps = min(steps, most) if steps else most
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         terminal = sys.stderr.isatty()
-        shape = "|{bar}|" if terminal else ""
         self._bar = WholeItems(
             total=int(steps) * per_step or None,
             initial=done * per_step,
@@ -58,9 +71,7 @@ class Progress(Closing):
             dynamic_ncols=terminal,
             delay=0.0 if terminal else CALM,
             **drawn(),
-            bar_format="{desc} {percentage:3.0f}%"
-            + shape
-            + " {rate_noinv_fmt}, {remaining} left{postfix}",
+            bar_format=shape_of_bar(terminal, has_end=bool(steps)),
         )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -21,7 +21,7 @@ from kd.data.sources import Source, fingerprint
 from kd.errors import Stopped, UserError
 from kd.launch.child import TRAINS_TEACHER, start_kd_train
 from kd.launch.cluster import is_rank_zero
-from kd.machine import cache_dir, signals_kept
+from kd.machine import cache_dir, say_in_handler, signals_kept, stopping
 from kd.models import TeacherSpec, completed
 from kd.models.hub import check_weights
 from kd.models.weights import about
@@ -522,6 +522,8 @@ def _run(items: list[str], owner: int) -> int:
     def hand_on(number: int, frame: FrameType | None) -> None:
         """The handler: the first signal lets the child save, a second Ctrl-C stops it at once."""
         again = number == signal.SIGINT and received
+        if not received:
+            say_in_handler(stopping(number, "the teacher's present step"))
         received.append(number)
         # a second Ctrl-C stops it at once
         child.send_signal(signal.SIGINT if again else signal.SIGTERM)

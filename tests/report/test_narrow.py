@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kd.callbacks.progress import shape_of_bar
 from kd.progress import COUNTED, WholeItems, bar
 from kd.report import terminal
 from kd.report.terminal import fits, print_summary
@@ -22,8 +23,19 @@ SUMMARY = {
 
 @pytest.mark.parametrize("columns", [20, 34, 50, 64, 80, 200])
 def test_a_bar_ends_with_a_whole_item(columns: int) -> None:
-    items = ["epoch 1/5  50%", "30.0 images/s", "00:10 left", "loss 0.300", "teacher-bound"]
-    shape = "{desc} {percentage:3.0f}%|{bar}| 30.0 images/s, 00:10 left{postfix}"
+    items = [
+        "epoch 1/5",
+        "50% of the run",
+        "30.0 images/s",
+        "00:10 left",
+        "loss 0.300",
+        "teacher-bound",
+    ]
+    shape = shape_of_bar(terminal=True, has_end=True)
+    assert shape.startswith(
+        "{desc}, {percentage:.0f}% of the run|"
+    )  # not of the epoch, whose number is beside it
+    shape = shape.replace("{rate_noinv_fmt}", "30.0 images/s").replace("{remaining}", "00:10")
     with WholeItems(
         total=100, initial=50, bar_format=shape, ncols=columns, file=Path(os.devnull).open("w")
     ) as bar:
