@@ -342,12 +342,14 @@ def views_on_the_device(mixed: bool) -> Waits:
     augment = Augment(color_jitter=0.2, random_erasing=0.5, mixup=0.8 * mixed, cutmix=1.0 * mixed)
     chain = list(train_transform((SIDE, SIDE), augment).transforms)
     recipes = [device.draw(chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
-    views = device.DeviceViews((SIDE, SIDE), augment, MixPairs(augment, CLASSES, 0))
+    mix = MixPairs(augment, CLASSES, 0)
+    views = device.DeviceViews((SIDE, SIDE), augment, mix)
     with gpu() as waits:
         pixels = torch.zeros(
             sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8, device=CUDA
         )
-        plan = device.Plan(recipes, [(i, 0) for i in range(N)])
+        mixes = mix.draw([(i, 0) for i in range(N)], (SIDE, SIDE))
+        plan = device.Plan(recipes, mixes)
         ids = torch.zeros(N, dtype=torch.long, device=CUDA)
         views({"pixels": pixels, "plan": plan, "target": ids, "index": ids})
     return waits
@@ -363,7 +365,7 @@ def test_the_next_batch_is_copied_and_answered_without_a_wait(overlap: bool) -> 
     recipes = [device.draw(views.chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
     ids = torch.zeros(N, dtype=torch.long)
     host = {"pixels": torch.zeros(sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8), "target": ids,
-            "plan": device.Plan(recipes, [(i, 0) for i in range(N)]), "index": ids}  # fmt: skip
+            "plan": device.Plan(recipes, []), "index": ids}  # fmt: skip
 
     def to_device(batch: Any) -> Any:
         there = {

@@ -318,7 +318,8 @@ class DistillationDataModule(LightningDataModule):
             pictures = engine.SAMPLES(
                 split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source
             )
-            collate = partial(engine.pack, partial(kind.pack, classes=classes))
+            stack = partial(kind.pack, classes=classes)
+            collate = partial(engine.pack, stack, partial(mix.draw, size=self.size))
             self._finish = engine.VIEWS(self.size, self.augment, mix, kind)
         if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
             return pictures, collate

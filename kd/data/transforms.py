@@ -177,12 +177,40 @@ class MixPairs:
     def __call__(
         self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Mixes the pairs that chance chooses.
+        """Mixes the pairs that chance chooses: :meth:`draw`, then :meth:`apply`.
 
         Args:
             images: uint8 ``(N, 3, H, W)``.
             targets: class ids ``(N,)``; -1 without a label.
             keys: (index, epoch) of each picture.
+
+        Returns:
+            As :meth:`apply`.
+        """
+        _, _, height, width = images.shape
+        return self.apply(images, targets, self.draw(keys, (height, width)))
+
+    def draw(self, keys: Sequence[tuple[int, int]], size: tuple[int, int]) -> list[Mix]:
+        """How the pairs of a batch are mixed that chance chooses.
+
+        Args:
+            keys: (index, epoch) of each picture.
+            size: height and width of the pictures.
+        """
+        mixes = []
+        for pair in range(len(keys) // 2 if self.kinds else 0):
+            mix = self._draw(pair, keys[2 * pair], size)
+            if mix is not None:
+                mixes.append(mix)
+        return mixes
+
+    def apply(self, images: Tensor, targets: Tensor, mixes: Sequence[Mix]) -> tuple[Tensor, Tensor]:
+        """Mixes pairs as they were drawn.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``.
+            targets: class ids ``(N,)``; -1 without a label.
+            mixes: of different pairs.
 
         Returns:
             Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``. A picture that has no label, or is mixed
@@ -196,11 +224,6 @@ class MixPairs:
         mixed_labels = one_hot * is_known[:, None]
         batch = _PairedBatch(images, one_hot, is_known, mixed_images, mixed_labels)
 
-        mixes = []
-        for pair in range(len(images) // 2):
-            mix = self._draw(pair, keys[2 * pair], images[0])
-            if mix is not None:
-                mixes.append(mix)
         for is_cut in (False, True):
             chosen = [mix for mix in mixes if mix.is_cut is is_cut]
             step = 1
@@ -210,14 +233,15 @@ class MixPairs:
                 batch.apply(chosen[first : first + step], is_cut)
         return mixed_images, mixed_labels
 
-    def _draw(self, pair: int, key: tuple[int, int], picture: Tensor) -> Mix | None:
+    def _draw(self, pair: int, key: tuple[int, int], size: tuple[int, int]) -> Mix | None:
         """How a pair is mixed; None where it stays as it is.
 
         Args:
             pair: its number in the batch.
             key: (index, view) of its first sample, which seeds what is drawn.
-            picture: of any pixels: only its height and width count, for the box of a cutmix.
+            size: height and width of a picture, for the box of a cutmix.
         """
+        picture = torch.empty(1, dtype=torch.uint8).expand(3, *size)  # its shape alone is read
         equal_chances = torch.ones(len(self.kinds))
         with seeded(self.seed, *key, 1):
             if torch.rand(1) >= self.probability:

@@ -14,6 +14,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,13 @@ def engine(module: Any, pictures: list[bytes], size: int) -> Callable[[], Any]:
     """data.engine=device or dali: the loader's part and the device's, here on the same core."""
     augment, target = Augment(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = module.SAMPLES(InMemory(pictures), (size, size), augment, 0)
-    views = module.VIEWS((size, size), augment, MixPairs(augment, 2, 0))
+    mix = MixPairs(augment, 2, 0)
+    views = module.VIEWS((size, size), augment, mix)
+    draw_mixes = partial(mix.draw, size=(size, size))
 
     def run() -> Any:
-        batch = module.pack(torch.tensor, [data[i, 0] for i in range(len(pictures))])
+        samples = [data[i, 0] for i in range(len(pictures))]
+        batch = module.pack(torch.tensor, draw_mixes, samples)
         return views(
             {k: v.to(target) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
         )

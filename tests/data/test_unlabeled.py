@@ -336,6 +336,7 @@ def test_accumulated_batches_with_few_labels_learn_what_one_batch_does(
     same = [
         f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1",
         "optim.name=sgd", "optim.lr=0.02", "trainer.max_steps=5", "data.num_workers=1",
+        "trainer.precision=32-true",
     ]  # fmt: skip
     assert train_main([*same, "data.batch_size=8"]) == 0
     assert train_main([*same, "data.batch_size=4", "trainer.accumulate_grad_batches=2"]) == 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms import v2
@@ -22,12 +23,22 @@ from kd.data.sampler import Key
 from kd.data.samples import Samples
 from kd.data.sources import Source, Split, named
 from kd.data.targets import Targets
-from kd.data.transforms import MixPairs, Whole, all_at_once, inside, seeded, train_transform
+from kd.data.transforms import (
+    Mix,
+    MixPairs,
+    Whole,
+    all_at_once,
+    inside,
+    seeded,
+    train_transform,
+)
 from kd.errors import UserError
 from kd.settings import Augment
 
 Step = tuple[int, dict[str, Any]]
-"""(number of a transform in the chain, its parameters): one that chance has chosen to apply."""
+"""(number of a transform in the chain, its parameters): one that chance has chosen to apply. Tensors among them are
+arrays of NumPy: the loader would send each tensor through a socket of its own, which takes a millisecond.
+"""
 
 
 @dataclass
@@ -47,13 +58,15 @@ class Plan:
 
     Args:
         recipes: of each view in the batch.
-        keys: (index, view) of each.
+        mixes: of the pairs that are mixed.
         encoded: the pictures' files, where the device decodes them.
     """
 
-    def __init__(self, recipes: list[Recipe], keys: list[Key], encoded: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, recipes: list[Recipe], mixes: list[Mix], encoded: Sequence[Any] = ()
+    ) -> None:
         self.recipes = recipes
-        self.keys = keys
+        self.mixes = mixes
         self.encoded = list(encoded)
 
 
@@ -93,8 +106,24 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
             continue
         is_applied = not hasattr(transform, "p") or torch.rand(1) < transform.p
         if is_applied:
-            steps.append((number, transform.make_params([shape])))
+            steps.append((number, _with_arrays(transform.make_params([shape]))))
     return Recipe(box, steps, (height, width))
+
+
+def _with_arrays(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of a transform with NumPy's arrays in place of tensors (:data:`Step`)."""
+    return {
+        name: value.numpy() if isinstance(value, Tensor) else value
+        for name, value in parameters.items()
+    }
+
+
+def _with_tensors(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`_with_arrays`: parameters as torchvision's transforms take them."""
+    return {
+        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in parameters.items()
+    }
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
@@ -183,6 +212,7 @@ class CutSet(Samples):
 
 def pack(
     stack: Callable[..., Tensor],
+    draw_mixes: Callable[[Sequence[Key]], list[Mix]],
     samples: Sequence[tuple[Any, Recipe, Any, Key]],
     encoded: bool = False,
 ) -> dict[str, Any]:
@@ -190,6 +220,7 @@ def pack(
 
     Args:
         stack: targets -> one tensor.
+        draw_mixes: keys of the samples -> which pairs are mixed, and how.
         samples: of a :class:`CutSet`.
         encoded: the samples hold files, which the plan carries; there is no ``pixels`` then.
 
@@ -197,7 +228,7 @@ def pack(
         ``pixels`` uint8 ``(sum of 3 height width,)``, ``plan``, ``target``, ``index`` ``(N,)`` and ``view``.
     """
     cuts, recipes, targets, keys = zip(*samples, strict=True)
-    plan = Plan(list(recipes), list(keys))
+    plan = Plan(list(recipes), draw_mixes(keys))
     batch: dict[str, Any] = {"plan": plan}
     if encoded:
         plan.encoded = list(cuts)
@@ -267,7 +298,7 @@ class DeviceViews:
             for number, parameters in recipe.steps:
                 if number < self.crop_number:
                     transform = self.chain[number]
-                    picture = transform.transform(picture, parameters)
+                    picture = transform.transform(picture, _with_tensors(parameters))
             top, left, height, width = recipe.box
             crop = picture[:, top : top + height, left : left + width]
             crops.append(crop.reshape(-1))
@@ -301,8 +332,8 @@ class DeviceViews:
                 colours.jitter(images, drawn)
             else:
                 for i, parameters in drawn:
-                    images[i] = transform.transform(images[i], parameters)
-        images, target = self.mix(images, target, plan.keys)
+                    images[i] = transform.transform(images[i], _with_tensors(parameters))
+        images, target = self.mix.apply(images, target, plan.mixes)
         return {"image": images, "target": target}
 
     def _flip(self, images: Tensor, target: Tensor, drawn: Sequence[Step], axis: int) -> None:
@@ -496,7 +527,7 @@ def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
         left = box["j"]
         top = box["i"]
         rows.append([number, left, top, left + box["w"], top + box["h"]])
-        fills.append(box["v"])
+        fills.append(torch.from_numpy(box["v"]))
     if not rows:
         return
     # One transfer for the integers, one for the fills.
