@@ -47,6 +47,7 @@ from kd.data.samples import PictureSet
 from kd.data.sources import ImageFolder
 from kd.data.transforms import EvalView
 from kd.distill.inherit import inherit_together
+from kd.distill.on_device import fit_on
 from kd.fit_to_machine.precision import choose_precision
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec
@@ -212,9 +213,14 @@ def kds_start(teacher: Path, data: Path, side: int, patch: int, file: Path) -> N
     shown = PictureSet(split, EvalView((side, side), 0.875), 0, source)
     pictures = torch.stack([shown[i, 0][0] for i in range(min(len(shown), 3000))])
     student = module.student_of_one
-    inherit_together(
-        [(student.model, student.prepare)], module.teacher.model, pictures, module.teacher.prepare
-    )
+    teachers_model = module.teacher.model
+
+    def fit(device: torch.device) -> None:
+        pairs = [(student.model, student.prepare)]
+        inherit_together(pairs, teachers_model, pictures.to(device), module.teacher.prepare)
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fit_on(device, [student.model, teachers_model], fit)
     weights = student.model.state_dict()
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, file)
 
@@ -278,14 +284,17 @@ def timm_train(
     precision = ""
     if device == "cuda" or choose_precision("cpu")[0] == "bf16-mixed":
         precision = "--amp --amp-dtype bfloat16"
+    compiled = (
+        "--torchcompile" if device == "cpu" else ""
+    )  # takes longer than these few epochs on a GPU
     command = f"""train.py {asked.data.resolve()} --model {STUDENT} --num-classes {classes}
         --model-kwargs img_size={asked.side} patch_size={asked.patch} --img-size {asked.side}
         --kd-model-name local-dir:{bench.teacher.resolve()} --kd-distill-type logit --kd-temperature {TEMPERATURE}
-        --distill-loss-weight {1 - LABELS} --task-loss-weight {LABELS} --epochs {epochs} --seed {seed} -b {BATCH} -j 1
-        --opt adamw --lr {asked.peer_lr or PEERS[name]} --weight-decay {DECAY} --clip-grad 1
+        --distill-loss-weight {1 - LABELS} --task-loss-weight {LABELS} --epochs {epochs} --seed {seed}
+        -b {BATCH} -j {asked.loaders} --opt adamw --lr {asked.peer_lr or PEERS[name]} --weight-decay {DECAY} --clip-grad 1
         --sched cosine --sched-on-updates --min-lr 0
         --warmup-epochs {min(WARMUP, epochs - 1)} --warmup-lr 1e-5 --cooldown-epochs 0 --reprob 0 --smoothing 0
-        --val-interval {epochs} --torchcompile
+        --val-interval {epochs} {compiled}
         --scale 0.35 1 --ratio 0.75 1.3333 --hflip 0.5 --color-jitter 0.2 --mixup 0.8 --cutmix 1 --mixup-prob 1
         --mixup-mode elem --interpolation bilinear --train-interpolation bilinear --crop-pct 0.875
         {statistics_} {precision}
@@ -475,6 +484,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
     parser.add_argument("--peer-lr", type=float, help="of timm's script")
+    parser.add_argument(
+        "--loaders", type=int, default=1, help="processes that load for timm's script"
+    )
     parser.add_argument("--row", nargs="*", default=[], help="rows with one of these words alone")
     parser.add_argument("--set", nargs="*", default=[], help="settings for kd's rows")
     parser.add_argument("--at-once", type=int, default=1, help="rows that train at the same time")
