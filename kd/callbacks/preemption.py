@@ -13,8 +13,6 @@ from kd.callbacks.hooks import Closing, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.data.batch import Batch
 from kd.errors import KILLED_WORKER
-from kd.launch.child import trains_teacher
-from kd.launch.cluster import is_rank_zero
 from kd.lightning_internals import log_this_step
 from kd.machine import in_job, say_in_handler, stopping
 from kd.processes import any_process, from_first
@@ -62,9 +60,16 @@ class Preemption(Closing):
     validates and writes the epoch's usual checkpoint. A loader worker that dies after the signal is no failure.
     """
 
-    def __init__(self, last: LastCheckpoint) -> None:
-        """No signal has come yet; ``last`` writes the checkpoint."""
+    def __init__(self, last: LastCheckpoint, speaks: bool = False) -> None:
+        """No signal has come yet.
+
+        Args:
+            last: writes the checkpoint.
+            speaks: a line says at once that a signal has come; of one process, and not of a teacher's training, which
+                another run has started.
+        """
         self._last = last
+        self._speaks = speaks
         self._received: int | None = None
         self._interrupted = False
         self._validates = False
@@ -97,9 +102,7 @@ class Preemption(Closing):
             self._interrupted = True
         if not self._received:
             self._received = number
-            if (
-                is_rank_zero() and not trains_teacher()
-            ):  # else the run that needs the teacher says it
+            if self._speaks:
                 when = "the validation" if self._validates else "this step"
                 say_in_handler(stopping(number, when))
 

@@ -37,7 +37,7 @@ from kd.errors import UserError
 from kd.fit_to_machine.oldest_gpu import check_gpus
 from kd.fit_to_machine.precision import choose_kernels, choose_precision
 from kd.launch.child import trains_teacher
-from kd.launch.cluster import Cluster
+from kd.launch.cluster import Cluster, is_rank_zero
 from kd.launch.processes import check_processes, started
 from kd.lightning_internals import runs_in_child_processes, set_timeout
 from kd.losses import LogitLoss
@@ -305,7 +305,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     remember(text, config)
     run.folder = RunFolder(runs, text, resumed_run, run.marker, config["name"])
     preflight = Preflight(config["preflight"], runs)
-    preemption = Preemption(last)
+    preemption = Preemption(last, speaks=is_rank_zero() and not trains_teacher())
     spec = built(MonitorSettings, config["monitor"], "monitor", run.trusted)
     monitor = Monitor.of_own_run(OwnRun(), spec, preemption.stop_for)
     run.summary = Summary(run.folder, preflight, preemption, config["recipe"], config["seed"], best)
