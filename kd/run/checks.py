@@ -43,6 +43,7 @@ def check_values(config: dict[str, Any]) -> None:
     _check_sizes(config["data"])
     _check_overlap(config["model"])
     check_losses_of_task(config)
+    _check_weights(config)
     _check_teachers(config["model"])
     _check_answers_of_files(config)
     accumulated = config["trainer"]["accumulate_grad_batches"]
@@ -198,6 +199,22 @@ def check_losses_of_task(config: Mapping[str, Any]) -> None:
     if task in WITHOUT_MIXING:
         remedy += [f"data.augment.{name}=0" for name in ("mixup", "cutmix") if augment.get(name)]
     raise UserError(f"{first}: {refused[first]} {REFUSED_LOSSES[task]}: {' '.join(remedy)}")
+
+
+def _check_weights(config: Mapping[str, Any]) -> None:
+    """Refuses losses of which none counts, in a run of one student; of several each has its own."""
+    model = config["model"]
+    if config["students"] or model["task_loss_weight"]:
+        return
+    losses = (model["distill_losses"] or {}).values()
+    if all((loss.get("init_args") or {}).get("weight", 1) == 0 for loss in losses):
+        if losses:
+            instead = "model.task_loss_weight=1 learns from labels"
+        else:
+            instead = "model.distill_losses.kd=KDLoss learns from the teacher, model.task_loss_weight=1 from labels"
+        raise UserError(
+            f"model.task_loss_weight: all loss weights are 0, there is nothing to learn from; {instead}"
+        )
 
 
 def class_of(node: object) -> str:

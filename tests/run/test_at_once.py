@@ -100,7 +100,19 @@ PICTURES = [
     (["eval", "{run}", *NO_PICTURES], IN_TEXT),
     (["eval", "{run}", "folder={text}/train"], "folder: no pictures below {text}/train (.jpg"),
     (["eval", "{run}", *FOLDER, "data.source.root={two}", "split=tset"],
-     "data.source.root: folder {two}/tset not found; {two} has train, val"),
+     "split: folder {two}/tset not found; {two} has train, val"),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.source.val=own"],
+     "data.source.val: folder {two}/own not found; {two} has train, val"),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.source.train=own"],
+     "data.source.train: folder {two}/own not found; {two} has train, val"),
+    (["train", "recipe=photos", *FOLDER, "data.source.root={kaggle}"],
+     "data.source.root: {kaggle} has no class folders, but sample_submission.csv, test.csv, train.csv: "
+     "data.source={kaggle}/train.csv reads a table of pictures and labels"),
+    (["train", *DISTIL, *FOLDER, "data.source.root={kaggle}/flat"],
+     "data.source.root: {kaggle}/flat has no class folders, but labels.csv: data.source={kaggle}/flat/labels.csv reads"),
+    (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses={{}}"],
+     "model.task_loss_weight: all loss weights are 0, there is nothing to learn from; model.distill_losses.kd=KDLoss "
+     "learns from the teacher"),
     (["eval", "{weights}", *NO_PICTURES], IN_TEXT),
     (["eval", "{run}", "pays={text}"], "pays: no pictures below {text}/train (.jpg"),
     (["eval", "{run}", "pays={one}"], "pays: needs two classes or more, got one ('a')"),
@@ -193,6 +205,12 @@ def draw(folder: Path) -> dict[str, Path]:
             for i in range(4):
                 (holder / f"{i}.{ending}").touch()
     places["empty"].mkdir()
+    places["kaggle"] = folder / "kaggle"
+    for holder in ("train", "test", "flat"):
+        (places["kaggle"] / holder).mkdir(parents=True)
+        (places["kaggle"] / holder / "0.jpg").touch()
+    for name in ("sample_submission.csv", "test.csv", "train.csv", "flat/labels.csv"):
+        (places["kaggle"] / name).write_text("id,label\n0,a\n")
     places["pictures"].mkdir()
     rows = ["path,label"]
     for i in range(4):

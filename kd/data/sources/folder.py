@@ -26,6 +26,10 @@ from kd.storage.objects import is_url
 Note = Callable[[str], None]  # takes a line for the person who reads the run
 
 
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+"""Endings of files that are most likely tables of pictures, where they lie beside these."""
+
+
 class SplitFolders(NamedTuple):
     """Names of the split folders below a root; ``.`` where the root has the class folders itself."""
 
@@ -72,13 +76,28 @@ class ImageFolder(Source):
             return self._train
         folder = self._folder(split)
         if not self.place.is_folder(folder):
-            names = ", ".join(map(printable, _visible(self.place, joined(self.root))))
-            raise UserError(f"{self.key}: folder {folder} not found; {self.root} has {names}")
+            raise self._no_folder(split, folder)
         return labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
+
+    def _no_folder(self, split: str, folder: str) -> UserError:
+        """The mistake of a split without a folder; it names the setting that says the split, if one does."""
+        if self.folders.get(split) is not None:
+            key = f"data.source.{split}"
+        elif split in self.folders or self.key != Source.key:
+            key = self.key
+        else:  # of a command that reads a split by its name
+            key = "split"
+        names = ", ".join(map(printable, _visible(self.place, joined(self.root))))
+        return UserError(
+            f"{key}: folder {folder} not found; {self.root} has {names or 'no folders'}"
+        )
 
     def _load_train(self) -> FileSplit:
         """The training split; its class folders with a picture become the classes."""
         folder = self._folder("train")
+        if self.folders["train"] is not None and not self.place.is_folder(folder):
+            raise self._no_folder("train", folder)
+        self._check_no_table(folder)
         if self._layout.train == ".":
             self._check_no_splits_in_classes(folder)
         folders = class_folders(folder, self.key, self.place)
@@ -92,6 +111,25 @@ class ImageFolder(Source):
         split.targets = [new_ids[target] for target in split.targets]
         self.note(*doubts(self.classes))
         return split
+
+    def _check_no_table(self, folder: str) -> None:
+        """Refuses a folder with a table of its pictures and no folders for two classes; names the table's source.
+
+        Args:
+            folder: the training split's.
+        """
+        root = joined(self.root)
+        if not self.place.is_folder(root) or len(_visible(self.place, folder)) > 1:
+            return
+        tables = sorted(name for name in self.place.files(root) if name.lower().endswith(TABLES))
+        if not tables:
+            return
+        of_train = [name for name in tables if split_of(name.rpartition(".")[0]) == "train"]
+        first = (of_train or tables)[0]
+        raise UserError(
+            f"{self.key}: {root} has no class folders, but {', '.join(tables[:3])}: data.source={joined(root, first)} reads "
+            "a table of pictures and labels (with data.source.image_dir=FOLDER where they are elsewhere)"
+        )
 
     def _noted(self, split: str) -> Note:
         return lambda line: self.note(f"{split}: {line}")
@@ -108,6 +146,7 @@ class ImageFolder(Source):
         val = self.folders["val"]
         nothing_chosen = train is None and val is None
         if nothing_chosen and not names and self.place.is_folder(root):
+            self._check_no_table(root)
             raise _no_classes(self.key, root, "train/<class>/*.jpg and val/<class>/*.jpg, or ")
         may_be_classes = nothing_chosen and names and not holders
         if may_be_classes and self._are_classes(root, names, splits):

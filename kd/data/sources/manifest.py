@@ -288,7 +288,7 @@ class Manifest(Source):
         if not listed_rows and split not in ("train", "val", *self.lists):
             names = ", ".join(self.lists)
             raise UserError(
-                f"data.source: these lists have the splits {names}, got '{split}' (data.source.test=FILE is a list of "
+                f"split: these lists have the splits {names}, got '{split}' (data.source.test=FILE is a list of "
                 "test pictures)"
             )
         rows = []

@@ -48,7 +48,7 @@ class Pictures(Source):
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(
-                f"data.source: a folder of pictures has the splits train and val, got '{split}'"
+                f"split: a folder of pictures has the splits train and val, got '{split}'"
             )
         key = f"data.source.{'root' if split == 'train' else 'val'}"
         return unlabelled_folder(folder, self.note, key, self.cache_bytes, split)

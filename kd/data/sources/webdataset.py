@@ -150,7 +150,7 @@ class WebDataset(Source):
             shards = self._of_split(self._indexed(split, places), split)
             known = "no sample of that split"
         if not any(shard.samples for shard in shards.values()):
-            raise UserError(f"data.source: WebDataset has {known}, got '{split}'")
+            raise UserError(f"split: WebDataset has {known}, got '{split}'")
         self._shards[split] = shards
         return shards
 
