@@ -177,7 +177,7 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
         split: of the data.
         folder: of other pictures, which are measured on in its place.
     """
-    from kd.run.pictures import list_folder, list_splits
+    from kd.run.pictures import list_folder, list_splits, source_key
 
     if folder:
         list_folder(folder)
@@ -186,7 +186,9 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
     files: list[Path | None] = [run / "config.yaml" for run in runs]
     for file in files or [None]:
         config, _ = Run.settings(file, request)
-        list_splits(config, [split])
+        splits = list_splits(config, [split])
+        if splits is not None:
+            request.listed[source_key(config)] = splits.source
 
 
 def _out(options: Mapping[str, str]) -> Path | None:

@@ -132,10 +132,12 @@ def _check_pictures(request: Request, int8: bool) -> None:
         request: names the run, and settings that are changed.
         int8: the export is calibrated on training pictures.
     """
-    from kd.run.pictures import list_splits
+    from kd.run.pictures import list_splits, source_key
 
     config, _ = Run.settings(Path(request.rest[0]) / "config.yaml", request)
-    list_splits(config, ["val", "train"] if int8 else ["val"])
+    splits = list_splits(config, ["val", "train"] if int8 else ["val"])
+    if splits is not None:
+        request.listed[source_key(config)] = splits.source
 
 
 def _check_abilities(

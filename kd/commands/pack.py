@@ -40,12 +40,12 @@ def run(request: Request) -> int | None:
     check_data(run.config["data"])
     from kd.run.pictures import list_whole
 
-    list_whole(run.config)
+    listed = list_whole(run.config)
     from kd.data.pack import pack
     from kd.data.sources import labelled
     from kd.run.build import data_of
 
-    source = data_of(run.config, run.trusted).source
+    source = data_of(run.config, run.trusted).source if listed is None else listed
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on

@@ -27,6 +27,7 @@ from kd.optim import OptimSpec
 from kd.run import keys, listed, typed
 from kd.run.annotations import foreign, inner_kind, members
 from kd.run.needs import teachers_in
+from kd.run.pictures import source_key
 from kd.run.trust import arguments_allowed, class_named, parameters_of, trusted_class
 from kd.settings import (
     Class,
@@ -67,12 +68,23 @@ Built: TypeAlias = Any
 BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
 
 
-def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> DistillationDataModule:
+def data_of(
+    config: Mapping[str, Any],
+    trusted: Sequence[str] = (),
+    listed_sources: dict[str, Any] | None = None,
+) -> DistillationDataModule:
     """The data of resolved settings; the engine ``ray`` is replaced by loading in this process.
 
-    ``trusted``: what the user trusts beside the list of classes.
+    Args:
+        config: all settings.
+        trusted: what the user trusts beside the list of classes.
+        listed_sources: sources whose pictures were listed before, :attr:`kd.run.request.Request.listed`; the one of
+            these settings is taken from it.
     """
     data = {**config["data"], "seed": config.get("seed", 0)}
+    source = (listed_sources or {}).pop(source_key(config), None)
+    if source is not None:
+        data["source"] = source
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
     module = built(DataSettings, data, "data", trusted)

@@ -241,7 +241,8 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
         else:
             task = task_of(config, trusted)
         spec = _file_settings(word, request, options)
-        model, prepare, classes, data = _foreign(spec, data_of(config, trusted), options, task)
+        data = data_of(config, trusted, request.listed)
+        model, prepare, classes, data = _foreign(spec, data, options, task)
     elif student_metadata_in(file).gives_features:
         raise UserError(
             f"{file}: the student has no trained classifier (kd-predict writes its features)"
@@ -249,7 +250,7 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     else:
         model, prepare, classes = student_in(file, trusted)
         task = task_in(file, trusted)
-        data = _data(data_of(config, trusted), options, classes)
+        data = _data(data_of(config, trusted, request.listed), options, classes)
     if not (run or request.recipe) and "data.img_size" not in overridden:
         data.size = prepare.size  # views as large as the model's input
     task.build(len(classes), data.source.ignore_index)

@@ -3,6 +3,7 @@
 The messages are those of :mod:`kd.data`, which lists them.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Timer
@@ -117,6 +118,11 @@ def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | Non
     return splits
 
 
+def source_key(config: Mapping[str, Any]) -> str:
+    """The settings of the data's source, as a key of :attr:`kd.run.request.Request.listed`."""
+    return json.dumps(config["data"]["source"], sort_keys=True)
+
+
 @contextmanager
 def said_when_slow(recipe: str) -> Iterator[None]:
     """The first process says what takes long, once it has."""
@@ -131,8 +137,11 @@ def said_when_slow(recipe: str) -> Iterator[None]:
         timer.cancel()
 
 
-def list_whole(config: Mapping[str, Any]) -> None:
+def list_whole(config: Mapping[str, Any]) -> Source | None:
     """Lists the splits that the source itself has: nothing is held out.
+
+    Returns:
+        The source; None as of :func:`list_to_train`.
 
     Raises:
         UserError: no pictures in one of them.
@@ -142,6 +151,7 @@ def list_whole(config: Mapping[str, Any]) -> None:
         for name in ("train", "val"):
             if source.has(name):
                 source.load(name)
+    return source
 
 
 def list_folder(folder: str) -> None:

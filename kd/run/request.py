@@ -75,6 +75,8 @@ class Request:
     vouched: list[str] = field(default_factory=list)
     """What the user trusts beside the list of classes, known once the files are read."""
 
+    listed: dict[str, Any] = field(default_factory=dict)
+    """Sources whose pictures were listed before torch was imported, by :func:`kd.run.pictures.source_key`."""
     notes: list[str] = field(default_factory=list)
     """What is said of settings that nobody has typed, once the files are read."""
 

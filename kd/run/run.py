@@ -117,7 +117,10 @@ class Run:
 
         from_files = what_files_say(self.config, self.overrides)
         self.change(from_files)
-        trained = teacher_settings(self.config, self.overrides, settings_of, self.trusted)
+        source = None if self.splits is None else self.splits.source
+        trained = teacher_settings(
+            self.config, self.overrides, settings_of, self.trusted, source=source
+        )
         self.change(trained)
         words = []
         for key, value in trained.items():
@@ -167,7 +170,7 @@ class Run:
             classes,
             task=task_in(file, trusted),
             load_teachers=lambda: teacher_specs(config, trusted),
-            load_data=lambda: data_of(config, trusted),
+            load_data=lambda: data_of(config, trusted, given.listed),
         )
 
 

@@ -50,6 +50,7 @@ def teacher_settings(
     typed: Iterable[str],
     resolved: Callable[[list[str]], dict[str, Any]],
     trusted: Sequence[str] = (),
+    source: Source | None = None,
 ) -> dict[str, Any]:
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one.
 
@@ -58,6 +59,7 @@ def teacher_settings(
         typed: ``key=value`` items of the command line.
         resolved: gives all settings for a command line's words; called for the teacher's own run.
         trusted: what the user trusts beside the list of classes.
+        source: of the run's pictures, where these were listed already.
 
     Raises:
         UserError: settings of a teacher that do not fit each other, or its training failed.
@@ -78,7 +80,7 @@ def teacher_settings(
             f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
         )
     if not teacher:
-        return _fine_tuning_batch(config, typed, trusted)
+        return _fine_tuning_batch(config, typed, trusted, source)
     if teacher["checkpoint"] not in (None, TRAIN):
         return {}
     train = teacher["checkpoint"] == TRAIN
@@ -88,7 +90,8 @@ def teacher_settings(
         )
     if not teacher.get("recipe") or (teacher["pretrained"] and not train):
         return {}
-    source = data_of(config, trusted).source
+    if source is None:
+        source = data_of(config, trusted).source
     shipped = None if train or teacher["backbone"] else shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():
@@ -124,7 +127,10 @@ def teacher_settings(
 
 
 def _fine_tuning_batch(
-    config: dict[str, Any], typed: Iterable[str], trusted: Sequence[str]
+    config: dict[str, Any],
+    typed: Iterable[str],
+    trusted: Sequence[str],
+    source: Source | None = None,
 ) -> dict[str, Any]:
     """The batch size of a run without a teacher that fine-tunes trained weights: few pictures make smaller batches.
 
@@ -136,6 +142,7 @@ def _fine_tuning_batch(
         config: the run's settings, resolved.
         typed: ``key=value`` items of the command line; a typed size stays.
         trusted: what the user trusts beside the list of classes.
+        source: of the pictures, where these were listed already.
     """
     student = config["model"]["student"]
     places = (config["data"]["source"].get("init_args") or {}).values()
@@ -145,7 +152,9 @@ def _fine_tuning_batch(
     asked = _batch(config)
     if _is_typed(typed):  # it stays: the pictures need not be listed
         return {}
-    pictures = len(data_of(config, trusted).source.load("train").targets)
+    if source is None:
+        source = data_of(config, trusted).source
+    pictures = len(source.load("train").targets)
     size = _batch_for(asked, pictures, typed)
     return {"data.batch_size": size} if size < asked else {}
 

@@ -66,18 +66,20 @@ class ImageFolder(Source):
         self.root = expanded(root)
         self.folders = {"train": train, "val": val}
         self.cache_bytes = bytes_of(cache_gb)
-        self._train: FileSplit | None = None
+        self._loaded: dict[str, FileSplit] = {}  # by split: each is listed once
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
-        if self._train is None:
-            self._train = self._load_train()
-        if split == "train":
-            return self._train
+        if "train" not in self._loaded:
+            self._loaded["train"] = self._load_train()
+        if split in self._loaded:
+            return self._loaded[split]
         folder = self._folder(split)
         if not self.place.is_folder(folder):
             raise self._no_folder(split, folder)
-        return labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
+        listed = labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
+        self._loaded[split] = listed
+        return listed
 
     def _no_folder(self, split: str, folder: str) -> UserError:
         """The mistake of a split without a folder; it names the setting that says the split, if one does."""
