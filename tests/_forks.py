@@ -25,6 +25,13 @@ PATIENCE_S = 240
 """A run that takes longer hangs; shortly before, it writes where to this process's stderr."""
 
 
+def skip_forks_beside_a_gpu() -> None:
+    """Skips a test that forks where there is a GPU: after any backward pass, on the CPU too, autograd has a thread for
+    each GPU, and a forked process can't make another."""
+    if torch.cuda.is_available():
+        pytest.skip("where there is a GPU, a fork of a process that has trained can't train")
+
+
 def start(
     items: list[str],
     log: Path,
@@ -33,8 +40,7 @@ def start(
     **env: str,
 ) -> int:
     """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
-    if torch.cuda.is_initialized():
-        pytest.skip("a fork of a process that has used a GPU can't use it: run this test alone")
+    skip_forks_beside_a_gpu()
     pid = os.fork()
     if pid:
         return pid

@@ -347,9 +347,15 @@ class SimKDLoss(_Projected):
 
     @torch.no_grad()
     def fold(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """The teacher's classifier ``(C, D_t)``, ``(C,)`` -> the student's ``(C, D_s)``, ``(C,)``."""
+        """The teacher's classifier ``(C, D_t)``, ``(C,)`` -> the student's ``(C, D_s)``, ``(C,)``, in float32.
+
+        The products are float64: those of float32 lose half of their digits on a GPU (TF32).
+        """
         linear: Any = self.projection.layers
-        return weight @ linear.weight, weight @ linear.bias + bias
+        wide_weight = weight.double()
+        folded_weight = wide_weight @ linear.weight.double()
+        folded_bias = wide_weight @ linear.bias.double() + bias.double()
+        return folded_weight.float(), folded_bias.float()
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import kd
 from kd.losses import CWDLoss, DistillLoss, KDLoss, PixelKDLoss, RegressionKDLoss
 from kd.tasks import Classification, MultiLabel, Regression, Segmentation, Task
+from tests._forks import skip_forks_beside_a_gpu
 
 NAN, COUNT = float("nan"), 8
 IDS = torch.tensor([0, 1, 2, 0, 1, -1, -1, -1])
@@ -90,6 +91,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor]]:
+    skip_forks_beside_a_gpu()
     folder = tmp_path_factory.mktemp("ranks")
     children = []
     for rank in range(2):
