@@ -135,8 +135,8 @@ def _fine_tuning_batch(
     """The batch size of a run without a teacher that fine-tunes trained weights: few pictures make smaller batches.
 
     An epoch of a single step moves such weights too far (80 pictures in batches of 64: from a fitted classifier's 86 %
-    to chance; in batches of 16 up to 90 %). Empty where the settings stay: from random weights, or of pictures in an
-    object store, which are not listed twice.
+    to chance; in batches of 16 up to 90 %). Empty where the settings stay: from random weights, in a resumed run, or of
+    pictures in an object store, which are not listed twice.
 
     Args:
         config: the run's settings, resolved.
@@ -147,7 +147,9 @@ def _fine_tuning_batch(
     student = config["model"]["student"]
     places = (config["data"]["source"].get("init_args") or {}).values()
     starts_trained = student["pretrained"] or student["checkpoint"]
-    if not starts_trained or any(isinstance(place, str) and is_url(place) for place in places):
+    if config["resume"] or not starts_trained:
+        return {}
+    if any(isinstance(place, str) and is_url(place) for place in places):
         return {}
     asked = _batch(config)
     if _is_typed(typed):  # it stays: the pictures need not be listed

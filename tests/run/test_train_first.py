@@ -417,3 +417,17 @@ def test_few_pictures_make_smaller_batches_of_a_fine_tuning(
         is_said = line in capsys.readouterr().out
         config = yaml.safe_load((tmp_path / "runs/own/latest/config.yaml").read_text())
         assert (is_said, config["data"]["batch_size"]) == expected
+
+
+def test_a_resumed_fine_tuning_keeps_its_batch(
+    pictures: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typed size is not typed again with ``resume=``; so it is with a teacher's training that was stopped."""
+    recipe = write_recipe(tmp_path / "own.yaml", pictures, None, recipe="own")
+    arch = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
+    items = [f"recipe={recipe}", f"model.student={json.dumps(arch)}", "data.batch_size=16"]
+    assert train_main([*items, "trainer.max_epochs=1"]) == 0
+    run = tmp_path / "runs" / "own" / "000"
+    assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["batch_size"] == 16
+    assert "in place of" not in capsys.readouterr().out
