@@ -19,6 +19,7 @@ from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
+from kd.run.checks import HEADLESS_WITHOUT_LOSSES
 from kd.settings import LearningSettings, TapSpec
 from kd.tasks import Classification, Features, Task
 from kd.teachers import FrozenTeacher, RunTeacher, build_teachers
@@ -65,9 +66,7 @@ def assemble(
             f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
         )
     if not student.head and not losses:
-        raise UserError(
-            "model.student.head: false needs model.distill_losses over a teacher's features, got none"
-        )
+        raise UserError(HEADLESS_WITHOUT_LOSSES)
     if student.head and data.probed:
         raise UserError(
             "data.probe.root: is for a student without a classifier (model.student.head=false)"

@@ -201,6 +201,12 @@ def check_losses_of_task(config: Mapping[str, Any]) -> None:
     raise UserError(f"{first}: {refused[first]} {REFUSED_LOSSES[task]}: {' '.join(remedy)}")
 
 
+HEADLESS_WITHOUT_LOSSES = (
+    "model.student.head: false needs model.distill_losses over a teacher's features, got none"
+)
+"""Said of a student without a classifier and without losses over features."""
+
+
 def _check_weights(config: Mapping[str, Any]) -> None:
     """Refuses losses of which none counts, in a run of one student; of several each has its own."""
     model = config["model"]
@@ -208,6 +214,8 @@ def _check_weights(config: Mapping[str, Any]) -> None:
         return
     losses = (model["distill_losses"] or {}).values()
     if all((loss.get("init_args") or {}).get("weight", 1) == 0 for loss in losses):
+        if not losses and not model["student"]["head"]:
+            raise UserError(HEADLESS_WITHOUT_LOSSES)
         if losses:
             instead = "model.task_loss_weight=1 learns from labels"
         else:
