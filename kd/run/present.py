@@ -91,6 +91,11 @@ def check_data(data: Mapping[str, Any]) -> None:
             continue
         reads = f" ({folder.reads})" if folder.reads else ""
         raise UserError(f"{folder.key}: folder {folder.path} not found{reads}")
+    name, arguments = _source(data["source"])
+    if name == "HuggingFace":
+        from kd.storage.hub import check_dataset
+
+        check_dataset(str(arguments["path"]), "data.source.path")
     for key, file in _lists(data["source"]):
         if not (is_url(file) or Path(file).expanduser().is_file()):
             raise UserError(f"{key}: {file} not found")

@@ -1,5 +1,7 @@
 """The hub of models and data sets: one attempt to reach it, and what to do where there is no internet."""
 
+import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,9 +10,14 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+from kd.errors import UserError
 
 REMEDIES = "behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
 """What helps where nothing answers."""
+FORMATS = ("arrow", "csv", "imagefolder", "json", "parquet", "text", "webdataset")
+"""Names that ``datasets`` takes for formats."""
 WAIT_S = 10.0
 """Seconds for the one attempt: with the search for the name, and with all addresses that it has."""
 
@@ -22,6 +29,50 @@ def why_unreachable() -> str:
     if _reachable(constants.ENDPOINT):
         return ""
     return f"no internet ({constants.ENDPOINT} does not answer)"
+
+
+def check_dataset(path: str, key: str) -> None:
+    """Checks that a data set is on this machine, or that the hub has it, before libraries that take seconds are imported.
+
+    Args:
+        path: a folder, or a name on the hub.
+        key: the setting that gives it.
+
+    Raises:
+        UserError: neither.
+    """
+    if Path(path).expanduser().exists() or path in FORMATS or _is_cached(path):
+        return
+    if path.startswith((".", "/", "~")):
+        raise UserError(f"{key}: folder {path} not found")
+    why = why_unreachable()
+    if why:
+        raise UserError(f"{key}: {path}: no folder of this name, and {why}; {REMEDIES}")
+    try:
+        huggingface_hub.HfApi().dataset_info(path, timeout=WAIT_S)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise UserError(
+            f"{key}: {path}: no folder of this name, and no data set of the hub ({constants.ENDPOINT}); a private one "
+            "needs HF_TOKEN"
+        ) from error
+    except Exception:  # loading it reports what else is wrong
+        return
+
+
+def _is_cached(path: str) -> bool:
+    """Whether ``datasets`` or the hub's client may hold a data set of this name: ``ns/Name`` is ``ns___name`` there."""
+    home = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    wanted = _letters(path)
+    for folder, prefix in ((home, ""), (Path(constants.HF_HUB_CACHE), "datasets")):
+        names = folder.iterdir() if folder.is_dir() else ()
+        if any(_letters(entry.name) == prefix + wanted for entry in names):
+            return True
+    return False
+
+
+def _letters(name: str) -> str:
+    """A name's letters and digits in lower case."""
+    return re.sub(r"[\W_]+", "", name.lower())
 
 
 @contextmanager

@@ -130,6 +130,10 @@ PICTURES = [
      "data.unlabeled: no pictures below {text} (.jpg"),
     (["train", "recipe=photos", *FOLDER, "data.source.root={two}", "data.probe.root={one}"],
      "data.probe.root: needs two classes or more, got one ('a')"),
+    (["train", "recipe=photos", "data.source=HuggingFace", "data.source.path=nobody/nothing"],
+     "data.source.path: nobody/nothing: no folder of this name, and HF_HUB_OFFLINE is set; behind a proxy"),
+    (["train", "recipe=photos", "data.source=HuggingFace", "data.source.path=./nowhere"],
+     "data.source.path: folder ./nowhere not found"),
     (["train", "recipe=photos", "data.source=WebDataset", "data.source.train=none.tar"],
      "data.source.train: none.tar not found"),
     (["train", "recipe=photos", "data.source=WebDataset", "data.source.train={text}"],
@@ -279,7 +283,8 @@ def test_in_one_line_without_torch(finished: Path, tmp_path: Path) -> None:
         commands.append([word.format(**names) for word in words])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "KD_CACHE": str(tmp_path / "cache"), "PATH": ""},
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "KD_CACHE": str(tmp_path / "cache"), "PATH": "",
+                           "HF_HUB_OFFLINE": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     results = [json.loads(line) for line in done.stdout.splitlines()]
