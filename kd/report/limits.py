@@ -516,7 +516,7 @@ def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limi
     lever = "model.student.compile=reduce-overhead"
     larger_batch = facts.larger_batch(ratio(1, max(gpu_busy, 0.01)))
     if larger_batch:
-        lever = f"{larger_batch}: kernels grow, their number does not"
+        lever = f"{lever}, or {larger_batch} (kernels grow, their number does not)"
     return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))
 
 

@@ -64,6 +64,7 @@ def test_a_batch_is_only_as_large_as_fills_the_gpu() -> None:
     limit = limits.launch_bound(launching)
     assert limit is not None
     assert "data.batch_size=192 (7728 more fit)" in limit.lever
+    assert "model.student.compile=reduce-overhead, or" in limit.lever  # keeps the batch
 
 
 def test_no_records_no_verdict() -> None:
