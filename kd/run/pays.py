@@ -44,6 +44,8 @@ from kd.tasks.features import half_of_each_class, ridge_outcomes
 
 RANDOM = "random"
 PRETRAINED = "pretrained"
+FOUND = 0.02
+"""The least mAP50 of a detector that has begun to find boxes."""
 OF_NORMS = 1024
 """Pictures that the norms of random starts are measured on, at most."""
 
@@ -325,7 +327,8 @@ def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str,
         gains.append({"over": name, "of": metric, **_points(gain)})
     how = (
         f"FasterRCNN, all layers trained for {budget.steps:,} steps of {budget.batch} of {len(pictures.train):,} pictures "
-        f"with boxes of {len(pictures.kinds)} classes, {wish.seeds} detectors of each start, judged by "
+        f"with boxes of {len(pictures.kinds)} class{'es' * (len(pictures.kinds) > 1)}, {wish.seeds} detectors of each "
+        f"start, judged by "
         f"{len(pictures.judged):,} others; the interval is over the detectors alone"
     )
     return {
@@ -334,8 +337,22 @@ def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str,
         "starts": scores,
         "gains": gains,
         "how": how,
-        "notes": [],
+        "notes": _untrained(scores),
     }
+
+
+def _untrained(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+    """A note where no detector has learned to find boxes: equal scores of nothing compare nothing.
+
+    Args:
+        scores: of the detectors, by start and metric, in 0..1.
+    """
+    best = max(max(values) for by_metric in scores.values() for values in by_metric.values())
+    if best >= FOUND:
+        return []
+    return [
+        f"no detector has found boxes yet (the best score is {best:.1%}), so the starts are not compared: more steps="
+    ]
 
 
 # -- both ------------------------------------------------------------------------------------------------------------

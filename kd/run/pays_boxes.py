@@ -1,7 +1,7 @@
 """``kd-eval RUN pays=DIR`` with boxes: torchvision's FasterRCNN, fine-tuned from each start by the same steps."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -15,8 +15,11 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 
 from kd.data.boxes import BoxFolder, BoxPictures, Sample
-from kd.errors import UserError
+from kd.errors import UserError, plain
 from kd.models import Preprocess
+from kd.models.own import OwnModel
+from kd.models.preprocess import evaluating
+from kd.models.taps import Taps
 from kd.progress import bar
 from kd.proof.seeds import Gain, gain_over_seeds
 from kd.ship.export.base import need
@@ -50,10 +53,10 @@ class Budget:
 
 
 class Pyramid(nn.Module):
-    """The maps of strides 8, 16 and 32 of a timm model, and torchvision's feature pyramid above them.
+    """The maps of strides 8, 16 and 32 of a backbone, and torchvision's feature pyramid above them.
 
     Args:
-        model: with ``forward_intermediates`` and ``feature_info``.
+        model: of timm; or of a builder, whose maps are found by a run.
         key: the setting that is named in errors.
 
     Raises:
@@ -62,27 +65,81 @@ class Pyramid(nn.Module):
 
     def __init__(self, model: Any, key: str) -> None:
         super().__init__()
-        places: dict[int, int] = {}
-        channels: dict[int, int] = {}
-        for place, feature in enumerate(getattr(model, "feature_info", ())):
-            places[feature["reduction"]] = place
-            channels[feature["reduction"]] = feature["num_chs"]
-        if not hasattr(model, "forward_intermediates") or not set(STRIDES) <= set(places):
-            raise UserError(
-                f"{key}: a detector needs a CNN with maps of strides 8, 16 and 32, which {type(model).__name__} lacks"
-            )
         self.model = model
-        self.places = [places[stride] for stride in STRIDES]
-        self.pyramid = FeaturePyramidNetwork([channels[stride] for stride in STRIDES], WIDTH)
+        self.maps: Callable[[Tensor], list[Tensor]]
+        """Gives the maps ``(N, C, H / stride, W / stride)`` of pictures ``(N, 3, H, W)``, the finest first."""
+        if isinstance(model, OwnModel):
+            found = _FoundMaps(model, key)
+            self.maps, channels = found, found.channels
+        else:
+            listed = _ListedMaps(model, key)
+            self.maps, channels = listed, listed.channels
+        self.pyramid = FeaturePyramidNetwork(channels, WIDTH)
         self.out_channels = WIDTH  # torchvision reads it
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Maps ``(N, WIDTH, H / stride, W / stride)`` by number, the finest first, of ``(N, 3, H, W)``."""
-        maps = self.model.forward_intermediates(
-            images, indices=self.places, intermediates_only=True
-        )
-        by_number = {str(number): level for number, level in enumerate(maps)}
+        by_number = {str(number): level for number, level in enumerate(self.maps(images))}
         return self.pyramid(by_number)
+
+
+class _ListedMaps:
+    """The maps of a timm model, which lists its features."""
+
+    def __init__(self, model: Any, key: str) -> None:
+        places: dict[int, int] = {}
+        widths: dict[int, int] = {}
+        for place, feature in enumerate(getattr(model, "feature_info", ())):
+            places[feature["reduction"]] = place
+            widths[feature["reduction"]] = feature["num_chs"]
+        if not hasattr(model, "forward_intermediates") or not set(STRIDES) <= set(places):
+            raise UserError(
+                f"{key}: a detector needs a CNN with maps of strides 8, 16 and 32, which {type(model).__name__} lacks"
+            )
+        self._model = model
+        self._places = [places[stride] for stride in STRIDES]
+        self.channels = [widths[stride] for stride in STRIDES]
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        return self._model.forward_intermediates(
+            images, indices=self._places, intermediates_only=True
+        )
+
+
+class _FoundMaps:
+    """The maps of a builder's model, found by their sizes in a run."""
+
+    def __init__(self, model: OwnModel, key: str) -> None:
+        self._model = model
+        self._taps = Taps(model, [], (SIDE, SIDE))
+        self._layers: list[str] = []
+        self._channels_last: list[bool] = []
+        self.channels: list[int] = []
+        images = next(model.parameters()).new_zeros(2, 3, SIDE, SIDE)
+        for stride in STRIDES:
+            layer = f"maps@stride{stride}"
+            try:
+                self._taps.add(layer, key=key)
+                with torch.no_grad(), evaluating(model), self._taps as caught:
+                    model(images)
+            except RuntimeError as error:
+                kind = type(model.model).__name__
+                problem = f"a detector shows its backbone pictures of {SIDE} px, which {kind} does not take"
+                raise UserError(f"{key}: {problem}: {plain(error)}") from error
+            (channels_first,) = self._taps.read(caught, layer, "patch")
+            (path,) = self._taps.paths(layer)
+            self._layers.append(path)
+            self._channels_last.append(caught[path].shape != channels_first.shape)
+            self.channels.append(channels_first.shape[1])
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        with self._taps as caught:
+            self._model(images)
+        maps = []
+        for path, channels_last in zip(self._layers, self._channels_last, strict=True):
+            level = caught[path]
+            maps.append(level.permute(0, 3, 1, 2) if channels_last else level)
+        return maps
 
 
 def detector_of(
@@ -91,7 +148,7 @@ def detector_of(
     """FasterRCNN above a backbone; the same seed draws the same pyramid and heads, whatever the backbone.
 
     Args:
-        model: the backbone, of timm.
+        model: the backbone.
         prepare: has the mean and standard deviation that it was trained with.
         kinds: number of classes, without the background.
         budget: of its training.

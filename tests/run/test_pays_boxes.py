@@ -15,6 +15,7 @@ from kd.cli import main
 from kd.data.boxes import BoxFolder, boxes_below
 from kd.errors import UserError
 from kd.models import Preprocess
+from kd.models.own import OwnModel
 from kd.report.pays import pays
 from kd.report.records import read_run
 from kd.run.pays_boxes import STRIDES, Budget, Pyramid, box_scores, detector_of, train_detector
@@ -100,7 +101,7 @@ def test_the_pyramid_stands_on_the_three_maps() -> None:
         plain = timm.create_model(CNN, features_only=True, out_indices=(2, 3, 4)).eval()
         plain.load_state_dict(model.state_dict(), strict=False)
         of_timm = plain(images)
-        maps = model.forward_intermediates(images, indices=pyramid.places, intermediates_only=True)
+        maps = pyramid.maps(images)
     for stride, level, by_timm, ours in zip(STRIDES, levels.values(), of_timm, maps, strict=True):
         assert level.shape[2:] == (64 // stride, 96 // stride)
         assert torch.allclose(by_timm, ours, atol=1e-5)
@@ -114,7 +115,57 @@ def test_other_models_are_refused_or_have_the_maps(arch: str) -> None:
         with pytest.raises(UserError, match="pays: a detector needs a CNN with maps of strides"):
             Pyramid(model, "pays")
     else:
-        assert len(Pyramid(model, "pays").places) == 3
+        assert isinstance(Pyramid(model, "pays"), nn.Module)
+
+
+def own(width: int = 8, last: int = 2) -> OwnModel:
+    """A builder's backbone that timm does not know: its maps in a tuple."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+            self.p3 = nn.Conv2d(4, width, 3, 2, 1)
+            self.p4 = nn.Conv2d(width, width + 2, 3, 2, 1)
+            self.p5 = nn.Conv2d(width + 2, width + 4, 3, last, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            p3 = self.p3(self.stem(x))
+            p4 = self.p4(p3)
+            return p3, p4, self.p5(p4)
+
+    torch.manual_seed(0)
+    return OwnModel(Net(), 0, (64, 64), INPUT.mean, INPUT.std)
+
+
+def test_the_pyramid_stands_on_the_maps_of_a_builders_backbone(boxed: BoxFolder) -> None:
+    model = own()
+    pyramid = Pyramid(model, "pays").eval()
+    images = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        levels = pyramid.maps(images)
+        for level, expected in zip(levels, model.model(images), strict=True):
+            assert torch.equal(level, expected)
+    detector = detector_of(own(), INPUT, len(KINDS), BUDGET, 3, "pays")
+    before = weights(detector, backbones=True)
+    train_detector(detector, boxed.train, BUDGET, 3, CPU)
+    after = weights(detector, backbones=True)
+    assert all(
+        not torch.equal(before[name], after[name]) for name in before if name.endswith("weight")
+    )
+
+
+def test_a_builders_backbone_without_the_maps_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^pays: Net has no map of 10x10 positions, one for 32 pixels"
+    ):
+        Pyramid(own(last=1), "pays")
+    model = own()
+    model.model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 2))
+    with pytest.raises(
+        UserError, match="^pays: a detector shows its backbone pictures of 320 px, which Sequential"
+    ):
+        Pyramid(model, "pays")
 
 
 def test_steps_train_all_layers_and_repeat(boxed: BoxFolder) -> None:
@@ -227,5 +278,8 @@ def test_both_parts_are_on_the_page(
     assert len(content["answers"]) == 1 + 4
     assert json.loads((run / "summary.json").read_text())["pays"] == content
     assert "points of mAP50" in out
+    assert max(value for start in detector["starts"].values() for value in start["mAP50"]) < 0.02
+    assert "no detector has found boxes yet (the best score is" in detector["notes"][0]
+    assert detector["notes"][0] in out
     titles = [section["title"] for section in pays(read_run(run))]
     assert titles == ["Does it pay? Frozen features", "Does it pay? A detector"]

@@ -5,7 +5,7 @@ import io
 import logging
 from typing import TYPE_CHECKING
 
-from kd.ship.export.base import INPUT, ExportJob, attends, need
+from kd.ship.export.base import INPUT, ExportJob, attends, need, quiet
 
 if TYPE_CHECKING:
     import onnx
@@ -32,8 +32,9 @@ def quantized(
     pictures = list(job.calibration())
     logging.getLogger("nncf").setLevel(logging.ERROR)
     of_onnx = type(model).__module__.startswith("onnx")
-    data = nncf.Dataset(pictures, (lambda picture: {INPUT: picture}) if of_onnx else None)
-    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+    # NNCF imports parts of torch here, which report a missing GPU; stdout has its progress bars
+    with quiet(), contextlib.redirect_stdout(io.StringIO()):
+        data = nncf.Dataset(pictures, (lambda picture: {INPUT: picture}) if of_onnx else None)
         kind = nncf.ModelType.TRANSFORMER if attends(job.student) else None
         # weights of 7 bits: on CPUs without VNNI products of 8 bits overflow, and a ViT loses 4 points in silence there
         fix = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
