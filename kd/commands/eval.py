@@ -149,6 +149,8 @@ def _options(request: Request) -> "Options":
             f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
         )
     check_models(request.rest)
+    if disputed:
+        _check_classes(request.rest)
     folder = options.get("folder")
     if folder and not (is_url(folder) or Path(folder).is_dir()):
         raise UserError(f"folder: {folder} not found (<class>/*.jpg are read in it)")
@@ -167,6 +169,24 @@ def _options(request: Request) -> "Options":
         despite_choice,
         disputed,
     )
+
+
+def _check_classes(words: Sequence[str]) -> None:
+    """Refuses ``disputed=`` for a run whose student does not name one class a picture.
+
+    Raises:
+        UserError: as :func:`kd.run.disputes.check_disputes` does once torch is loaded.
+    """
+    from kd.ship.predict_words import answers_of
+
+    for word in words:
+        if names_run(word) and answers_of(run_at(word) / "student.safetensors") not in (
+            None,
+            "classification",
+        ):
+            raise UserError(
+                "disputed: needs one class a picture, of two or more (model.task=Classification)"
+            )
 
 
 def _check_pictures(request: Request, split: str, folder: str | None) -> None:

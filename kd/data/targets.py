@@ -92,6 +92,7 @@ class LabelSets(Targets):
     """Any number of class ids a picture."""
 
     name = "several labels a picture"
+    counted = "labels"
     undefined = ("mixup", "cutmix")
     one_class = False
     least_classes = 1
