@@ -435,7 +435,7 @@ class DistillationDataModule(LightningDataModule):
 
         Args:
             count: how many at most.
-            labelled: of pictures with a class id alone.
+            labelled: of pictures with a class id, labels or numbers alone.
 
         Returns:
             As many as there are, at most ``count``.
@@ -446,8 +446,9 @@ class DistillationDataModule(LightningDataModule):
         shuffled = TrainBatches(len(targets), 1, self.seed).order(0)
         numbers = iter(shuffled.tolist())
         if labelled:
-            numbers = filter(lambda i: _is_class_id(targets[i]), numbers)
-        return SampledPictures(pictures, targets, list(islice(numbers, count)))
+            numbers = filter(lambda i: _is_label(targets[i]), numbers)
+        stack = partial(self.source.kind.stack, classes=len(self.source.classes))
+        return SampledPictures(pictures, targets, list(islice(numbers, count)), stack)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -498,9 +499,9 @@ class DistillationDataModule(LightningDataModule):
         }
 
 
-def _is_class_id(target: Target) -> bool:
-    """Whether a target is one class; False for a picture without a label (-1)."""
-    return isinstance(target, int | np.integer) and target >= 0
+def _is_label(target: Target) -> bool:
+    """Whether a target is one class, or a list of labels or numbers; False for a picture without a label (-1)."""
+    return isinstance(target, list) or (isinstance(target, int | np.integer) and target >= 0)
 
 
 def _make_tier(data: DataSettings, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
@@ -564,11 +565,17 @@ class SampledPictures:
         pictures: the split's, as validation shows them.
         targets: the split's.
         numbers: of the pictures that are taken.
+        stack: makes one tensor of targets, as a batch has them.
     """
 
     def __init__(
-        self, pictures: Dataset[Any], targets: Sequence[Target], numbers: Sequence[int]
+        self,
+        pictures: Dataset[Any],
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        stack: Callable[[Sequence[Any]], Tensor],
     ) -> None:
+        self.stack = stack
         self.pictures = pictures
         self.targets = targets
         self.numbers = numbers

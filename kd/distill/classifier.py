@@ -19,9 +19,9 @@ from kd.distill.inherit.ridge import fit_linear
 from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
+from kd.models.output_scale import set_in_units
 from kd.models.preprocess import evaluating
 from kd.progress import CALM_AT_START, bar
-from kd.tasks.features import starting_classifier
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
 
@@ -30,6 +30,8 @@ Sample = Callable[[int, bool], SampledPictures]
 
 PER_CLASS = 64
 """Labelled pictures that are used, on average of a class."""
+LEAST = 1024
+"""Likewise, where a picture has several labels, or numbers: as many as there are, if there are fewer."""
 MOST = 4096
 """Labelled pictures that are used at most, of all classes."""
 BATCH = 64
@@ -58,21 +60,27 @@ def fit_new_classifier(student: Student, sample: Sample | None, device: torch.de
         return ""
     if not has_new_classifier(student.model):
         return ""
+    task = student.objective.task
     count = min(PER_CLASS * len(student.classes), MOST)
+    if not task.one_class:  # a label, or a number, is not one picture's alone
+        count = max(count, LEAST)
     features, labels = fit_on(
         device, [student.model], partial(_features, student, classifier, sample, count)
     )
     if features.ndim != 2 or len(labels) < 2:
         return ""
-    weight, bias, accuracy = starting_classifier(features, labels, len(student.classes))
-    classifier.weight.copy_(weight)
-    if classifier.bias is not None:
-        classifier.bias.copy_(bias)
+    first = task.first_classifier(features, labels)
+    if first is None:
+        return ""
+    if classifier.bias is None:
+        classifier.weight.copy_(first.weight)
+    else:
+        set_in_units(classifier, first.weight, first.bias)
     if student.average is not None:
         student.average.set(student.model)
     return (
         f"student: the new classifier starts as a ridge regression on the features of {len(labels)} training pictures "
-        f"(leave-one-out accuracy {accuracy:.1%})"
+        f"(leave-one-out {first.score})"
     )
 
 
@@ -133,7 +141,7 @@ def fit_to_answers(
 def _features(
     student: Student, classifier: nn.Linear, sample: Sample, count: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The classifier's input for up to ``count`` labelled pictures, ``(N, D)``, and their labels, ``(N,)``.
+    """The classifier's input for up to ``count`` labelled pictures, ``(N, D)``, and their targets, ``(N,)`` or ``(N, C)``.
 
     Both are empty without any.
 
@@ -160,4 +168,4 @@ def _features(
             shown.update(len(batch))
     if not features:
         return torch.empty(0, device=CPU), torch.empty(0, device=CPU)
-    return torch.cat(features), torch.tensor(labels, device=CPU)
+    return torch.cat(features), chosen.stack(labels)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from kd.losses import LogitLoss
 from kd.proof.certificate import Measure
 from kd.proof.luck import FEWEST_PICTURES
+from kd.tasks.features import starting_classifier
 from kd.tasks.fidelity import KINDS, Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
@@ -42,6 +43,17 @@ def _of_the_same_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
         return tensor.to(result.device)
 
     return move
+
+
+class FirstClassifier(NamedTuple):
+    """The first weights of a classifier, fitted to features."""
+
+    weight: Tensor
+    """``(C, D)``; of numbers in the targets' units."""
+    bias: Tensor
+    """``(C,)``."""
+    score: str
+    """How good it is on pictures left out one by one, in words."""
 
 
 class Task(KeepsDtype):
@@ -172,6 +184,20 @@ class Task(KeepsDtype):
         if loss.for_numbers:
             return "is defined for numbers alone (model.task=Regression)"
         return "is defined for masks alone (model.task=Segmentation)" if loss.for_maps else ""
+
+    def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
+        """A linear classifier fitted to the features of pre-trained weights; None: it starts at random.
+
+        By default a ridge regression of one-hot labels, where targets are class ids.
+
+        Args:
+            features: of M labelled pictures, ``(M, D)``.
+            targets: theirs, as the data's batches have them: class ids ``(M,)``, or ``(M, C)``, NaN where missing.
+        """
+        if targets.ndim != 1:
+            return None
+        weight, bias, accuracy = starting_classifier(features, targets, self.num_classes)
+        return FirstClassifier(weight, bias, f"accuracy {accuracy:.1%}")
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor] | None:
         """The shape of four pictures' logits and their targets, to try losses on; None: they are not tried."""

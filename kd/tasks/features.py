@@ -5,6 +5,8 @@ answers are looked up in or fitted to, usually the training set's features of th
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +92,60 @@ def starting_classifier(
     return scale * weight, scale * bias, accuracy
 
 
+def starting_labels(bank: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The first weights of a classifier whose labels do not exclude each other: a ridge regression of 0 and 1.
+
+    An output of 1/2 becomes a logit of 0, and the logits are scaled by the power of two, 1 to 128, with the least
+    leave-one-out cross-entropy.
+
+    Args:
+        bank: ``(M, D)``.
+        targets: ``(M, C)``, 0 or 1.
+
+    Returns:
+        Weight ``(C, D)``, bias ``(C,)``, float64, and F1 of all labels on pictures left out one by one, in 0..1.
+    """
+    targets_MC = targets.double()
+    weight_CD, bias_C, left_out_MC = ridge_fit(bank, targets_MC, partial(_closeness, targets_MC))
+    logits_MC = left_out_MC - 0.5
+    scales = [2.0**power for power in range(8)]
+    losses = []
+    for scale in scales:
+        loss = F.binary_cross_entropy_with_logits(scale * logits_MC, targets_MC)
+        losses.append(float(loss))
+    scale = scales[losses.index(min(losses))]
+    is_yes_MC = logits_MC > 0
+    right = float((is_yes_MC * targets_MC).sum())
+    f1 = 2 * right / max(1.0, float(is_yes_MC.sum() + targets_MC.sum()))
+    return scale * weight_CD, scale * (bias_C - 0.5), f1
+
+
+def starting_numbers(bank: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The first weights of a regression's last layer: a ridge regression of its targets, in their units.
+
+    Args:
+        bank: ``(M, D)``.
+        targets: ``(M, C)``, finite.
+
+    Returns:
+        Weight ``(C, D)``, bias ``(C,)``, float64, and R2 on pictures left out one by one, the mean over the targets.
+    """
+    targets_MC = targets.double()
+    quality = partial(_closeness, targets_MC)
+    weight_CD, bias_C, left_out_MC = ridge_fit(bank, targets_MC, quality)
+    return weight_CD, bias_C, quality(left_out_MC)
+
+
+def _closeness(targets: Tensor, outputs: Tensor) -> float:
+    """1 less the squared error over the variance of each target ``(M, C)``: the mean over those that vary; 0 without."""
+    variance_C = targets.var(dim=0, correction=0)
+    error_C = (outputs - targets).square().mean(dim=0)
+    varies_C = variance_C > 0
+    if not varies_C.any():
+        return 0.0
+    return float((1 - error_C[varies_C] / variance_C[varies_C]).mean())
+
+
 def best_scale(logits: Tensor, labels: Tensor) -> float:
     """The power of two, 1 to 128, that gives logits ``(N, C)`` the least mean cross-entropy with labels ``(N,)``."""
     best_loss = math.inf
@@ -125,6 +181,31 @@ def ridge_classifier(
         float64.
     """
     # Standardised features, in the basis of their principal directions; one-hot labels.
+    targets_MC = F.one_hot(bank_labels.long(), classes).double()
+
+    def accuracy(left_out_MC: Tensor) -> float:
+        """The share of pictures whose highest output is their label's."""
+        is_right = left_out_MC.argmax(1) == bank_labels
+        return float(is_right.double().mean())
+
+    return ridge_fit(bank, targets_MC, accuracy)
+
+
+def ridge_fit(
+    bank: Tensor, targets: Tensor, quality: Callable[[Tensor], float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A linear fit of any targets by ridge regression, as :func:`ridge_classifier` describes it.
+
+    Args:
+        bank: ``(M, D)``.
+        targets: ``(M, C)``, float64.
+        quality: of what each picture gets by a fit without itself, ``(M, C)``; of the penalties the one with the highest
+            is taken.
+
+    Returns:
+        Weight, bias and these outputs, as of :func:`ridge_classifier`.
+    """
+    targets_MC = targets
     count = len(bank)
     features_MD = bank.double()
     mean_D = features_MD.mean(dim=0)
@@ -132,14 +213,13 @@ def ridge_classifier(
     ones_D = torch.ones_like(deviation_D)
     deviation_D = torch.where(deviation_D > 0, deviation_D, ones_D)
     x_MD = (features_MD - mean_D) / deviation_D
-    targets_MC = F.one_hot(bank_labels.long(), classes).double()
     shares_C = targets_MC.mean(dim=0)
     values_D, vectors_DD = torch.linalg.eigh(x_MD.T @ x_MD)
     turned_MD = x_MD @ vectors_DD
     cross_DC = turned_MD.T @ (targets_MC - shares_C)
 
     # The strength whose fits without a picture are right on it most often.
-    best_accuracy = -1.0
+    best_quality = -math.inf
     best_strength = STRENGTHS[0]
     best_left_out_MC = targets_MC
     for strength in sorted(STRENGTHS, reverse=True):
@@ -150,10 +230,9 @@ def ridge_classifier(
         leverage_M1 = 1 / count + weighted_squares_MD.sum(dim=1, keepdim=True)
         rest_M1 = (1 - leverage_M1).clamp_min(1e-9)
         left_out_MC = targets_MC - (targets_MC - fitted_MC) / rest_M1
-        is_right = left_out_MC.argmax(1) == bank_labels
-        accuracy = float(is_right.double().mean())
-        if accuracy > best_accuracy:
-            best_accuracy = accuracy
+        quality_of_fit = quality(left_out_MC)
+        if quality_of_fit > best_quality:
+            best_quality = quality_of_fit
             best_strength = strength
             best_left_out_MC = left_out_MC
 

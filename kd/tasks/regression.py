@@ -10,7 +10,8 @@ from torch import Tensor
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.losses.numbers import FORMS
-from kd.tasks.base import ExactMetric, Task
+from kd.tasks.base import ExactMetric, FirstClassifier, Task
+from kd.tasks.features import starting_numbers
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
 
@@ -70,6 +71,16 @@ class Regression(Task):
         """Sets mean and standard deviation of the training targets, by which :meth:`compared` standardises."""
         self.means.copy_(torch.tensor(means))
         self.deviations.copy_(torch.tensor(deviations))
+
+    def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
+        """A ridge regression in units: features ``(M, D)``, targets ``(M, C)``; pictures without all of them are left
+        out.
+        """
+        known = ~targets.isnan().any(dim=1)
+        if known.sum() < 2:
+            return None
+        weight, bias, r2 = starting_numbers(features[known], targets[known])
+        return FirstClassifier(weight, bias, f"R2 {r2:.3f}")
 
     def metric_names(self, teacher: bool) -> list[str]:
         """``r2`` (the mean over numbers), and by number ``r2``, ``mae`` and ``rmse`` in the targets' unit."""

@@ -1,10 +1,14 @@
 """What features are worth, against formulas written from the definitions."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from kd.tasks import features
+from kd.cli import train_main
+from kd.tasks import MultiLabel, Regression, features
 from kd.tasks.features import (
     knn_accuracy,
     rank_of_gram,
@@ -12,6 +16,7 @@ from kd.tasks.features import (
     ridge_classifier,
     starting_classifier,
 )
+from tests._helpers import ARCH, TINY, save_teacher, write_recipe
 
 
 def clusters(n: int, seed: int, width: int = 12, classes: int = 4, noise: float = 2.0):
@@ -118,3 +123,49 @@ def test_a_classifier_to_start_from_is_the_ridge_one_at_the_scale_that_cross_ent
     fits = [ridge_classifier(bank[rows], names[rows], 4) for rows in others]
     left_out = [int((bank[i].double() @ w.T + b).argmax()) for i, (w, b, _) in enumerate(fits)]
     assert right == pytest.approx(np.mean(np.array(left_out) == names.numpy()), abs=0.1)
+
+
+def test_the_first_weights_for_numbers_are_in_their_units_and_leave_missing_ones_out() -> None:
+    bank, _ = clusters(60, 3)
+    slopes = torch.linspace(-2, 2, 24).reshape(2, 12)
+    targets = 100 + 50 * bank @ slopes.T
+    targets[::7, 1] = float("nan")
+    first = Regression(2).first_classifier(bank, targets)
+    assert first is not None
+    known = ~targets.isnan().any(dim=1)
+    answers = bank.double() @ first.weight.T + first.bias
+    torch.testing.assert_close(answers[known], targets[known].double(), rtol=0.02, atol=2.0)
+    assert first.score.startswith("R2 0.99") or first.score == "R2 1.000"
+    assert Regression(2).first_classifier(bank[:1], targets[:1]) is None
+
+
+def test_the_first_weights_for_labels_say_yes_above_a_half_by_leaving_each_picture_out() -> None:
+    bank, names = clusters(120, 3, noise=0.3)
+    targets = torch.stack([names == 0, names < 2, names == 9], 1).float()  # nobody has the last
+    targets[5] = float("nan")  # without a label
+    first = MultiLabel(3).first_classifier(bank, targets)
+    assert first is not None
+    known = ~targets.isnan().any(dim=1)
+    logits = bank.double() @ first.weight.T + first.bias
+    says_yes = (logits > 0)[known]
+    assert (says_yes == (targets[known] > 0)).double().mean() > 0.95
+    assert logits.abs().median() > 1  # not the half of 0 and 1
+    assert float(first.score.removeprefix("F1 ").removesuffix("%")) > 90
+
+
+def test_a_run_begins_with_the_first_weights_for_numbers(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["path,brightness"]
+    for i, path in enumerate(sorted((pictures / "train").rglob("*.jpg"))):
+        rows.append(f"{path},{1000 + 10 * (i % 5)}")
+    (tmp_path / "numbers.csv").write_text("\n".join(rows))
+    backbone = save_teacher(tmp_path / "backbone.safetensors", num_classes=0)
+    recipe = write_recipe(tmp_path / "own.yaml", pictures, None, trainer__max_epochs=1)
+    student = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(backbone)}
+    words = [f"recipe={recipe}", f"data.source={tmp_path / 'numbers.csv'}"]
+    words += ["data.source.targets=brightness", f"model.student={json.dumps(student)}", "optim.lr=1e-9"]  # fmt: skip
+    assert train_main(words) == 0
+    assert "starts as a ridge regression" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "runs/tiny/000/summary.json").read_text())
+    assert summary["student"]["val"]["rmse"] < 30  # in units: 1000 to 1040
