@@ -80,9 +80,8 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
 def _check_task(config: Mapping[str, Any]) -> None:
     """Refuses one of kd's tasks whose targets the source never has, before a picture is listed."""
     model = config["model"]
-    if not model["student"]["head"] or config.get(
-        "students"
-    ):  # each has its own; features need no targets
+    has_several = bool(config.get("students"))  # each with a task of its own
+    if has_several or not model["student"]["head"]:  # features need no targets
         return
     task = class_of(model["task"])
     needs = TASKS.get(task)
