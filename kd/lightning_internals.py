@@ -48,9 +48,13 @@ def log_this_step(trainer: Trainer) -> None:
 
 
 def log_last_step(trainer: Trainer) -> None:
-    """Gives the values of an epoch's last step to the loggers where ``trainer.log_every_n_steps`` is not due."""
+    """Gives the values of an epoch's last step to the loggers, unless Lightning does so itself after this hook.
+
+    It does where ``trainer.log_every_n_steps`` is due, where ``should_stop`` is set, and under ``fast_dev_run``.
+    """
     connector = trainer._logger_connector
-    if not loggers_take_this_step(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+    is_taken = loggers_take_this_step(trainer) or trainer.should_stop or trainer.fast_dev_run  # type: ignore[attr-defined]
+    if not is_taken:
         connector.log_metrics(connector.metrics["log"])
 
 

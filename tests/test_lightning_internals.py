@@ -81,6 +81,17 @@ def test_log_last_step(tmp_path: Path) -> None:
     assert Logged(Line(), tmp_path, 2, last).steps == [1, 3, 4]
 
 
+def test_log_last_step_of_a_training_that_stops_is_logged_once(tmp_path: Path) -> None:
+    """Lightning's loggers take the step at which ``should_stop`` is set themselves."""
+
+    def stop(trainer: Trainer) -> None:
+        if trainer.is_last_batch:
+            trainer.should_stop = True
+            internals.log_last_step(trainer)
+
+    assert Logged(Line(), tmp_path, 2, Each(stop)).steps == [1, 3, 4]
+
+
 def test_log_this_step(tmp_path: Path) -> None:
     now = Each(lambda trainer: internals.log_this_step(trainer))
     assert Logged(Line(), tmp_path, 2, now).steps == [

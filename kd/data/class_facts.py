@@ -20,12 +20,15 @@ ClassFacts = dict[str, list[float | None]]
 def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     """Reads a table whose first column names a class and whose other columns are numbers about it.
 
+    Classes without a row, and empty fields, have None.
+
     Args:
         file: ``.csv``.
         info: of the data, whose classes give the order in which the numbers are returned.
 
     Raises:
-        UserError: the file can't be read as such a table, or the data has no classes.
+        UserError: the file can't be read as such a table, names a class or a number twice or a class that the data does
+            not have; or the data has no classes.
     """
     if info.kind != ONE_LABEL:
         raise UserError(
@@ -33,36 +36,61 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
         )
     classes = info.classes
     key = f"data.class_facts: {file}"
-    try:
-        rows = [
-            row
-            for row in csv.reader(
-                io.StringIO(text_of(Path(file).expanduser()).removeprefix("\ufeff"))
-            )
-            if row
-        ]
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{key} can't be read as CSV: {error}") from error
-    if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(
-            f"{key} needs a header (class, name of a number, ...) and a row for each class"
-        )
-    names = [name.strip() for name in rows[0][1:]]
+    (_, *names), *rows = _table(file, key)
     ids = {name: i for i, name in enumerate(classes)}
     facts: ClassFacts = {name: [None] * len(classes) for name in names}
-    for row in rows[1:]:
-        row[0] = plain(row[0])
-        if row[0] not in ids:
-            raise UserError(f"{key} names the class '{row[0]}', which the data does not have")
-        for name, text in zip(names, row[1:], strict=False):
+    seen: set[str] = set()
+    for label, *texts in rows:
+        if label not in ids:
+            raise UserError(f"{key} names the class '{label}', which the data does not have")
+        if label in seen:
+            raise UserError(f"{key} names the class '{label}' twice")
+        seen.add(label)
+        for name, text in zip(names, texts, strict=False):  # a shorter row lacks the last numbers
             try:
                 value = number_of(text)
             except ValueError as error:
                 raise UserError(
-                    f"{key}: {name} of '{row[0]}' is '{text}', which is not a number"
+                    f"{key}: {name} of '{label}' is '{text}', which is not a number"
                 ) from error
-            facts[name][ids[row[0]]] = None if math.isnan(value) else value
+            facts[name][ids[label]] = None if math.isnan(value) else value
     return facts
+
+
+def _table(file: str, key: str) -> list[list[str]]:
+    """The header and the rows of a table, without the empty fields at a row's end; a row begins with a class's label.
+
+    Args:
+        file: ``.csv``.
+        key: the setting and the file, for messages.
+
+    Raises:
+        UserError: it can't be read, has no numbers, a number's name twice, or a row longer than the header.
+    """
+    try:
+        text = text_of(Path(file).expanduser()).removeprefix("\ufeff")
+        rows = []
+        for row in csv.reader(io.StringIO(text)):
+            while row and not row[-1].strip():  # spreadsheets end rows with empty fields
+                row.pop()
+            if row:
+                rows.append([plain(row[0]), *row[1:]])
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{key} can't be read as CSV: {error}") from error
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise UserError(
+            f"{key} needs a header (class, name of a number, ...) and rows (a class, its numbers)"
+        )
+    header = [name.strip() for name in rows[0]]
+    for name in header[1:]:
+        if header[1:].count(name) > 1:
+            raise UserError(f"{key} names the number '{name}' twice")
+    for row in rows[1:]:
+        if len(row) > len(header):
+            raise UserError(
+                f"{key} has {len(row)} fields for '{row[0]}', the header has {len(header)}"
+            )
+    return [header, *rows[1:]]
 
 
 def facts_of(

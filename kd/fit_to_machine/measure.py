@@ -368,8 +368,12 @@ def pixels_pay(
         teacher: whose answers are cached.
         data: pictures and views.
     """
-    member = next(m for m in teacher.members.values() if m.spec.cache_pixels == "auto")
-    fits, room = pixels_fit(member, Layout(data))
+    name, member = next(
+        (name, member)
+        for name, member in teacher.members.items()
+        if member.spec.cache_pixels == "auto"
+    )
+    fits, room = pixels_fit(member, Layout(data), run.students.wanted.of(name))
     if not fits or room == KEPT:
         return fits, f"{'on' if fits else 'off'}: {room}"
     epochs = _epochs(run.trainer, data)

@@ -18,7 +18,7 @@ class RegressionKDLoss(LogitLoss):
     Args:
         form: ``smooth_l1``, ``l1`` or ``l2``; of the unbounded loss.
         bounded: see above.
-        margin: in squared standard deviations, >= 0.
+        margin: in squared standard deviations, >= 0; of the bounded loss alone.
 
     >>> import torch
     >>> student, teacher, target = torch.tensor([[3.0]]), torch.tensor([[1.0]]), torch.tensor([[0.0]])
@@ -35,11 +35,13 @@ class RegressionKDLoss(LogitLoss):
         margin: float = 0.0,
         weight: float = 1.0,
     ) -> None:
-        """Checks the arguments, which are the class's."""
+        """Checks the arguments, which are the class's; ValueError where one is wrong or has no effect."""
         super().__init__(weight)
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form}")
         check_range("margin", margin, ">= 0")
+        if margin and not bounded:
+            raise ValueError(f"margin must come with bounded=true, got {margin} alone")
         self.form = form
         self.bounded = bounded
         self.margin = margin

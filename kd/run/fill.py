@@ -67,8 +67,11 @@ class Fill(LightningModule):
             device = self.trainer.strategy.root_device
         self.teacher.to(device, dtype_for(str(self.trainer.precision)))
         announce = self.trainer.is_global_zero
-        asking = [m for m in self.teacher.members.values() if m.spec.cache_pixels == "auto"]
-        fits = bool(asking) and pixels_fit(asking[0], Layout(self.pictures))[0]
+        fits = False
+        for name, member in self.teacher.members.items():
+            if member.spec.cache_pixels == "auto":
+                fits, _ = pixels_fit(member, Layout(self.pictures), self.wanted.of(name))
+                break
         self.answering_teacher = open_cache(
             self.teacher, self.pictures, self.wanted, announce, filling=True, auto_pixels=fits
         )

@@ -305,19 +305,24 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = Fa
     Raises:
         UserError: they don't fit.
     """
-    taken = 0
-    for folder in sizes:
-        for file in folder.glob("view-*.bin"):
-            taken += file.lstat().st_blocks * 512
     first = next(iter(sizes)).absolute()
     free = free_bytes(first)
-    needed = sum(sizes.values()) - taken
+    needed = missing_bytes(sizes)
     if needed > free:
         less = "or cache_pixels=false" if pixels else "cache_topk, or cache_precision=int8"
         raise UserError(
             f"{key}.cache_dir: {first} needs {needed / 1e6:,.1f} MB more for {what}, the disk has {free / 1e6:,.1f} MB "
             f"(fewer cache_views, {less})"
         )
+
+
+def missing_bytes(sizes: Mapping[Path, int]) -> int:
+    """Bytes that caches will take beside what their folders already do; ``sizes``: bytes of each whole cache by folder."""
+    taken = 0
+    for folder in sizes:
+        for file in folder.glob("view-*.bin"):
+            taken += file.lstat().st_blocks * 512
+    return sum(sizes.values()) - taken
 
 
 def free_bytes(folder: Path) -> int:

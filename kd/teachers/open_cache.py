@@ -6,6 +6,7 @@ ahead, and nothing is trained.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,14 @@ from kd.progress import bar
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import BESIDE, UNITS_OF, described
-from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare, free_bytes
+from kd.teachers.answer_store import (
+    FINGERPRINT,
+    AnswerStore,
+    check_room,
+    compare,
+    free_bytes,
+    missing_bytes,
+)
 from kd.teachers.base import Ensemble, RunTeacher
 from kd.teachers.cache_layout import Kind, Layout, logit_losses, topk_temperature
 from kd.teachers.cached import CachedTeacher, CacheEntry
@@ -106,12 +114,8 @@ def _cached_members(
 def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
     """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk."""
     records = layout.samples * teacher.spec.cache_views
-    parts_by_folder = {}
-    bytes_by_folder = {}
-    if not any(kind.url for kind in kinds):  # published answers take no disk here
-        for kind in kinds:
-            parts_by_folder[kind.folder] = kind.parts
-            bytes_by_folder[kind.folder] = kind.codec.record_bytes * records
+    bytes_by_folder = _bytes_of_answers(kinds, records)
+    parts_by_folder = {kind.folder: kind.parts for kind in kinds if kind.folder in bytes_by_folder}
     if pixels:
         folder, parts = layout.pixels(teacher)
         parts_by_folder[folder] = parts
@@ -135,31 +139,55 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool)
         check_room(bytes_by_folder, what, teacher.key, pixels)
 
 
-def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
-    """Whether the pixels of all views may be stored: they take half of the free disk at most.
+def _bytes_of_answers(kinds: list[Kind], records: int) -> dict[Path, int]:
+    """Bytes of so many records of each kind of answers, by folder; {} for published answers, which take no disk here."""
+    if any(kind.url for kind in kinds):
+        return {}
+    return {kind.folder: kind.codec.record_bytes * records for kind in kinds}
+
+
+def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[bool, str]:
+    """Whether ``cache_pixels=auto`` may store the pixels of all views beside the answers.
+
+    They take half of the free disk at most, and :func:`open_cache` would not refuse both together: they fit into
+    ``cache_gb`` and the free disk. Pixels that are stored already take no more disk.
+
+    Args:
+        teacher: whose settings count.
+        layout: pictures and views.
+        wanted: of this teacher: the answers.
 
     Returns:
         Whether they may, and the reason, as the rest of a sentence that begins with the pixels.
 
     Raises:
-        UserError: their folder holds other pictures or views.
+        UserError: a folder holds other pictures, views or answers.
     """
-    size = layout.pixel_bytes * layout.samples * teacher.spec.cache_views
     folder, parts = layout.pixels(teacher)
-    free = free_bytes(folder)
     fingerprint = folder / FINGERPRINT
-    if fingerprint.is_file():
+    is_kept = fingerprint.is_file()
+    if is_kept:
         compare(text_of(fingerprint), parts, str(folder), teacher.key)
-        return True, KEPT
+
+    # as _check, which would refuse them
+    records = layout.samples * teacher.spec.cache_views
+    size = layout.pixel_bytes * records
+    sizes = {**_bytes_of_answers(layout.kinds(teacher, wanted), records), folder: size}
+    total_gb = sum(sizes.values()) / 1e9
     limit = teacher.spec.cache_gb
-    size_gb = size / 1e9
-    if limit is not None and size_gb > limit:
-        return False, f"they would take {size_gb:.3g} GB of cache_gb={limit:g}"
-    free_mb = free / 1e6
-    room = f"{size / 1e6:,.1f} MB of {free_mb:,.0f} MB free disk"
-    if size <= DISK_SHARE * free:
-        return True, f"they take {room}"
-    return False, f"they would take {room}"
+    if limit is not None and total_gb > limit:
+        return False, f"with the answers they would take {total_gb:.3g} GB of cache_gb={limit:g}"
+    if is_kept:
+        return True, KEPT
+
+    free = free_bytes(folder)
+    of_free = f"of {free / 1e6:,.0f} MB free disk"
+    if size > DISK_SHARE * free:
+        return False, f"they would take {size / 1e6:,.1f} MB {of_free}"
+    missing = missing_bytes(sizes)
+    if missing > free:
+        return False, f"with the answers they would take {missing / 1e6:,.1f} MB {of_free}"
+    return True, f"they take {size / 1e6:,.1f} MB {of_free}"
 
 
 def _announce(

@@ -29,6 +29,9 @@ def test_the_expectation_is_under_the_probabilities_of_known_classes() -> None:
         ("class,kcal\npear,4", "names the class 'pear', which the data does not have"),
         ("class,kcal\napple,many", "kcal of 'apple' is 'many', which is not a number"),
         ("class\napple", "needs a header"),
+        ("class,kcal\napple,52\nbread,250\napple,61", "names the class 'apple' twice"),
+        ("class,kcal,price, kcal\napple,52,1,61", "names the number 'kcal' twice"),
+        ("class,kcal\napple,1,200", "has 3 fields for 'apple', the header has 2"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(text: str, reason: str, tmp_path: Path) -> None:
@@ -37,6 +40,14 @@ def test_a_table_that_does_not_fit_is_refused(text: str, reason: str, tmp_path: 
     with pytest.raises(UserError, match="data.class_facts: ") as raised:
         read_class_facts(str(file), DataInfo(CLASSES))
     assert reason in str(raised.value)
+
+
+def test_fields_that_are_missing_or_empty_are_not_known(tmp_path: Path) -> None:
+    """Rows of a spreadsheet are as long as its longest one; classes may be missing."""
+    file = tmp_path / "facts.csv"
+    file.write_text("class,kcal,price,,\napple,52,,,\n,,,,\n cake ,,3\n")
+    facts = read_class_facts(str(file), DataInfo(CLASSES))
+    assert facts == {"kcal": [52.0, None, None, None], "price": [None, None, 3.0, None]}
 
 
 def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ def test_the_bounded_loss_is_that_of_the_paper() -> None:
     )
 
 
+def test_a_margin_without_a_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="margin must come with bounded=true, got 0.5 alone"):
+        RegressionKDLoss(margin=0.5)
+
+
 def test_losses_of_classes_and_of_numbers_refuse_each_other() -> None:
     assert "RegressionKDLoss" in Regression().refuses(KDLoss())
     assert Classification().refuses(RegressionKDLoss()) and not Regression().refuses(

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +285,27 @@ def test_kd_cache_fills_and_describes_them(
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ("cache_gb", "free", "fits"),
+    [(0.000296, 10**9, False), (1, 296_000, False), (0.0003, 10**9, True), (1, 300_000, True)],
+)
+def test_auto_keeps_no_pixels_where_the_answers_leave_them_no_room(
+    recipe: Path,
+    cache: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_gb: float,
+    free: int,
+    fits: bool,
+) -> None:
+    """Pixels take 295 kB and answers some 2 kB: what pixels alone fit into may be too little for both."""
+    monkeypatch.setattr(sys.modules["kd.teachers.open_cache"], "DISK_SHARE", 1.0)
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free))
+    items = [*cache, "model.teacher.cache_pixels=auto", f"model.teacher.cache_gb={cache_gb}"]
+    assert cache_main([f"recipe={recipe}", *items]) == 0
+    assert bool(list((tmp_path / "answers").glob("pixels-*"))) == fits
+
+
 @pytest.mark.parametrize(("items", "message"), [
     (["model.teacher.cache_pixels=true", "model.teacher.cache_gb=0.0001"],
      "model.teacher.cache_gb: 2 view(s) of 48 pictures need 0.000297 GB, 0.000295 of them for pixels (cache_pixels), "
@@ -361,11 +383,14 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
     member = SimpleNamespace(spec=SimpleNamespace(cache_pixels="auto", cache_views=2))
     teacher: Any = SimpleNamespace(members={"": member})
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
-    the_run: Any = SimpleNamespace(trainer=trainer)
+    wanted = SimpleNamespace(of=lambda name: None)
+    the_run: Any = SimpleNamespace(trainer=trainer, students=SimpleNamespace(wanted=wanted))
     data: Any = SimpleNamespace(num_workers=1)
     monkeypatch.setattr(measure, "Layout", lambda data: None)
     monkeypatch.setattr(
-        measure, "pixels_fit", lambda asking, layout: (True, "they take 1 MB of 9 MB free disk")
+        measure,
+        "pixels_fit",
+        lambda asking, layout, wanted: (True, "they take 1 MB of 9 MB free disk"),
     )
     monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 4)
     monkeypatch.setattr(measure, "step_cost", lambda run, data: times)
@@ -376,6 +401,6 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
     monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 2)
     assert "no view comes again" in measure.pixels_pay(the_run, teacher, data)[1]
     monkeypatch.setattr(
-        measure, "pixels_fit", lambda asking, layout: (False, "they would take 9 MB")
+        measure, "pixels_fit", lambda asking, layout, wanted: (False, "they would take 9 MB")
     )
     assert measure.pixels_pay(the_run, teacher, data) == (False, "off: they would take 9 MB")

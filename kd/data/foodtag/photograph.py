@@ -251,7 +251,9 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     pixels = pixels * light_HW1 * gain
     gamma = 0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1)
     pixels = np.clip(pixels, 0, 1)
-    pixels = pixels**gamma
+    # in float64: numpy's power of float32 differs by the CPU (AVX-512), that of float64 rounds to the same float32
+    power = pixels.astype(np.float64) ** np.float64(np.float32(gamma))
+    pixels = power.astype(np.float32)
     sensor_noise = noise.standard_normal(pixels.shape).astype(np.float32)
     pixels += grain * sensor_noise
     pixels = np.clip(pixels, 0, 1) * 255
