@@ -100,16 +100,19 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
-    Writes ``eval_<split>.json`` into the run's folder, as the command does. The process is as before afterwards
-    (:func:`kd.run.as_function.as_function`).
+    Writes ``eval_<split>.json`` into the run's folder (``eval_<folder's name>.json`` with ``folder``), as the command
+    does. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
 
     Args:
         run: what :func:`train` returned, a run's folder, or the folder's URL.
-        settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``.
+        settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``, and all others that
+            ``kd-eval --help`` lists.
 
     Returns:
-        ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...}``; metrics in 0..1. ``teacher`` is missing
-        where the run has none that can be asked.
+        The content of that file: ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ..., "fidelity":
+        ...}`` with the task's metrics: shares in 0..1, errors of a regression in the targets' units. ``teacher`` is
+        missing where the run has none that can be asked. Of a student without a classifier its features' ``rankme``
+        takes the metrics' place, and several teachers are under ``teacher NAME``. With ``pays`` the figures of its file.
 
     Raises:
         UserError: no finished run, a key that an evaluation does not take, or another thread runs one of these

@@ -48,6 +48,9 @@ class Clock:
     On a GPU each change of phase records an event: a wait for data counts only while the device is idle, and kernels
     count where they run. Events are read steps later: nothing waits for them.
 
+    Inside a *scope* (``validation``; :meth:`within`) all time counts as the scope in place of the open phase, but for
+    ``checkpoint``.
+
     Args:
         event: makes an event of the GPU (``torch.cuda.Event``), called when none is left to use again; None: the
             host's clock alone counts.
@@ -89,6 +92,7 @@ class Clock:
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
+        """Milliseconds that this thread was ready to run and waited for a free core, so far; 0 without Linux's account."""
         if self._schedstat is not None:
             return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6
         return 0.0
@@ -116,8 +120,11 @@ class Clock:
         return event
 
     def _mark(self) -> None:
-        """Adds the time since the last mark to the phase that is open, in ms; called where the phase is about to
-        change.
+        """Adds the host's time since the last mark to the phase that is open (or the scope), in ms; called where it is
+        about to change.
+
+        Of a wait for data also the CPU time and the wait for a core, in the clock's own thread alone: DDP's hook calls
+        it from autograd's. On a GPU it records the event from which :meth:`take` gets the phase's time there.
         """
         now = time.perf_counter()
         phase = self._open[-1]

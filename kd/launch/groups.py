@@ -171,7 +171,10 @@ def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
 
     Args:
         groups: of SageMaker's ``resourceconfig.json``, with ``instance_type`` and ``hosts``.
-        train: host names of the machines that train.
+        train: host names of the machines that train: all of one group, sorted.
+
+    Raises:
+        UserError: the training group's type has no GPU and another's has; types that AWS does not name so pass.
     """
     with_gpus = []
     training: dict[str, Any] = {}

@@ -189,7 +189,9 @@ def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
 def _layouts(
     tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None
 ) -> Iterator[FileModel]:
-    """Every way to read the file as the model. Where a place has its names and shapes, no other way is tried there.
+    """Every way to read the file as the model: each place, in each of its variants, and under other libraries' names.
+
+    Where places have all of the model's names and shapes, these alone are tried; else all that have tensors enough.
 
     Args:
         tensors: of the file, by name.

@@ -547,7 +547,11 @@ def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_trusted(value: str, trusted: Iterable[str]) -> bool:
-    """Whether the user stands for a class, by its path or by the name of a module above it."""
+    """Whether the user stands for a class, by its path or by the name of a module above it.
+
+    Both names of a class count, ``value`` and that of its definition: a trusted module stands for the classes that it
+    imports from others, too.
+    """
     trusted = list(trusted)
     if ALL in trusted:
         return True
@@ -561,6 +565,7 @@ def is_trusted(value: str, trusted: Iterable[str]) -> bool:
 
 
 def _loaded(name: str) -> type | None:
+    """The class of a name whose module has been imported before; nothing is imported here, which would run its code."""
     module, _, last = name.rpartition(".")
     found = getattr(sys.modules.get(module), last, None)
     return found if isinstance(found, type) else None

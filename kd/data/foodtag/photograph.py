@@ -133,7 +133,11 @@ def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
 
 
 def _neighbours_plate(frame: Pen) -> None:
-    """Another plate beside the dish, cut off by the picture's edge."""
+    """Another plate, whose rim is darker than its middle, in any direction from the dish; a few per cent of the picture.
+
+    Its middle is outside: ``frame`` has the dish as its unit disc, and the picture ends some 1.2 from there at a side,
+    1.7 in a corner. In a corner more of it is seen than at a side, where it may lie outside as a whole.
+    """
     angle = frame.rng.uniform(0, 6.28)
     fill = frame.pick("any", "cream")
     for radius in (0.7, 0.55):
