@@ -141,7 +141,7 @@ def draw_table(home: Path, split: str) -> None:
 
 
 def draw_targets(home: Path) -> None:
-    """``labels.csv`` with two of four labels a picture, and ``numbers.csv``."""
+    """``tags.csv`` with two of four labels a picture, and ``numbers.csv``."""
     labels = ["path,label"]
     numbers = ["path,calories"]
     names = sorted(CLASSES)
@@ -149,7 +149,7 @@ def draw_targets(home: Path) -> None:
         path = picture.relative_to(home)
         labels.append(f"{path},{names[i % 4]};{names[(i + 1) % 4]}")
         numbers.append(f"{path},{i / 4}")
-    (home / "labels.csv").write_text("\n".join(labels))
+    (home / "tags.csv").write_text("\n".join(labels))
     (home / "numbers.csv").write_text("\n".join(numbers))
 
 
@@ -303,9 +303,9 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
             "data.img_size=32",
             "trainer.max_epochs=1",
         ]
-    for table, loss in (("labels.csv", "BinaryKDLoss"), ("numbers.csv", "RegressionKDLoss")):
+    for table, loss in (("tags.csv", "BinaryKDLoss"), ("numbers.csv", "RegressionKDLoss")):
         if f"data.source={table}" in items:
-            teacher = {"labels.csv": "TEACHER", "numbers.csv": "NUMBER"}[table]
+            teacher = {"tags.csv": "TEACHER", "numbers.csv": "NUMBER"}[table]
             small = [item.replace("KDLoss", loss) for item in TINY_TEACHER]
             return [*SMALL, *small, f"model.teacher.checkpoint={filled[teacher]}"]
     if "data.source" not in command:
