@@ -1,6 +1,7 @@
 """``kd-export``: a run's student in a format that other programs run. Heavy imports wait until there is a run."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,11 +102,13 @@ def run(request: Request) -> int | None:
     export_format = find_format(name)
     if claim is not None and export_format.features:
         raise UserError(f"margin: needs a classifier, and to={name} has none")
-    _check_abilities(export_format, name, int8, fp16, "max_batch" in options)
+    _check_abilities(export_format, name, int8, fp16)
+    _check_effects(export_format, name, int8, options)
     request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
     export_format.check(f"to={name}", int8)  # before torch is loaded
     _check_pictures(request, int8)
     opened = Run.open(request.rest[0], request)
+    _check_bound(int8, opened.kind, options)
     from kd.ship.export.gate import ExportRequest, export, lines
 
     export_request = ExportRequest(
@@ -140,9 +143,7 @@ def _check_pictures(request: Request, int8: bool) -> None:
         request.listed[source_key(config)] = splits.source
 
 
-def _check_abilities(
-    export_format: "Format", name: str, int8: bool, fp16: "Fp16", max_batch: bool
-) -> None:
+def _check_abilities(export_format: "Format", name: str, int8: bool, fp16: "Fp16") -> None:
     """Raises a UserError where a format lacks what was requested.
 
     Args:
@@ -150,7 +151,6 @@ def _check_abilities(
         name: of the format, as it was typed.
         int8: whether an export in int8 is wanted.
         fp16: how much of it in FP16; "": nothing.
-        max_batch: whether a largest batch was given.
     """
     if int8 and not export_format.quantises:
         raise UserError(f"int8: to={name} has no int8 ({QUANTISE} have)")
@@ -158,9 +158,50 @@ def _check_abilities(
         raise UserError(f"fp16: to={name} has no FP16 ({HALVES} have)")
     if fp16 and int8:
         raise UserError("fp16: an export is in FP16 or in int8, not both")
-    if max_batch and not export_format.bounded:
+
+
+def _check_effects(
+    export_format: "Format", name: str, int8: bool, options: Mapping[str, str]
+) -> None:
+    """Raises a UserError where a key was given that changes nothing.
+
+    Args:
+        export_format: whose keys count.
+        name: of the format, as it was typed.
+        int8: whether an export in int8 is wanted.
+        options: the command's own keys, as text.
+    """
+    if "max_batch" in options and not export_format.bounded:
         raise UserError(
             f"max_batch: has no effect with to={name} (to=executorch has a largest batch)"
+        )
+    if "layout" in options and not export_format.has_layout:
+        raise UserError(f"layout: has no effect with to={name}, whose file holds weights alone")
+    if int8:
+        return
+    if "calibrate" in options:
+        raise UserError("calibrate: has no effect without int8=true")
+    if "max_drop" in options:
+        raise UserError(
+            "max_drop: has no effect without int8=true (min_agreement= bounds other exports)"
+        )
+
+
+def _check_bound(int8: bool, kind: str, options: Mapping[str, str]) -> None:
+    """Raises a UserError where the other of the two bounds decides about an int8 export.
+
+    Args:
+        int8: whether the export is in int8.
+        kind: what the student answers; ``features`` have no metric.
+        options: the command's own keys, as text.
+    """
+    if not int8:
+        return
+    if kind == "features" and "max_drop" in options:
+        raise UserError("max_drop: has no effect on features, which min_agreement= bounds")
+    if kind != "features" and "min_agreement" in options:
+        raise UserError(
+            "min_agreement: has no effect with int8=true, where max_drop= bounds the loss of accuracy"
         )
 
 

@@ -39,6 +39,7 @@ class Backbone(Format):
     """
 
     features = True
+    has_layout = False
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """``backbone.safetensors``: the weights without the classifier; architecture, arguments and manifest in its

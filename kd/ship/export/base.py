@@ -104,6 +104,7 @@ class Format(ABC):
         halves: whether it knows FP16.
         mixes: whether its FP16 files can keep layers in float32.
         bounded: whether its files have a largest batch (``max_batch``).
+        has_layout: whether its files take pictures in an order in memory (``layout``).
         features: its answer is the features below the classifier.
         compared: what :meth:`reference` is, for the printed table.
         needs: modules by the extra that brings them.
@@ -114,6 +115,7 @@ class Format(ABC):
     halves = False
     mixes = True
     bounded = False
+    has_layout = True
     features = False
     compared = "the student"
     needs: Mapping[str, Sequence[str]] = {}

@@ -17,6 +17,8 @@ from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 class Hub(Format):
     """``config.json`` and ``model.safetensors``; ready for the Hugging Face hub together with ``kd-card``'s README."""
 
+    has_layout = False
+
     def write(self, job: ExportJob, folder: Path) -> Path:
         """The folder of timm's hub format: ``model.safetensors``, ``config.json``, ``manifest.json``.
 

@@ -238,6 +238,14 @@ def test_an_unsupported_operator_is_named(
             ["to=hub", "data.source.root=/nowhere"],
             "data.source.root: folder /nowhere/train not found",
         ),
+        (["to=hub", "layout=nchw"], "layout: has no effect with to=hub"),
+        (["to=backbone", "layout=nhwc"], "layout: has no effect with to=backbone"),
+        (["to=hub", "calibrate=5"], "calibrate: has no effect without int8=true"),
+        (
+            ["to=torch_export", "max_drop=2"],
+            "max_drop: has no effect without int8=true (min_agreement= bounds other exports)",
+        ),
+        (["to=torch_export", "max_batch=2"], "max_batch: has no effect with to=torch_export"),
     ],
 )
 def test_mistakes_take_one_line(
@@ -250,6 +258,16 @@ def test_mistakes_take_one_line(
     assert (
         sorted((finished / "export").iterdir()) if (finished / "export").exists() else []
     ) == before
+
+
+def test_the_bound_that_does_not_decide_about_int8_is_refused(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("nncf")
+    assert main("export", [str(finished), "to=onnx", "int8=true", "min_agreement=90"]) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == (
+        "kd-export: min_agreement: has no effect with int8=true, where max_drop= bounds the loss of accuracy"
+    )
 
 
 def test_a_missing_extra_is_named(
