@@ -1,7 +1,10 @@
 """One look for all progress bars; where nobody watches, lines."""
 
 import sys
-from collections.abc import Callable, Iterable, Sized
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from tqdm import tqdm
@@ -78,6 +81,28 @@ class WholeItems(tqdm):
 def part_begins(name: str) -> None:
     """One line on stderr for a part that takes seconds and has nothing to count: ``converting to onnx ...``."""
     print(f"{name} ...", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def uncounted(name: str, calm: float = CALM) -> Iterator[None]:
+    """Around a part that takes seconds and has nothing to count: its first line, then its time so far every ``calm``
+    seconds.
+    """
+    part_begins(name)
+    begun = time.monotonic()
+    is_over = threading.Event()
+
+    def say() -> None:
+        while not is_over.wait(calm):
+            print(f"{name}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=say, name="uncounted", daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        speaker.join()
 
 
 COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left"

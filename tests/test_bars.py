@@ -1,12 +1,13 @@
 """Progress bars end at their totals: a total is what will really be read, also in short runs and of few pictures."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kd.cli import main
-from kd.progress import WholeItems
+from kd.progress import WholeItems, uncounted
 from tests._helpers import draw_folder, write_recipe
 
 INHERITS = [
@@ -30,6 +31,17 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     monkeypatch.setattr(WholeItems, "close", noted)
     return closed
+
+
+def test_a_part_without_a_count_says_how_long_it_has_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match="broken"), uncounted("converting to x", calm=0.05):
+        time.sleep(0.3)
+        raise ValueError("broken")
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "converting to x ..."
+    assert others and set(others) == {"converting to x: 0 s so far"}
 
 
 def check(bars: list[tuple[str, int, int]], *labels: str) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
-from kd.progress import bar, part_begins
+from kd.progress import bar, uncounted
 from kd.proof.certificate import ProofMargin, certify
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.fp16 import HalfPrecision, shortened
@@ -287,8 +287,8 @@ def export(
     make_folder(out.parent)
     part = Path(mkdtemp(prefix=".export-", dir=out.parent))
     try:
-        part_begins(f"converting the student to {wanted.name}")
-        file = kind.write(job, part)
+        with uncounted(f"converting the student to {wanted.name}"):
+            file = kind.write(job, part)
         if not (part / FILE).exists():
             manifest.write(part)
         certificate = wanted.limits.certificate
