@@ -11,7 +11,7 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -205,7 +205,34 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
     named = getattr(imported, last, None)
     if not isinstance(named, type):
         raise UserError(f"{key}: {typed.no_class(kind, key, name, _classes_of(imported))}")
+    if one is None:
+        _check_home(named, name, key, trusted)
     return named
+
+
+def _check_home(cls: type, name: str, key: str, trusted: Sequence[str]) -> None:
+    """Refuses a class of another package that a trusted module has only imported: ``Popen`` from ``mine``.
+
+    Trust in a module is trust in what its package defines. A class that the user names himself is his to trust.
+
+    Args:
+        cls: the class.
+        name: its path in the settings.
+        key: the setting, for messages.
+        trusted: what the user trusts.
+
+    Raises:
+        UserError: names the class and where it is from.
+    """
+    home = f"{cls.__module__}.{cls.__qualname__}"
+    if ALL in trusted or {name, home} & {*trusted}:
+        return
+    package = cls.__module__.partition(".")[0]
+    if any(other.partition(".")[0] == package for other in trusted if "=" not in other):
+        return
+    raise UserError(
+        f"{key}: {name} is {home}, of another package than the one that you trust; if you trust it: trust={home}"
+    )
 
 
 def _classes_of(module: ModuleType) -> list[str]:
@@ -384,6 +411,8 @@ def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
     except ImportError as error:
         where = "type the command in the folder of its file, or set PYTHONPATH"
         raise UserError(f"trust: {name} can't be imported: {error} ({where})") from error
+    if isinstance(found, type):
+        _check_home(found, name, "trust", [*trusted])
     if not (isinstance(found, type) and hasattr(found, "build")):
         raise UserError(f"trust: {name} is no class that builds a model")
     return found
@@ -549,8 +578,8 @@ def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 def is_trusted(value: str, trusted: Iterable[str]) -> bool:
     """Whether the user stands for a class, by its path or by the name of a module above it.
 
-    Both names of a class count, ``value`` and that of its definition: a trusted module stands for the classes that it
-    imports from others, too.
+    Both names of a class count, ``value`` and that of its definition. A module stands for what its package defines,
+    not for what it imports from another: :func:`_check_home` looks, once the class is there.
     """
     trusted = list(trusted)
     if ALL in trusted:

@@ -6,7 +6,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.run.request import translate
-from kd.run.trust import refused
+from kd.run.trust import ALL, class_named, refused, trusted_class
 
 
 def test_refused() -> None:
@@ -35,3 +35,27 @@ def test_what_is_imported_is_the_users_word_and_no_files(tmp_path: Path) -> None
     recipe.write_text(STRATEGY.replace(", module: antigravity", ""))
     typed = translate([f"recipe={recipe}", "trainer.strategy.module=elsewhere_backend"]).resolved()
     assert typed["trainer"]["strategy"]["init_args"]["module"] == "elsewhere_backend"
+
+
+def test_a_trusted_module_stands_for_its_own_classes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for what it has imported from other packages, which would run any program; the user may name that himself."""
+    package = tmp_path / "of_a_user"
+    package.mkdir()
+    (package / "nets.py").write_text("class Net:\n    def build(self):\n        return None\n")
+    (package / "__init__.py").write_text(
+        "from subprocess import Popen\nfrom types import SimpleNamespace as Tools\nfrom of_a_user.nets import Net\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for trusted in (["of_a_user"], ["of_a_user.nets", "of_a_user"]):
+        assert class_named("of_a_user.Net", "", "key", trusted).__name__ == "Net"
+        assert trusted_class("of_a_user.Net", trusted) is not None
+        for name, home in (("Popen", "subprocess.Popen"), ("Tools", "types.SimpleNamespace")):
+            message = f"of_a_user.{name} is {home}, of another package than the one that you trust"
+            with pytest.raises(UserError, match=message):
+                class_named(f"of_a_user.{name}", "", "key", trusted)
+            with pytest.raises(UserError, match=message):
+                trusted_class(f"of_a_user.{name}", trusted)
+    assert class_named("of_a_user.Popen", "", "key", ["of_a_user.Popen"]).__name__ == "Popen"
+    assert class_named("of_a_user.Popen", "", "key", [ALL]).__name__ == "Popen"
