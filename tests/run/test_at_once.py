@@ -107,7 +107,7 @@ PICTURES = [
      "data.source.train: folder {two}/own not found; {two} has train, val"),
     (["train", "recipe=photos", *FOLDER, "data.source.root={kaggle}"],
      "data.source.root: {kaggle} has no class folders, but sample_submission.csv, test.csv, train.csv: "
-     "data.source={kaggle}/train.csv reads a table of pictures and labels"),
+     "data.source={kaggle}/train.csv data.source.image_dir={kaggle}/train reads a table of pictures and labels"),
     (["train", *DISTIL, *FOLDER, "data.source.root={kaggle}/flat"],
      "data.source.root: {kaggle}/flat has no class folders, but labels.csv: data.source={kaggle}/flat/labels.csv reads"),
     (["train", *DISTIL, *FOLDER, "data.source.root={two}", "model.distill_losses={{}}"],

@@ -16,6 +16,7 @@ from kd.data.sources.places import (
     expanded,
     is_hidden,
     joined,
+    list_at,
     pictures_below,
     place_of,
 )
@@ -127,10 +128,19 @@ class ImageFolder(Source):
         if not tables:
             return
         of_train = [name for name in tables if split_of(name.rpartition(".")[0]) == "train"]
-        first = (of_train or tables)[0]
+        table = joined(root, (of_train or tables)[0])
+        image_dir = ""
+        if not self._has_pictures(root, "."):  # else paths start beside the table
+            names = _visible(self.place, root)
+            holders = [joined(root, name) for name in names if self._has_pictures(root, name)]
+            if holders:
+                chosen = folder if folder in holders else holders[0]
+                first_rows = list_at(table, self.key)[:4096]
+                if f"{chosen.rpartition('/')[2]}/".encode() not in first_rows:
+                    image_dir = f" data.source.image_dir={chosen}"
         raise UserError(
-            f"{self.key}: {root} has no class folders, but {', '.join(tables[:3])}: data.source={joined(root, first)} reads "
-            "a table of pictures and labels (with data.source.image_dir=FOLDER where they are elsewhere)"
+            f"{self.key}: {root} has no class folders, but {', '.join(tables[:3])}: data.source={table}{image_dir} reads a "
+            "table of pictures and labels"
         )
 
     def _noted(self, split: str) -> Note:
