@@ -96,10 +96,12 @@ def timeout_of(strategy: Strategy) -> float:
 def run_closure(
     precision: Precision, module: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]
 ) -> object:
-    """Runs a step's closure (forward, backward) with Lightning's hooks around it, for a strategy that steps itself.
+    """Runs a step's closure (forward, backward), then the hooks ``on_before_optimizer_step`` and Lightning's clipping.
+
+    For a strategy that makes the optimizer's step by itself, which it does next.
 
     Returns:
-        What the closure returns: the loss, or None where the step is skipped.
+        What the closure returns: the loss, or None where ``training_step`` gave none. The hooks run all the same.
     """
     return precision._wrap_closure(module, optimizer, closure)
 

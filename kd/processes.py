@@ -1,8 +1,10 @@
 """What the processes of a training say to each other about the run itself: numbers, decisions, texts.
 
-All of it goes through here, for two reasons. NCCL takes no tensor of the host, so a number must be on the device
-before it is summed. And an answer that comes by way of a GPU waits for all the work queued there; so where the
-training's backend is one of GPUs, decisions and texts take a second, small group of the hosts alone (gloo).
+Two ways lead to the other processes. Sums, largest numbers and :func:`of_all_processes` take the training's own group:
+NCCL takes no tensor of the host, so a number is moved to the device, where it waits for all the work queued there.
+Decisions (:func:`any_process`, :func:`all_processes`) and what the first process sends (:func:`from_first`,
+:func:`tensors_from_first`) must not wait: where the training's backend is one of GPUs they take a second, small group
+of the hosts alone (gloo, :func:`_host_group`), and the training's own group only where there is no such group.
 
 The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
 """
@@ -27,6 +29,8 @@ ON_THE_HOST = "gloo"
 """The backend that sends tensors of the host."""
 # backends of GPUs that allow a second group beside them; a third party's (smddp) may not
 WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
+TRIAL_S = 30.0
+"""Seconds after which gloo counts as unable to connect hosts that are all waiting to be connected."""
 
 # the hosts' group that was made beside a default group; None where none could be made
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = (
@@ -165,16 +169,38 @@ def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
 
 
 def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """A group (gloo) of all processes, which make it together; None on all of them where it failed on one."""
-    group = None
+    """A group (gloo) of all processes, which make it together; None on all of them where it failed on one.
+
+    Where one process can't make it, the others wait for that one until gloo's time-out. With the training's time-out
+    they would come too late to the collective in which that one waits for them. So a trial with a short time-out comes
+    first, once all processes have met on the device: then none of them is merely late.
+    """
+    seconds = timeout_of(strategy)
+    _made_by_all(strategy, True)
+    trial = _try_gloo(min(TRIAL_S, seconds / 4))
+    can_meet = _made_by_all(strategy, trial is not None)
+    if trial is not None:
+        dist.destroy_process_group(trial)
+    if not can_meet:
+        return None
+    group = _try_gloo(seconds)
+    return group if _made_by_all(strategy, group is not None) else None
+
+
+def _try_gloo(seconds: float) -> dist.ProcessGroup | None:
+    """A group of all processes, whose collectives fail after so many seconds; None where this process can't make it.
+
+    A machine whose name leads to no address can't, though NCCL meets there.
+    """
     try:
-        timeout = timedelta(seconds=timeout_of(strategy))
-        group = cast(
-            dist.ProcessGroup, dist.new_group(backend=ON_THE_HOST, timeout=timeout)
-        )  # all processes are in it
+        group = dist.new_group(backend=ON_THE_HOST, timeout=timedelta(seconds=seconds))
     except RuntimeError:
-        # a machine whose name leads to no address: gloo can't meet there though NCCL can
-        pass
-    made = torch.tensor(int(group is not None), device=strategy.root_device)
-    dist.all_reduce(made, dist.ReduceOp.MIN)
-    return group if bool(made) else None
+        return None
+    return cast(dist.ProcessGroup, group)  # all processes are in it
+
+
+def _made_by_all(strategy: Strategy, made: bool) -> bool:
+    """Whether every process has made its group, by way of the device; every process must call this."""
+    count = torch.tensor(int(made), device=strategy.root_device)
+    dist.all_reduce(count, dist.ReduceOp.MIN)
+    return bool(count)

@@ -1,6 +1,8 @@
 """What processes say to each other: on the right device, without a wait for a GPU, in one place."""
 
 import ast
+import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,26 @@ def ask_all(rank: int, folder: str) -> None:
     ]
     assert processes.of_all_processes(rank) == [0, 1]
     dist.destroy_process_group()
+
+
+def meet_though_one_host_has_no_address(rank: int, folder: str) -> None:
+    """Gloo fails at once on rank 1, whose collective then waits for rank 0 for no longer than the training's limit."""
+    limit = timedelta(seconds=8)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=limit)
+    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * 2, timeout=limit)
+    strategy._local_rank = rank
+    if rank == 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "no-such-interface"
+    dist.get_backend = lambda *_: "nccl"  # type: ignore[assignment]
+    assert processes._host_group(strategy) is None
+    assert processes.any_process(strategy, rank == 1) and not processes.any_process(strategy, False)
+    assert processes.from_first(strategy, {"rank": rank}) == {"rank": 0}
+    dist.destroy_process_group()
+
+
+def test_where_one_host_can_not_make_the_group_all_do_without_it(tmp_path: Path) -> None:
+    mp.spawn(meet_though_one_host_has_no_address, args=(str(tmp_path),), nprocs=2)
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:

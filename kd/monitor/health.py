@@ -155,6 +155,16 @@ class Health(Recording):
             self._write(trainer, record)
         self._readings = []
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops the reading of a batch that was not trained: the module's ``on_train_batch_start`` returned -1.
+
+        The next batch that ends with an optimizer step is read instead.
+        """
+        if self._readings:
+            self._stop_listening()
+            self._readings = []
+            self._due = True
+
     def _stop_listening(self) -> None:
         """Removes the hooks, and lets a compiled model run compiled again."""
         if self._eager:

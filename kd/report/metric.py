@@ -27,9 +27,7 @@ def in_units(metric: str) -> bool:
 
 def is_share(metric: str) -> bool:
     """Whether it is a share of 1, which people read in per cent."""
-    return not (
-        metric.endswith("_loss") or metric == "rankme" or in_units(metric) or _kind(metric) == "r2"
-    )
+    return not (metric.endswith("_loss") or in_units(metric) or _kind(metric) in ("rankme", "r2"))
 
 
 def format_metric(metric: str, value: float | None) -> str:
@@ -40,7 +38,7 @@ def format_metric(metric: str, value: float | None) -> str:
         return f"{value:.3f}"
     if in_units(metric):
         return f"{value:.4g}"
-    if metric == "rankme":
+    if _kind(metric) == "rankme":
         return f"{value:.1f}"
     if metric.endswith("_loss"):
         return f"{value:.4f}"
@@ -117,4 +115,5 @@ def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _kind(metric: str) -> str:
+    """A metric's name without its place and class: ``mae`` of ``small/val/mae_calories``."""
     return metric.rpartition("/")[2].partition("_")[0]

@@ -86,6 +86,32 @@ def trainer_with(*callbacks: Callback, **settings: Any) -> Trainer:
     return Trainer(callbacks=list(callbacks), **quiet, **chosen)  # type: ignore[arg-type]
 
 
+class Skipping(Classifier):
+    """Skips the rest of the first epoch at its third batch."""
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> int | None:
+        if self.trainer.current_epoch == 0 and batch_idx == 2:
+            return -1
+        return None
+
+
+def test_a_batch_that_is_skipped_is_not_read(tmp_path: Path) -> None:
+    """Lightning ends the epoch before ``on_train_batch_end``: no hook stays on the model, no reading is left."""
+    hooks: list[int] = []
+
+    class Hooks(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            hooks.append(len(pl_module._forward_hooks))
+
+    watch = kd.Monitor(tmp_path / "run", health_every=1)
+    trainer_with(watch, Hooks(), max_epochs=2, limit_train_batches=4).fit(Skipping(), loader(4))
+    steps = [record["step"] for record in read_run(tmp_path / "run").health]
+    assert hooks == [0, 0]
+    assert len(steps) == 6 and steps == sorted(
+        set(steps)
+    )  # two of the first epoch, four of the second
+
+
 # -- what it needs -----------------------------------------------------------------------------------------------------
 NEEDS = """
 import sys, torch, kd

@@ -2,7 +2,14 @@
 
 import pytest
 
-from kd.report.metric import duration, format_metric, in_tables, less_is_better, short
+from kd.report.metric import (
+    duration,
+    format_metric,
+    in_tables,
+    is_share,
+    less_is_better,
+    short,
+)
 
 
 @pytest.mark.parametrize(("metric", "less", "column"), [
@@ -26,8 +33,14 @@ def test_format_metric() -> None:
     assert format_metric("knn1", 0.341) == "34.1%"
     assert format_metric("feature_loss", 0.56) == "0.5600"
     assert format_metric("rankme", 84.21) == "84.2"
+    assert format_metric("small/val/rankme", 84.21) == "84.2"
     assert format_metric("mae_calories", 41.234) == "41.23"
     assert format_metric("r2", 0.9) == "0.900"
+
+
+def test_is_share() -> None:
+    assert is_share("acc1") and is_share("small/val/acc1")
+    assert not is_share("rankme") and not is_share("small/val/rankme")
 
 
 def test_duration() -> None:

@@ -100,8 +100,7 @@ class Server:
         self.ready = True
         yield
         self.ready = False
-        for batcher in self.batchers.values():
-            await batcher.stop()
+        await asyncio.gather(*[batcher.stop() for batcher in self.batchers.values()])
 
     async def _counted(self, work: Work, request: Request) -> Response:
         """Does a request's work, and counts its status and seconds for ``/metrics``."""

@@ -107,16 +107,18 @@ class Batcher:
             batch = await self._gather()
             still_wanted = [item for item in batch if not item[1].done()]  # a client may have gone
             if still_wanted:
-                await self._answer(still_wanted)
+                await self._answer(still_wanted)  # raises nothing: an error would end this task
             for _ in batch:
                 self._queue.task_done()
 
     async def _answer(self, batch: list[Waiting]) -> None:
-        """Runs the model on a batch; where that fails, its clients get the error and the server continues."""
-        pictures = np.stack([picture for picture, _ in batch])
-        start = time.perf_counter()
+        """Runs the model on a batch; where anything of it fails, its clients get the error and the server continues."""
         try:
+            pictures = np.stack([picture for picture, _ in batch])
+            start = time.perf_counter()
             answers = await asyncio.wrap_future(self._thread.submit(self.runtime, pictures))
+            if len(answers) != len(batch):
+                raise ValueError(f"the model gave {len(answers)} answers to {len(batch)} pictures")
         except Exception as error:
             for _, future in batch:
                 if not future.done():

@@ -25,6 +25,7 @@ from kd.cli import main
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import batcher as batching
 from kd.ship.serving.answers import answer
+from kd.ship.serving.app import Server
 from kd.ship.serving.bodies import Limits
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.run import PIPELINED
@@ -294,6 +295,56 @@ def test_nor_does_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
         return time.monotonic() - start
 
     assert asyncio.run(ended()) < 5
+
+
+def test_two_models_that_hang_hold_the_end_up_no_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "ENDING_S", 1.0)
+
+    async def ended() -> float:
+        limits = Limits(max_batch=4, max_wait_ms=0.0, queue=8)
+        models: Any = {name: lambda _: time.sleep(3600) for name in ("student", "teacher")}
+        server = Server(ABOUT, models, limits)
+        async with server.life(server.app()):
+            waiting = [
+                batcher.submit(np.zeros((8, 8, 3), np.uint8))
+                for batcher in server.batchers.values()
+            ]
+            await asyncio.sleep(0.1)
+            start = time.monotonic()
+        for future in waiting:
+            future.cancel()
+        return time.monotonic() - start
+
+    assert 0.9 < asyncio.run(ended()) < 1.9
+
+
+@pytest.mark.parametrize(
+    ("shapes", "answers"),
+    [([(8, 8, 3)], 0), ([(8, 8, 3), (8, 9, 3)], 2)],
+    ids=["too few", "unlike"],
+)
+def test_a_batch_that_fails_is_not_the_last(shapes: list[tuple[int, ...]], answers: int) -> None:
+    """Too few answers of a model, or pictures that make no batch: the clients get the error, the next its answer."""
+
+    async def ended() -> list[Any]:
+        limits = Limits(max_batch=4, max_wait_ms=20.0, queue=8)
+        given = [np.zeros((answers, 3), np.float32), np.ones((1, 3), np.float32)]
+        if answers:
+            given.pop(0)  # the model is not reached
+        batches = batching.Batcher(lambda _: given.pop(0), limits, Metrics())  # type: ignore[arg-type]
+        batches.start()
+        async with asyncio.timeout(5):
+            failed = [batches.submit(np.zeros(shape, np.uint8)) for shape in shapes]
+            outcomes = await asyncio.gather(*failed, return_exceptions=True)
+            answer = await batches.submit(np.zeros((8, 8, 3), np.uint8))
+        await batches.stop()
+        return [*outcomes, answer]
+
+    *outcomes, answered = asyncio.run(ended())
+    assert [type(outcome) for outcome in outcomes] == [ValueError] * len(shapes)
+    assert answered.tolist() == [1, 1, 1]
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
