@@ -185,7 +185,16 @@ def _rename(folder: int, name: str, path: Path) -> None:
 
 
 def _keep(folder: int, name: str, keep: str) -> None:
-    """A second name for the old file: ``name`` never goes missing. Where the file system has no links, it moves."""
+    """Gives the old file the name ``keep`` too, before :func:`_rename` replaces it: ``name`` never goes missing.
+
+    Where the file system has no hard links the file moves to ``keep``, and ``name`` is missing until then. A file that
+    does not exist is left out.
+
+    Args:
+        folder: descriptor of the open folder.
+        name: of the old file in it.
+        keep: its second name; what had it is replaced.
+    """
     second = f"{keep}.part"
     try:
         with suppress(FileNotFoundError):
@@ -196,6 +205,11 @@ def _keep(folder: int, name: str, keep: str) -> None:
     except OSError:
         second = name
     os.replace(second, keep, src_dir_fd=folder, dst_dir_fd=folder)
+    if second != name:
+        with suppress(
+            FileNotFoundError
+        ):  # it is still there where ``keep`` was a name of the same file
+            os.unlink(second, dir_fd=folder)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -160,6 +160,13 @@ class Address:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be http(s)://HOST:PORT/v2/models/NAME, got '{url}'")
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            place = (
+                f"{parts.scheme}://{parts.hostname}{parts.path}"  # what is left out may be a secret
+            )
+            raise ValueError(
+                f"url must have no user and no part after ? or #, got them with '{place}'"
+            )
         path = parts.path.rstrip("/")
         if "/models/" in path:
             self.path = path

@@ -83,6 +83,18 @@ WAYS: dict[str, Callable[[Path], object]] = {
 }
 
 
+def test_an_old_file_that_has_its_second_name_already_gets_no_third(tmp_path: Path) -> None:
+    """As after a power cut between the two renames."""
+    file, before = tmp_path / "file", tmp_path / "before"
+    file.write_text("old")
+    before.hardlink_to(file)
+    write_whole(file, lambda opened: opened.write(b"new"), keep=before)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "file": "new",
+        "before": "old",
+    }
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard", "pipe", "device", "part"])
 def test_what_is_in_a_files_place_is_replaced(

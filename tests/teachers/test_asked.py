@@ -247,6 +247,16 @@ def test_what_is_no_place_of_answers_is_one_line(
         assert not list(tmp_path.rglob("summary.json"))
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://host/v2/models/a?key=SECRET", "http://host/v2/models/a#b", "http://SECRET:x@host/v2"],
+)
+def test_a_part_of_an_address_that_would_not_be_sent_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="no user and no part after") as refused:
+        Address(url)
+    assert "SECRET" not in str(refused.value)
+
+
 @pytest.fixture()
 def asking(
     server: Model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,15 +83,20 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
 
     Returns:
         The exit status: 0, 1 where the job has failed, 130 after Ctrl-C (the job continues).
+
+    Raises:
+        UserError: the place can't be asked, which may pass; the message says how to follow the job again.
     """
     record = read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
     target = target_of(record["target"])
+    again = f"kd-launch {record['target'].split()[0]} job={record['job']} follows it"
     try:
         outcome = target.follow(record["handle"], folder)
     except KeyboardInterrupt:
-        again = f"kd-launch {record['target'].split()[0]} job={record['job']} follows it"
         print(f"\nkd-launch: the job continues; {again}", file=sys.stderr)
         return 130
+    except UserError as error:  # such as a cluster that can't be reached for a moment
+        raise UserError(f"{error}; {again} again") from error
     end = asdict(outcome)
     del end["done"]
     write_json(folder / RECORD, record | end)

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from kd.cli import main
+from kd.errors import UserError
 from kd.fleet.jobs.kubernetes import Kubernetes
+from kd.fleet.jobs.sent import follow
 from tests._helpers import write_recipe
 
 CLOUD = ["image=registry.example.com/kd:1"]
@@ -379,3 +381,18 @@ def test_what_kubectl_is_asked(
     assert asked[-1] == "delete --wait=false pod food-1-fetch"
     assert (tmp_path / "runs/tiny/food-1/student.safetensors").is_file()
     assert list(Kubernetes.keys) == ["claim", "namespace", "runtime"]
+
+
+def test_a_cluster_that_can_not_be_asked_for_a_moment_is_asked_again_by_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'the connection was refused' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    record = {"target": "kubernetes", "job": "food-1", "handle": "default food-1 tiny runs image"}
+    (tmp_path / "job.json").write_text(json.dumps(record))
+    words = r"the connection was refused; kd-launch kubernetes job=food-1 follows it again$"
+    with pytest.raises(UserError, match=words):
+        follow(tmp_path, lambda _: Kubernetes())
