@@ -63,8 +63,10 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
             ``config`` takes an overlay or a list of them, ``resume`` a run folder.
 
     Raises:
-        UserError: a mistake in them, or another thread runs one of these functions; nothing is written.
-        RunError: the run failed, or was stopped; its folder says why.
+        UserError: a mistake in them, or another thread runs one of these functions; nothing is written. Also where a
+            teacher behind an address answers no more: the message says how to resume.
+        RunError: the run failed, or a signal stopped it; its folder says why. A run that a rule of ``monitor`` has
+            stopped is a result.
 
     >>> import kd, tempfile
     >>> settings = {"config": ["debug", "no_teacher"], "runs_dir": tempfile.mkdtemp()}

@@ -203,11 +203,11 @@ REFUSED_LOSSES = {
 
 
 def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
-    """The mistake of giving a loss arguments without a class.
+    """The mistake of giving arguments or a weight to a loss that the recipe does not have, as its class is not given.
 
     Args:
-        name: of the loss.
-        losses: names of all losses.
+        name: of the loss, the key's last part.
+        losses: names of all losses of the run, ``name`` among them.
     """
     key = f"model.distill_losses.{name}"
     others = among(other for other in losses if other != name)

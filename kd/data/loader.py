@@ -22,9 +22,9 @@ HELD_BACK = FROM_OUTSIDE if hasattr(signal, "sigwaitinfo") else set[signal.Signa
 
 
 class Loader(DataLoader):
-    """A ``DataLoader`` whose workers ignore SIGTERM, SIGINT and SIGHUP from anyone but the training process.
+    """A ``DataLoader`` whose workers ignore :data:`HELD_BACK` signals from anyone but the training process.
 
-    These reach the whole process group: workers that die of one would end the run before it has saved.
+    A signal to the whole process group reaches them too: workers that die of it would end the run before it has saved.
     """
 
     @classmethod

@@ -113,7 +113,7 @@ def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: 
 
     Args:
         run: the module, attached to its trainer.
-        measure: gives the decision and its reason; only rank 0 uses the result.
+        measure: gives the decision and its reason; called on rank 0 alone, so it must hold no collective.
         what: begins the printed line.
     """
     on_rank_zero = run.trainer.is_global_zero

@@ -338,7 +338,10 @@ def _check_family(name: object) -> None:
 
 
 def _without_unused(model: nn.Module) -> None:
-    """ViT's pooler is made for text-like tasks and random in published vision weights: the class token speaks."""
+    """Removes a ViT's pooler from a model without a classifier, whose features are then the class token.
+
+    Most published vision weights lack the pooler, a linear layer with tanh over the class token: it would be random.
+    """
     if type(getattr(model, "pooler", None)).__name__.endswith("Pooler") and hasattr(
         model.pooler, "dense"
     ):

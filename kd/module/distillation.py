@@ -298,7 +298,12 @@ class DistillationModule(Inference):
         return notes
 
     def on_fit_start(self) -> None:
-        """Notes its optimizers before a checkpoint is loaded over them; the students follow the precision."""
+        """Keeps the optimizers' settings before Lightning loads a checkpoint's over them; the students' inputs get the
+        dtype that ``trainer.precision`` has given to their weights.
+
+        Raises:
+            UserError: the checkpoint's optimizers do not fit this run's (:meth:`kd.module.resume.Resume.note`).
+        """
         self.resume.note(self.trainer, self)
         for student in self.students.named().values():
             student.follow_precision()

@@ -107,7 +107,14 @@ class Resume:
         self._schedules = checkpoint.get("lr_schedulers", [])
 
     def note(self, trainer: Trainer, module: nn.Module) -> None:
-        """Keeps what this run made its optimizers with, before a checkpoint that fits them is loaded over it."""
+        """Keeps the rates and decays of this run's optimizers, before Lightning loads a checkpoint's over them.
+
+        :meth:`settle` applies them afterwards. Of a resumed run the checkpoint's states are checked against the optimizers
+        here, where these exist and nothing is loaded yet.
+
+        Raises:
+            UserError: the checkpoint's optimizers or schedules do not fit this run's.
+        """
         self._made_with = [settings_of(optimizer) for optimizer in trainer.optimizers]
         if self._optimizer_states is None:
             return

@@ -90,6 +90,8 @@ def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.
 def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
     """Tango's two-sided interval of ``p_c - p_b``, the candidate's accuracy less the reference's.
 
+    It takes the score for normal, at any number of pictures; :func:`loss_p_value` is exact up to :data:`LARGEST_EXACT`.
+
     Args:
         counts: of the pictures.
         confidence: of the interval, in 0..1.

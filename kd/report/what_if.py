@@ -135,7 +135,10 @@ class DataMachines:
 
 # -- the machines of a data tier ---------------------------------------------------------------------------------------
 def present(facts: Facts) -> DataMachines | None:
-    """The run's own tier, as it was at the end; ``None`` without one, and where too little of it is recorded."""
+    """The run's own tier, as it was at the end; ``None`` without one, without a batch, or without a maker at the end.
+
+    Cores and price are means over its machines; the price is 0 where they also train.
+    """
     tier = facts.tier
     if tier is None or not tier.makers or not tier.total("batches"):
         return None

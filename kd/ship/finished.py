@@ -97,7 +97,11 @@ class FinishedRun:
 
     @cached_property
     def has_teacher(self) -> bool:
-        """Whether there are teachers with classifiers, whose checkpoints are still there."""
+        """Whether all teachers can be measured: they have classifiers, as the student has, and their checkpoints are still
+        there.
+
+        A teacher behind an address is not asked. Why a teacher can't be measured is printed, once.
+        """
         if not self.teachers or not self.config["model"]["student"].get("head", True):
             return False
         for spec in self.teachers.values():
@@ -118,7 +122,12 @@ class FinishedRun:
         return all(spec.head for spec in self.teachers.values())
 
     def teacher(self) -> RunTeacher | None:
-        """The run's teacher or teachers on the student's device; None where one can't answer in classes."""
+        """The run's teacher or teachers on the student's device; None without one, or where one of them can't be measured
+        (:attr:`has_teacher`).
+
+        Raises:
+            UserError: it can't be built.
+        """
         if self.has_teacher:
             return teacher_of(self.teachers, self.classes, self.task)
         return None

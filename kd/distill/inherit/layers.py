@@ -527,15 +527,16 @@ def _fit_first_layer(
     index: int,
     rows: Tensor,
 ) -> None:
-    """Fits one of the MLP's first layers.
+    """Fits one of the MLP's first layers to what the teacher's gives, before the activation function, for chosen units.
 
     Args:
-        layer: the student's.
+        layer: the student's; its weight and bias are overwritten.
         targets: of the teacher's block.
-        normed: its input, ``(N, L, D)`` of each part.
-        key: the layer's name, and the student's number of hidden units.
-        index: of the layer among :data:`FIRST_LAYERS`.
-        rows: of the teacher's outputs, those that it is fitted to.
+        normed: the layer's input, ``(N, L, D_student)`` of each part.
+        key: the layer's name, and the student's number of hidden units, which decides ``rows``: students with one key
+            share targets and start.
+        index: of the layer among the first layers of the teacher's kind of MLP (:data:`FIRST_LAYERS`).
+        rows: numbers of the teacher's outputs, one for each of the layer's; of a gated unit both.
     """
     teacher = targets.teacher
     teacher_layer = getattr(teacher.mlp, key[0])

@@ -79,7 +79,10 @@ def stem_layers(model: CNN) -> list[Layer]:
 
 
 def block_layers(block: Part) -> list[Layer]:
-    """A block's convolutions in order: two (basic) or three (bottleneck)."""
+    """A block's convolutions in order, each with the norm after it: two (basic) or three (bottleneck).
+
+    That of the shortcut is not among them (:func:`shortcut_layer`).
+    """
     layers = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
     if isinstance(block, Bottleneck):
         layers.append((block.conv3, block.bn3))
