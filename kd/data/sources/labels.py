@@ -72,6 +72,8 @@ def doubts(classes: Sequence[str]) -> list[str]:
 
     >>> doubts(["red round", "red", "blue round", "blue red", "round red", "blue"])[0][:38]
     'warning: 4 classes are made of 3 words'
+    >>> doubts(["apple;round", "banana;long", "kiwi;green", "lime;small"])[0][:38]
+    'warning: 4 classes are made of 8 words'
     >>> doubts(["Irish setter", "English setter", "Irish terrier", "Welsh terrier", "pug"])
     []
     """
