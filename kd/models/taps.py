@@ -229,10 +229,13 @@ class Taps:
         sides: dict[str, Size] = {}
 
         def record_sides(path: str, output: object) -> None:
-            if isinstance(output, Tensor) and output.ndim == 4:
-                channels_last = self._is_channels_last(output)
-                rows, columns = output.shape[1:3] if channels_last else output.shape[2:]
-                sides[path] = (rows, columns)
+            if not isinstance(output, Tensor) or output.ndim != 4:
+                return
+            if self._is_channels_last(output):
+                _, rows, columns, _ = output.shape
+            else:
+                _, _, rows, columns = output.shape
+            sides[path] = (rows, columns)
 
         with self._recording(record_sides):
             run()

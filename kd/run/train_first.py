@@ -475,11 +475,14 @@ def _remove_empty_parts(home: Path, name: str, key: str) -> None:
         name: of the teacher's recipe.
         key: of the teacher that is asked for, whose training may be resumed.
     """
+    asked_for = f"{name}-{key}.part"
     for part in home.glob(f"{name}-*.part"):
+        if part.name == asked_for:
+            continue
         locks = [part.with_suffix(suffix) for suffix in (".lock", ".owner")]
         is_running = any(lock.exists() and is_held(lock) for lock in locks)
         has_checkpoint = any(part.glob("*/*/checkpoints/*.ckpt"))
-        if part.name != f"{name}-{key}.part" and not is_running and not has_checkpoint:
+        if not is_running and not has_checkpoint:
             remove(part)
 
 
