@@ -128,6 +128,11 @@ class EvalView(v2.Transform):
         return tuple(views)
 
 
+def blank(height: int, width: int) -> Tensor:
+    """A picture ``(3, height, width)`` that takes no memory: transforms that draw parameters read its shape alone."""
+    return torch.empty(1, dtype=torch.uint8).expand(3, height, width)
+
+
 NO_BOX = (0, 0, 0, 0)
 """Of a mixed pair that has no box: it is mixed by mixup."""
 
@@ -241,7 +246,7 @@ class MixPairs:
             key: (index, view) of its first sample, which seeds what is drawn.
             size: height and width of a picture, for the box of a cutmix.
         """
-        picture = torch.empty(1, dtype=torch.uint8).expand(3, *size)  # its shape alone is read
+        picture = blank(*size)
         equal_chances = torch.ones(len(self.kinds))
         with seeded(self.seed, *key, 1):
             if torch.rand(1) >= self.probability:

@@ -86,7 +86,7 @@ def note_on_task(typed: Sequence[str], written: Sequence[str]) -> list[str]:
 
 
 def at(settings: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested settings; None where there is none."""
+    """The value at a dotted key of nested settings; None for a key that is not there."""
     value: Any = settings
     for name in key.split("."):
         if isinstance(value, Mapping):

@@ -28,6 +28,7 @@ from kd.data.transforms import (
     MixPairs,
     Whole,
     all_at_once,
+    blank,
     inside,
     seeded,
     train_transform,
@@ -97,9 +98,9 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
     steps: list[Step] = []
     for number, transform in enumerate(chain):
         if number <= crop_number:
-            shape = _blank(height, width)
+            shape = blank(height, width)
         else:
-            shape = _blank(*size)
+            shape = blank(*size)
         if number == crop_number:
             crop = transform.make_params([shape])
             box = (crop["top"], crop["left"], crop["height"], crop["width"])
@@ -132,11 +133,6 @@ def crop_of(chain: Sequence[v2.Transform]) -> int:
         if isinstance(transform, v2.RandomResizedCrop | Whole):
             return number
     raise AssertionError("every chain has a crop")
-
-
-def _blank(height: int, width: int) -> Tensor:
-    """A picture ``(3, height, width)`` that takes no memory: transforms read its shape alone."""
-    return torch.empty(1, dtype=torch.uint8).expand(3, height, width)
 
 
 class CutSet(Samples):
