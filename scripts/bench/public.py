@@ -57,6 +57,7 @@ from kd.run.assemble import assemble
 TEACHER, STUDENT = "vit_small_patch14_dinov2", "vit_tiny_patch16_224"
 BATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 0.05, 1, 2.0, 0.1
 PARTS_OF_TENTH = 10
+PICTURES_OF_START = 3000  # as recipe=grocery_vit
 TEACHER_SETTINGS = [
     "data.augment.cutmix=1.0",
     "data.augment.mixup=0.2",
@@ -195,7 +196,9 @@ def _link(file: Path, place: Path) -> None:
 
 
 def kds_start(teacher: Path, data: Path, side: int, patch: int, file: Path) -> None:
-    """kd's student before its first step, for timm's script: fitted to all training pictures as validation shows them.
+    """kd's student before its first step, fitted to training pictures as validation shows them.
+
+    At most :data:`PICTURES_OF_START`, spread evenly over the training set, which is sorted by class.
 
     Args:
         teacher: folder of the fine-tuned teacher.
@@ -213,7 +216,9 @@ def kds_start(teacher: Path, data: Path, side: int, patch: int, file: Path) -> N
         distill_losses={"kd": KDLoss(temperature=TEMPERATURE)},
     )
     shown = PictureSet(split, EvalView((side, side), 0.875), 0, source)
-    pictures = torch.stack([shown[i, 0][0] for i in range(min(len(shown), 3000))])
+    count = min(len(shown), PICTURES_OF_START)
+    chosen = torch.linspace(0, len(shown) - 1, count).round().long().tolist()
+    pictures = torch.stack([shown[i, 0][0] for i in chosen])
     student = module.student_of_one
     teachers_model = module.teacher.model
 
