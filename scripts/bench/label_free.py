@@ -4,8 +4,9 @@
 
 ``--data`` is a folder of classes (``train/``, ``val/``) whose names judge the features alone: k-NN (20 neighbours,
 temperature .07), a ridge probe and RankMe by kd's own probe, the training pictures as the bank. ``PYTHON`` runs in an
-environment that has lightly-train. LightlyTrain starts from random weights; so does one of kd's rows. Each row is a
-process of its own, seconds and peak memory (of its largest process) included; finished ones are read again.
+environment that has lightly-train. LightlyTrain starts from random weights, as one of kd's rows does, or from the weights
+of kd's row "inherited, untrained". Each row is a process of its own, seconds and peak memory (of its largest process)
+included; finished ones are read again.
 """
 
 import argparse
@@ -31,10 +32,19 @@ if grid.shape != teacher.pos_embed.shape:
     given["pos_embed"] = timm.layers.resample_abs_pos_embed(grid, teacher.patch_embed.grid_size, num_prefix_tokens=1)
 teacher.load_state_dict(given)
 student = timm.create_model(asked["student"], img_size=asked["side"], num_classes=0)
+optimizer = {}
+normalize = {}
+if asked["start"]:
+    student.load_state_dict(load_file(asked["start"]))
+    normalize = {"normalize": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}}  # as the start was fitted
+if asked["lr"]:
+    optimizer = {"optim": "adamw", "optim_args": {"lr": asked["lr"]}}
 lightly_train.pretrain(
     out=asked["out"], data=asked["data"], model=student, method="distillation", epochs=asked["epochs"],
     batch_size=asked["batch"], num_workers=1, seed=asked["seed"], precision="bf16-mixed", overwrite=True,
-    method_args={"teacher": teacher}, transform_args={"image_size": (asked["side"], asked["side"])},
+    method_args={"teacher": teacher},
+    transform_args={"image_size": (asked["side"], asked["side"]), **normalize},
+    **optimizer,
 )
 torch.save({name: value for name, value in student.state_dict().items()}, asked["file"])
 """
@@ -88,28 +98,40 @@ def main() -> None:
         found = json.loads((asked.runs / "foundation_vit" / folder / "summary.json").read_text())
         return {**found["student"]["val"], "seconds": seconds, "gb": peak}
 
-    def lightly(pooled: list[str]) -> dict[str, float]:
-        out = (asked.runs / f"lightly-{asked.epochs}-{asked.seed}").resolve()
+    def lightly(
+        pooled: list[str], start: Path | None = None, lr: float | None = None
+    ) -> dict[str, float]:
+        """LightlyTrain's row.
+
+        Args:
+            pooled: settings of the student that is judged.
+            start: weights that it begins with; None: random ones.
+            lr: of AdamW; None: its own optimizer and rate.
+        """
+        kind = "lightly" if start is None else f"lightly-start-{lr}"
+        out = (asked.runs / f"{kind}-{asked.epochs}-{asked.seed}").resolve()
         weights, cost = out.with_suffix(".pth"), out.with_suffix(".json")
         if not cost.is_file():
             given = {
                 "teacher": TEACHER, "student": STUDENT, "side": SIDE, "batch": BATCH, "epochs": asked.epochs,
                 "seed": asked.seed, "weights": str(asked.backbone.resolve()), "out": str(out), "file": str(weights),
-                "data": str((asked.data / "train").resolve()),
+                "data": str((asked.data / "train").resolve()), "start": start and str(start.resolve()), "lr": lr,
             }  # fmt: skip
             cost.write_text(json.dumps(timed([asked.lightly, "-c", LIGHTLY, json.dumps(given)])))
         seconds, peak = json.loads(cost.read_text())
-        seen = [
-            "model.student.mean=[0.485,0.456,0.406]",
-            "model.student.std=[0.229,0.224,0.225]",
-        ]  # as it normalises
-        start = [
-            "model.student.inherit=false",
-            f"model.student.checkpoint={weights}",
-            *seen,
-            *pooled,
-        ]
-        return {**kd(f"judged{len(pooled)}", [*start, *still]), "seconds": seconds, "gb": peak}
+        seen = []
+        if start is None:  # as it normalises
+            seen = [
+                "model.student.mean=[0.485,0.456,0.406]",
+                "model.student.std=[0.229,0.224,0.225]",
+            ]
+        checkpoint = ["model.student.inherit=false", f"model.student.checkpoint={weights}"]
+        judged = kd(f"judged-{kind}-{len(pooled)}", [*checkpoint, *seen, *pooled, *still])
+        return {**judged, "seconds": seconds, "gb": peak}
+
+    def from_kds_start(lr: float | None) -> dict[str, float]:
+        folder = f"inherited-{asked.epochs}-{asked.seed}"
+        return lightly([], asked.runs / "foundation_vit" / folder / "student.safetensors", lr)
 
     average = ["model.student.kwargs={global_pool: avg, fc_norm: false}"]
     rows = {
@@ -120,6 +142,8 @@ def main() -> None:
             "scratch", ["model.student.inherit=false", "optim.lr=1e-3", *length]
         ),
         "kd, inherited, untrained": lambda: kd("inherited", still),
+        "LightlyTrain's distillation, from kd's start": lambda: from_kds_start(None),
+        "LightlyTrain's distillation, from kd's start (AdamW, 1e-4)": lambda: from_kds_start(1e-4),
         "kd as its recipe does it": lambda: kd("recipe", length),
     }
     known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
