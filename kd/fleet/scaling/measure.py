@@ -54,24 +54,28 @@ class ScalingPlan:
     """What ``kd-scale`` measures, from its command line."""
 
     items: list[str]
-    """Command line of the run."""
+    """Command line of ``kd-train`` that all short runs share; :meth:`run` adds what differs."""
     recipe: str
     """Name of the recipe."""
     folder: Path
     """Folder of the runs, logs and pages."""
     processes: list[int]
-    """Counts of processes, the first 1."""
+    """Numbers of processes to measure, ascending, the first 1; each divides ``batch``."""
     strategies: list[str]
     """Keys of :data:`STRATEGIES`, ``ddp`` among them."""
     batch: int
-    """Pictures of each process."""
+    """Pictures of each process in weak scaling, of all processes together in strong scaling."""
     steps: int
-    """Steps of each run."""
+    """Optimizer steps of each run."""
     threads: int
-    """Threads of each process, on CPUs."""
+    """OpenMP threads of each process in all runs, unless the user has set OMP_NUM_THREADS."""
 
     def cases(self) -> list[Case]:
-        """One process alone, then weak (a process keeps its batch) and strong scaling (all share that batch)."""
+        """All short runs, in the order in which they are measured.
+
+        One process alone is the first; then, by number of processes and strategy, weak scaling (each process keeps the
+        batch) and strong scaling (all processes share that batch).
+        """
         cases = [Case("ddp", 1, self.batch)]
         for count in self.processes[1:]:
             for strategy in self.strategies:
@@ -80,10 +84,16 @@ class ScalingPlan:
         return cases
 
     def run(self, case: Case) -> RunRecords:
-        """Trains for a few steps in a process of its own and reads what was recorded.
+        """Runs ``kd-train`` for :attr:`steps` steps, waits for its end, and reads what it has recorded.
+
+        Its output goes to ``<case>.log`` in :attr:`folder`, its run folder is ``<recipe>/<case>`` there. An interrupt
+        sends it SIGTERM.
+
+        Args:
+            case: strategy, processes and batch; with one process the strategy is Lightning's own choice.
 
         Raises:
-            UserError: the run has failed; the message has its last line.
+            UserError: the run has failed; the message has the last line of its log.
         """
         strategy = ["trainer.strategy=auto", "optim.zero=false"]
         if case.processes > 1:
@@ -119,6 +129,9 @@ class ScalingPlan:
 
 def reading(case: Case, run: RunRecords) -> ShortRun:
     """The medians of a run's steps; the first of the process, and those that start a loader, are left out.
+
+    Times are of the process that records (rank 0), in ms; ``memory_mb`` and ``state_mb`` are None where the run's
+    summary lacks them.
 
     Args:
         case: what was run.
@@ -167,8 +180,10 @@ def reading(case: Case, run: RunRecords) -> ShortRun:
 
 
 def _sent_mb(facts: Facts) -> float | None:
-    """MB that a process of this machine sends in a step, by its network devices; None: too few samples, or none is
-    sent.
+    """MB (10^6 bytes) that each process of this machine sends in a step, counted at the network devices.
+
+    The mean rate between the first and the last usual step, times the seconds of a step, over the processes. None with
+    one process, or with fewer than three samples of the rate in that time.
     """
     if len(facts.usual_steps) < 2:
         return None
@@ -187,7 +202,11 @@ def _sent_mb(facts: Facts) -> float | None:
 
 
 def ring_times(runs: Sequence[RunRecords]) -> list[tuple[int, float, float]]:
-    """``(processes, MB, ms)`` of the all-reduces that the runs have timed."""
+    """``(processes, MB, ms)`` of the all-reduces that the runs have timed.
+
+    A run of several processes writes one event ``ring``, whose ``times`` are ``[bytes, seconds]`` by size of message
+    (:mod:`kd.monitor.ring`); a run without it adds nothing.
+    """
     times = []
     for run in runs:
         event: dict[str, Any] | None = run.event("ring")

@@ -52,7 +52,10 @@ class ShortRun:
     """Spread of its steps as a share of the median: half of the range of the middle two thirds."""
 
     def slower(self) -> "ShortRun":
-        """The same run with each time longer by its steps' spread: one end of what it may have measured."""
+        """The same run with each time longer by its steps' spread: one end of what it may have measured.
+
+        :func:`fit` fits the model to it as well, to see how far this run's noise moves the forecast.
+        """
         factor = 1 + self.spread
         return replace(
             self,
@@ -115,7 +118,12 @@ class RingCost:
     """Beta: milliseconds for each MB that one process sends."""
 
     def pass_ms(self, members: int, mb: float) -> float:
-        """Milliseconds of one pass of ``mb`` around ``members``; an all-reduce is two passes."""
+        """Milliseconds of one pass of ``mb`` around ``members``; an all-reduce is two passes.
+
+        Args:
+            members: n of the equation: processes inside a machine, or machines.
+            mb: m, MB of the whole message, of which each member sends (n - 1) / n.
+        """
         # (n - 1) messages of m / n MB each, Thakur et al. 2005
         messages = members - 1
         return messages * self.alpha_ms + messages / members * mb * self.ms_per_mb
@@ -199,13 +207,13 @@ def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Overlap:
 
 
 def serial_part(times: Sequence[tuple[int, float]]) -> float:
-    """The part of a step that more processes do not shorten, in 0..1, by Amdahl's law.
+    """The part of a step that more processes do not shorten, in 0..1, by Amdahl's law; 0.2: a fifth of the step.
 
     ``time(n) / time(1) = s + (1 - s) / n`` gives ``time(n) / time(1) - 1 / n = s * (1 - 1 / n)``, fitted by least
     squares.
 
     Args:
-        times: ``(processes, ms)`` at one global batch, one of them of one process.
+        times: ``(processes, ms)`` at one global batch; one of them of one process, and at least one of several.
     """
     single_ms = next(ms for n, ms in times if n == 1)
     dot = 0.0
@@ -262,7 +270,7 @@ class StepModel:
     error: float | None
     """Largest deviation from what was measured, as a share; None: no more readings than parameters."""
     perturbed: tuple["StepModel", ...] = ()
-    """The same, each fitted with one reading longer by its steps' spread."""
+    """The same, each fitted with one reading longer by its steps' spread; for the band of :meth:`forecast`."""
 
     def compute_ms(self, batch: float) -> float:
         """Milliseconds that a process computes for a batch of its own, without communication."""
@@ -277,7 +285,7 @@ class StepModel:
             processes: on each machine.
             batch: pictures of each process.
             machines: how many.
-            network: between them; default: the assumed one.
+            network: between the machines, not used with one; None: the assumed one.
         """
         compute_ms = self.compute_ms(batch)
         if processes * machines == 1:
@@ -293,11 +301,12 @@ class StepModel:
     def forecast(self, batch: float, network: Network) -> tuple[float, float, float]:
         """Milliseconds of a step on :data:`MACHINES` full machines: best, expected, worst.
 
-        The band holds half and double of an assumed network, the model's largest error, and the spread of the measured
-        steps: each reading's spread moves the forecast by so many ms, and independent moves add up in squares.
+        The band holds half and double of an assumed network, the model's largest error (0 where it is not known), and
+        the spread of the measured steps: each reading's spread moves the forecast by so many ms, and independent moves
+        add up in squares.
 
         Args:
-            batch: pictures of each process.
+            batch: pictures of each process; may be a fraction.
             network: between the machines.
         """
 

@@ -47,7 +47,15 @@ def content(
 
 
 def _measured(reading: ShortRun, single: ShortRun) -> dict[str, Any]:
-    """A run as ``scale.json`` has it; ``single`` is the run of one process."""
+    """A run as ``scale.json`` has it.
+
+    ``images_per_s`` is of all processes together. ``efficiency`` is the speed of one process over that of ``single``: 1
+    where nothing is lost.
+
+    Args:
+        reading: the run.
+        single: the run of one process. A run with its batch is called weak, any other strong.
+    """
     ms_a_picture = reading.step_ms / reading.batch
     return {
         "strategy": reading.strategy,
@@ -67,6 +75,8 @@ def _measured(reading: ShortRun, single: ShortRun) -> dict[str, Any]:
 
 def _fitted(name: str, model: StepModel, readings: Sequence[ShortRun]) -> dict[str, Any]:
     """A strategy's model as ``scale.json`` has it: times in ms, sizes in MB.
+
+    ``serial_part`` comes from the runs of strong scaling; ``overlap``, ``error`` and ``serial_part`` are shares of 1.
 
     Args:
         name: of the strategy.
@@ -96,7 +106,10 @@ def _fitted(name: str, model: StepModel, readings: Sequence[ShortRun]) -> dict[s
 def _predicted(
     name: str, model: StepModel, single: ShortRun, network: Network, pictures: int
 ) -> list[dict[str, Any]]:
-    """A strategy's forecast, weak and strong: each figure with the bounds of its band, as ``scale.json`` has it.
+    """A strategy's forecast, weak and strong, as ``scale.json`` has it.
+
+    ``step_ms``, ``images_per_s``, ``efficiency`` and ``epoch_s`` are ``[expected, lowest, highest]``. Strong scaling is
+    left out where a process would have less than one picture.
 
     Args:
         name: of the strategy.
@@ -233,7 +246,7 @@ def _headline(scale: Mapping[str, Any]) -> str:
 
 
 def _assumed(scale: Mapping[str, Any]) -> list[str]:
-    """What the reader of the page has to know: where time goes, and what the forecast assumes."""
+    """The lines below the headline: where time goes, and what the forecast assumes."""
     weak = []
     for m in scale["measured"]:
         if m["strategy"] == "ddp" and m["kind"] == "weak":
@@ -312,7 +325,7 @@ def _cost(m: Mapping[str, Any], scale: Mapping[str, Any]) -> list[Any]:
 
 
 def _curves(scale: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A chart of efficiency over processes for weak scaling, and one for strong."""
+    """A chart of efficiency in per cent over the number of processes for weak scaling, and one for strong."""
     strategies = list(scale["fitted"])
     most = max(m["processes"] for m in scale["measured"])
     charts = []

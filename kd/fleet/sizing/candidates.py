@@ -41,7 +41,7 @@ class Candidate:
     params: int
     """Parameters."""
     cost: int
-    """Parameters times pixels, to order candidates by."""
+    """Parameters times pixels of the input: only to order candidates by, a stand-in for computing time."""
     inherits: bool
     """Whether it starts from the teacher's layers."""
     of_recipe: bool = False
@@ -72,7 +72,10 @@ class Candidate:
         )
 
     def settings(self) -> dict[str, Any]:
-        """What distinguishes it, by key below ``model.student``; as JSON has it, lists in place of tuples."""
+        """The settings that distinguish it (:data:`kd.report.sized.SETTINGS`), by key below ``model.student``.
+
+        As JSON has them, lists in place of tuples: they are compared with those in ``sizes.json``.
+        """
         values = {}
         for key in SETTINGS:
             value = getattr(self.run_spec, key)
@@ -106,7 +109,7 @@ def candidates(
         teacher: whose layers the sizes of the grid start from.
         archs: timm's names of others.
         sizes: sides of the input in pixels; empty: the recipe's.
-        count: in all; the grid has what the others leave of it.
+        count: how many in all; the grid has what the recipe's student and ``archs`` leave of it.
 
     Raises:
         UserError: a name or a side that no model can have, or a teacher that gives no layers where no ``archs`` do
@@ -172,12 +175,17 @@ def _named(
 ) -> Candidate:
     """A model of timm's by its name, which inherits where it can.
 
+    It has the recipe's other settings, but none of the student's ``kwargs`` except ``patch_size: auto``.
+
     Args:
         arch: its name.
         side: of its input in pixels, or height and width.
         student: the recipe's.
         teacher: of the run.
         several_sizes: whether its name must say the size.
+
+    Raises:
+        UserError: an unknown name, or a side that the model can't have; it names ``archs``.
     """
     spec = cast(StudentSpec, student.spec)
     kwargs = {}
@@ -224,8 +232,8 @@ def _grids(
         student: the recipe's.
         teacher: the run's.
         parent: its member whose layers the sizes start from: a ViT.
-        sides: of the input.
-        count: candidates in all.
+        sides: of the input in pixels: a number, or height and width.
+        count: candidates in all; the second list is made where the default sizes are fewer.
 
     Returns:
         Each list with the cheapest first.
@@ -286,8 +294,8 @@ def _of_shape(
         student: the recipe's.
         teacher: the run's.
         shape: width, depth and heads.
-        side: of its input.
-        several_sides: its name has the side.
+        side: of its input in pixels, or height and width.
+        several_sides: whether its name must say the side.
     """
     width, depth, heads = shape
     kwargs = {**base.kwargs, "embed_dim": width, "depth": depth, "num_heads": heads}
@@ -313,6 +321,9 @@ def _begin_without_values(
         student: the recipe's, whose task and classes it has.
         teacher: from which it may inherit.
         key: the word of the command line that errors name.
+
+    Raises:
+        UserError: settings by which no model can be built, or ``inherit=true`` where the teacher gives no layers.
     """
 
     def build(wanted: StudentSpec) -> nn.Module:
@@ -323,7 +334,10 @@ def _begin_without_values(
 
 
 def _shapes(model: nn.Module) -> tuple[object, ...]:
-    """The heads of a ViT (0 for any other model), then each parameter's name and shape."""
+    """The heads of a ViT (0 for any other model), then each parameter's name and shape.
+
+    Two models with equal tuples have the same architecture; parameters alone do not show the number of heads.
+    """
     backbone = backbone_of(model)
     heads = 0
     if isinstance(backbone, VisionTransformer):
@@ -343,7 +357,10 @@ def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
 
     Args:
         width: D of the student.
-        teachers_head_dim: whose heads can be taken as they are.
+        teachers_head_dim: width of one of the teacher's heads, which a student's head of this width inherits whole.
+
+    Returns:
+        Each number once; [1] where none of the three widths divides ``width``.
     """
     counts = []
     for head_dim in dict.fromkeys((teachers_head_dim, 64, 32)):
@@ -353,8 +370,9 @@ def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """``count`` of the candidates ``ordered`` by size, evenly spaced, both ends among them; all where there are
-    fewer.
+    """``count`` of the candidates ``ordered`` by size, evenly spaced, both ends among them.
+
+    All where there are fewer; [] for a ``count`` of 0 or less, which is left where others have used it up.
     """
     count = min(count, len(ordered))
     steps = max(1, count - 1)

@@ -19,9 +19,7 @@ from kd.storage.writing import write_json, write_text
 
 
 def write(sizes: Mapping[str, Any], folder: Path) -> Path:
-    """Writes ``sizes.json``, ``sizes.html`` and, where there is a choice, ``student.yaml`` into ``folder``; returns
-    it.
-    """
+    """Writes ``sizes.json``, ``sizes.html`` and, where there is a choice, ``student.yaml``; returns ``folder``."""
     write_json(folder / FILE, sizes)
     if sizes["choice"]:
         write_text(folder / "student.yaml", _overlay(sizes, folder))
@@ -30,7 +28,7 @@ def write(sizes: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _overlay(sizes: Mapping[str, Any], folder: Path) -> str:
-    """The YAML of ``student.yaml``: the settings of the choice; needs one."""
+    """The YAML of ``student.yaml``: the settings of the choice, an overlay for ``kd-train config=FILE``; needs one."""
     row = _chosen(sizes)
     assert row is not None
     conditions = Conditions(**sizes["conditions"])
@@ -65,6 +63,9 @@ def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
     Args:
         sizes: the content of ``sizes.json``.
         front_alone: leave out candidates that are neither on the front, nor the recipe's, nor the choice.
+
+    Returns:
+        Names of the columns, and the cells of each row, as text.
     """
     rows = list(sizes["candidates"])
     if front_alone:
@@ -97,7 +98,7 @@ def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
 
 
 def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:
-    """A candidate's row of the table, "" for what is not known of it."""
+    """A candidate's cells in the order of :func:`table`'s columns, "" for what is not known of it."""
     metric = sizes["metric"]
     latency = rounds = ""
     if "latency_ms" in row:
@@ -152,7 +153,7 @@ def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | None]:
 
 
 def _scores_over_latency(sizes: Mapping[str, Any], conditions: Conditions) -> dict[str, Any] | None:
-    """The chart of scored candidates and the teacher; None without any."""
+    """The chart of scored candidates and the teacher; None without any. Shares are drawn in per cent."""
     scale = 1
     if is_share(sizes["metric"]):
         scale = 100
@@ -186,7 +187,7 @@ def _scores_over_latency(sizes: Mapping[str, Any], conditions: Conditions) -> di
 def _label(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
     """The text beside a candidate's point in the chart.
 
-    "" for most that are not on the front, whose labels would cover each other.
+    "" for one that is neither on the front, nor chosen, nor the recipe's: so many labels would cover each other.
 
     Args:
         row: the candidate in ``sizes.json``.

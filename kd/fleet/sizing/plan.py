@@ -11,7 +11,7 @@ from kd.ship.export.base import find_format
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 """Units of the budgets, by key."""
 EVIDENCE = 3
-"""Finished runs of the recipe with other sizes, before anything is predicted from them."""
+"""Finished runs of the recipe that a prediction needs at least, each with the size of a scored candidate."""
 RUNTIMES = ("torch", "onnx", "openvino")
 KEYS = (
     *BUDGETS,
@@ -53,17 +53,17 @@ class SizingPlan:
     conditions: Conditions
     """Under which latency is measured."""
     archs: tuple[str, ...]
-    """timm's names beside the grid."""
+    """timm models that are candidates beside the grid, by name."""
     sizes: tuple[int, ...]
     """Sides of the students' input in pixels; empty: the recipe's."""
     count: int
     """How many candidates in all."""
     steps: int
-    """Steps of the short distillation; 0: none."""
+    """Optimizer steps of the short distillation; 0: none, candidates are scored as inherited."""
 
 
 def plan(request: Request) -> SizingPlan:
-    """Takes ``kd-size``'s keys out of a command line and checks them.
+    """Takes ``kd-size``'s keys out of a command line and checks them; the recipe's settings stay in ``request``.
 
     Raises:
         UserError: an unknown runtime, budget or size, int8 where the runtime has none, or a missing extra.

@@ -29,7 +29,7 @@ PICTURES = 256
 HELD_OUT = 0.2
 """Share of the training pictures: few pictures rank poorly."""
 AT_ONCE = 12
-"""Candidates that inherit together; more take memory."""
+"""Candidates that inherit in one run, with one pass over the teacher's layers; more take more memory."""
 IN_STEP = 4
 """Candidates that are distilled in one run, on one teacher's answers: all their activations are in memory."""
 NEVER = 10**6
@@ -100,10 +100,15 @@ def _students(
 ) -> tuple[DistillationModule, DistillationDataModule]:
     """Builds the run with the candidates as its students, on one device, without validation and callbacks.
 
+    Nothing is trained or inherited yet.
+
     Args:
         run: the recipe's; its settings are changed.
         group: the candidates, which share the teacher's answers.
-        steps: optimizer steps that they train.
+        steps: optimizer steps that they train; for 0 the trainer, which needs one at least, is not used.
+
+    Returns:
+        The module with the candidates by name, and its data, part of which is held out.
     """
     settings_of_students = {}
     for candidate in group:
@@ -133,17 +138,23 @@ def _students(
 
 
 def fitted_on(student: Student) -> int:
-    """How many training pictures a candidate is fitted and scored on."""
+    """How many training pictures a candidate's inherited layers are fitted on."""
     return min(PICTURES, student.sample_size)
 
 
 def split_of(student: Student) -> str:
-    """Where it is measured: features on labelled pictures of their own, else in validation."""
+    """The split that scores students: ``probe`` (labelled pictures) without a classifier, else ``val``.
+
+    :func:`hold_out` makes ``val`` a part of the training pictures first.
+    """
     return "probe" if isinstance(student, HeadlessStudent) else "val"
 
 
 def hold_out(module: DistillationModule, data: DistillationDataModule) -> DistillationDataModule:
-    """Makes a share of the training pictures validation, where students are measured there."""
+    """Replaces validation by :data:`HELD_OUT` of the training pictures, in place; returns ``data``.
+
+    Students without a classifier are scored on the probe's pictures: then nothing changes.
+    """
     if split_of(module.student_of_one) == "val":
         data.splits.validate_in_training(HELD_OUT)
     return data
@@ -153,7 +164,13 @@ def hold_out(module: DistillationModule, data: DistillationDataModule) -> Distil
 def measured(
     module: DistillationModule, data: DistillationDataModule, teacher: bool = True
 ) -> dict[str, float]:
-    """The main metric of each student, and of the teacher, in one pass over the pictures."""
+    """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`split_of`.
+
+    Args:
+        module: its students are the candidates.
+        data: reads the pictures.
+        teacher: whether the teacher is scored too, as :data:`TEACHER`.
+    """
     of_kind = _of_features
     if split_of(module.student_of_one) == "val":
         of_kind = _of_answers

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Results:
-    """What was measured, by what it depends on; written whole after each measurement.
+    """What was measured, by what it depends on, across searches; :meth:`write` saves it.
 
     Args:
         file: JSON of an earlier search, which may be missing.
@@ -57,30 +57,24 @@ class Results:
 
 
 def _key(parts: Sequence[object]) -> str:
+    """The key of ``results.json`` for what a measurement depends on: a hash, equal for equal parts."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class SizeSearch:
-    """A search for a size: builds the candidates, times them, scores those within the budget, chooses.
-
-    Args:
-        run: the recipe's run; it is built, and built again for each group of candidates that is scored.
-        plan: the command line of ``kd-size``.
-
-    Raises:
-        UserError: settings that leave nothing to choose: several students, no teacher, nothing to score by.
-    """
+    """A search for a size: builds the candidates, times them, scores those within the budget, chooses."""
 
     def __init__(self, run: Run, plan: SizingPlan) -> None:
         """Builds the recipe's student and teacher, the candidates, and the held-out pictures they are scored with.
 
         Args:
-            run: the recipe's, not built yet.
-            plan: what the command line wants.
+            run: the recipe's, not built yet; it is built here, and again for each group of candidates that is scored.
+            plan: the command line of ``kd-size``.
 
         Raises:
-            UserError: a recipe whose sizes can't be compared; it names the key.
+            UserError: a recipe whose sizes can't be compared (several students, no teacher, nothing to score by), or
+                folders that can't be written; it names the key.
         """
         self.run = run
         self.plan = plan
@@ -221,7 +215,8 @@ class SizeSearch:
 
         Args:
             timed: candidates; those of earlier searches are read, all others measured together, in turns.
-            keep: remember what was measured for later searches.
+            keep: remember what was measured for later searches; False for the smallest, which are timed again with all
+                others in turns.
 
         Returns:
             Numbers of :func:`kd.fleet.sizing.timing.latencies` by candidate.
@@ -268,15 +263,21 @@ class SizeSearch:
         }
 
     def _score(self, scored: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
-        """Adds ``before`` and ``after`` (the distillation) to the rows, and ``score``: the later of the two."""
+        """Adds ``before`` and ``after`` (the distillation) to the rows, and ``score``, which decides.
+
+        ``score`` is ``after`` where there is a distillation, else ``before``. Scores of earlier searches are read from
+        the results; only the others are measured.
+
+        Args:
+            scored: candidates within the budget.
+            rows: of all candidates, by name; changed in place.
+        """
         basis = self._basis()
         decisive = "after" if self.plan.steps else "before"
         settings = {candidate.name: candidate.settings() for candidate in scored}
 
         def keep(scores: dict[str, dict[str, float]]) -> None:
-            """Remembers the scores of candidates, by name, in ``results.json``: a search that is broken off loses
-            none.
-            """
+            """Writes scores by candidate's name to ``results.json`` at once: an interrupted search loses none."""
             for name, values in scores.items():
                 # the teacher is scored along with each group of candidates
                 self.results.keep(values, "score", settings.get(name, name), basis)
@@ -293,8 +294,9 @@ class SizeSearch:
             rows[name].update(values, score=values[decisive])
 
     def _best_of_runs(self, row: Row) -> float | None:
-        """The best metric of the recipe's finished runs with this size, the same data and the same teacher; None
-        without any.
+        """The best metric of the recipe's finished runs with this size, the same data and the same teacher.
+
+        Read from the run folders beside this search; None without any.
         """
         config = self.run.config
         values = []
@@ -354,7 +356,8 @@ def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
     """Adds to each scored row ``predicted``: its score with the median, least and largest gain of finished runs.
 
     Args:
-        scored: rows with a ``score``; unchanged where there are fewer than :data:`EVIDENCE` runs.
+        scored: rows with a ``score``; ``predicted`` is ``[median, lowest, highest]``, and is not added where there are
+            fewer than :data:`EVIDENCE` runs.
         reached: the metric of the finished run with a candidate's size, by the candidate's name; None without one.
 
     Returns:
@@ -396,7 +399,10 @@ def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str |
 
 
 def _on_front(merit: tuple[float, float], merits: Iterable[tuple[float, float]]) -> bool:
-    """Whether each of the other ``merits`` is less in one of its two parts; of both more is better."""
+    """Whether no other of the ``merits`` is at least as good in both parts; of both more is better.
+
+    Equal ones do not displace each other: both are on the front.
+    """
     for other in merits:
         worse_somewhere = other[0] < merit[0] or other[1] < merit[1]
         if other != merit and not worse_somewhere:

@@ -54,12 +54,16 @@ class Drawn:
         return Prepared(model, preprocess, self.size, "nhwc")
 
     def __call__(self) -> Call:
+        """Opens the model in the process that calls this, whose number of threads is set; uint8 ``(N, H, W, 3)`` in."""
         torch.set_num_threads(self.threads)
         return in_torch(self.prepared())
 
 
 def _as_if_trained(model: nn.Module) -> nn.Module:
-    """Exporters leave out scales of ones and biases of zeros, which no trained model has."""
+    """Adds noise to each constant weight or buffer, in place; returns the model.
+
+    Exporters leave out scales of ones and biases of zeros, which no trained model has: it would be timed as too fast.
+    """
     for values in model.state_dict().values():
         if not values.is_floating_point():
             continue
@@ -100,8 +104,9 @@ def latencies(
         conditions: of the latency.
 
     Returns:
-        By candidate ``latency_ms`` (the median of all its runs), medians of its fastest and its slowest round, and ``mb``
-        of the exported file.
+        By candidate's name: ``latency_ms`` (the median of all its runs), ``fastest_round_ms`` and ``slowest_round_ms``
+        (the least and the largest median of a round), and ``mb``, the size of the exported file, or of the weights in
+        float32 where the runtime is torch. A call has ``conditions.batch`` pictures.
     """
     with TemporaryDirectory(prefix="kd-size-") as folder:
         label = f"making candidates for {conditions.runtime}"
@@ -138,7 +143,11 @@ def _export(
     conditions: Conditions,
     folder: Path,
 ) -> tuple[Callable[[], Call], float]:
-    """Exports a candidate with drawn weights into ``folder``: what opens it, and MB of the file."""
+    """Exports a candidate with drawn weights into ``folder``, which is made here; torch writes no file.
+
+    Returns:
+        A function that opens the model (called in the process that times it), and MB of the file.
+    """
     drawn = Drawn(drawing(candidate.spec, student), candidate.spec, data.size, conditions.threads)
     if conditions.runtime == "torch":
         return drawn, 4e-6 * candidate.params
