@@ -44,6 +44,7 @@ from kd.optim import OptimSpec, Pace, as_optim
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.ahead import run_ahead, taken
+from kd.teachers.open_cache import check_before_fits
 
 
 class DistillationModule(Inference):
@@ -184,6 +185,8 @@ class DistillationModule(Inference):
             sample = sample_for_fits(self.trainer, self.data)
         if stage == "fit" and not self.resumed and not self.begun:
             device = self.trainer.strategy.root_device
+            if self.teacher is not None and self.data is not None:
+                check_before_fits(self.teacher, self.data, self.students.wanted)
             lines = by_the_first(
                 self.trainer, self.students, lambda: self.begin(sample, self.data, device)
             )

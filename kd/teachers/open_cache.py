@@ -100,6 +100,41 @@ def open_cache(
     return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
 
 
+def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
+    """Those of :func:`open_cache`'s checks that need no teacher on its device.
+
+    Called before the students' start is fitted, so that a cache of other views or pictures is refused before these
+    minutes, not after them. ``cache=auto`` is left out: it decides later, and never refuses.
+
+    Args:
+        teacher: or several, on whatever device.
+        data: the training pictures and views.
+        wanted: what losses read.
+
+    Raises:
+        UserError: the losses or the data need more than a cache can give, or a folder holds answers to other views or
+            pictures; it names the key and the first difference.
+    """
+    modes = teacher.cache_modes
+    if "auto" in modes or modes == {"off"}:
+        return
+    check_cacheable(teacher, data, wanted)
+    named = {
+        name: member
+        for name, member in _cached_members(teacher, wanted).items()
+        if member.spec.cache_dir
+    }
+    if not named:
+        return  # folders that no setting names are found by what they hold
+    layout = Layout(data)
+    for name, member in named.items():
+        for kind in layout.kinds(member, wanted.of(name)):
+            fingerprint = kind.folder / FINGERPRINT
+            if not kind.url and fingerprint.is_file():
+                parts = {part: kind.parts[part] for part in ("transform", "data")}
+                compare(text_of(fingerprint), parts, str(kind.folder), member.key)
+
+
 def _cached_members(
     teacher: RunTeacher, wanted: Wanted, filling: bool = False
 ) -> dict[str, RunTeacher]:

@@ -26,6 +26,7 @@ from kd.data.sources import ImageFolder
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepCost, _epochs
+from kd.module import distillation
 from kd.report.records import read_run
 from kd.teachers import CachedTeacher
 from kd.teachers.answer import ALL, Wanted
@@ -575,6 +576,26 @@ def test_a_stale_cache_is_refused(
     ):
         assert train_main([f"recipe={recipe}", *cache, item]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_stale_cache_is_refused_before_the_start_is_fitted(
+    recipe: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fitting a start takes minutes, and a cache of other views is known to be one before."""
+    cache = [*cache, "trainer.precision=32-true"]
+    run(recipe, *cache, "trainer.max_epochs=1")
+
+    def fit(*_: object) -> None:
+        raise AssertionError("a start was fitted")
+
+    monkeypatch.setattr(distillation, "by_the_first", fit)
+    assert train_main([f"recipe={recipe}", *cache, "seed=1"]) == 2
+    assert "filled with other transforms: seed is 0 there, 1 here" in capsys.readouterr().err
+    assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=4"]) == 2
+    assert "cache_topk: must be less than the 4 classes" in capsys.readouterr().err
 
 
 def test_losses_that_need_all_logits(
