@@ -42,7 +42,8 @@ POLL_S = 15
 PICTURE = "application/x-image"
 """Content type of a request's picture."""
 ALIKE = 0.02
-"""Of the largest number: the export is held to the student closer than this."""
+"""Largest difference of the endpoint's answer and ``kd-predict``'s that passes, as a share of the largest number: the
+exported graph computes in another order, and the answers are rounded."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,13 @@ def run(request: Request) -> int:
 
 
 def _read(folder: Path, options: dict[str, str]) -> Endpoint:
-    """The endpoint of a run's folder by its options; its name is the folder's, unless ``job`` gives another."""
+    """The endpoint of a run's folder by its options; warns of options without effect.
+
+    Its name is ``job``, else that of the run and its parent folder: ``food-vit-003`` of ``food_vit/003``.
+
+    Raises:
+        UserError: a name that SageMaker does not take, or ``out`` without ``batch``.
+    """
     place = folder.resolve()
     words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
     name = options.get("job") or words.strip("-")[-60:].lstrip("-")
@@ -193,7 +200,11 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
-    """The run's ``model.tar.gz`` for SageMaker, which is exported where it is missing."""
+    """The run's ``export/sagemaker/model.tar.gz``, which is exported where it is missing.
+
+    Raises:
+        UserError: the export was refused, since it differs from the student.
+    """
     from kd.ship.export.base import ExportLimits, find_format
     from kd.ship.export.gate import ExportRequest, export
 
@@ -212,8 +223,12 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
     """Uploads the archive and sends the requests; what was made is removed again where one fails.
 
     Args:
-        calls: arguments by boto3's method, in order.
+        calls: arguments by boto3's method, in order, as :meth:`Endpoint.requests` returns them.
         archive: ``model.tar.gz``.
+
+    Raises:
+        UserError: a model of this name exists (checked before the upload, which would overwrite its archive), or a
+            refusal of SageMaker.
     """
     session = aws_session()
     client = session.client("sagemaker")
@@ -222,9 +237,10 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
     name = model["ModelName"]
     url = model["PrimaryContainer"]["ModelDataUrl"]
     with boto_errors():
-        models = client.list_models(NameContains=name)["Models"]
-        if name in [model["ModelName"] for model in models]:
-            raise UserError(f"job: there is a model '{name}' already; --delete removes it")
+        # pages: other models may have this name in theirs, and fill the first
+        for page in client.get_paginator("list_models").paginate(NameContains=name):
+            if name in [listed["ModelName"] for listed in page["Models"]]:
+                raise UserError(f"job: there is a model '{name}' already; --delete removes it")
     bucket, _, key = url.removeprefix("s3://").partition("/")
     made: list[str] = []
     try:
@@ -242,7 +258,12 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
 
 
 def _wait(kind: str, name: str) -> Outcome:
-    """Waits until an ``endpoint`` or a ``transform_job`` (``kind``) named ``name`` is in service, done or failed."""
+    """Waits until an endpoint is in service, or a batch transform done, or until it has failed.
+
+    Args:
+        kind: ``endpoint`` or ``transform_job``, as in boto3's methods.
+        name: of it.
+    """
     client = aws_session().client("sagemaker")
     word = kind.title().replace("_", "")
 
@@ -275,7 +296,9 @@ def invoke(name: str, picture: bytes) -> bytes:
 
 
 def _compare(name: str, opened: "FinishedRun") -> int:
-    """Prints the endpoint's answer to the first validation picture beside ``kd-predict``'s; returns the exit status.
+    """Prints the endpoint's answer to the first validation picture beside ``kd-predict``'s.
+
+    Returns the exit status: 1 where they differ by more than :data:`ALIKE`.
 
     Args:
         name: of the endpoint.
@@ -305,7 +328,7 @@ def _compare(name: str, opened: "FinishedRun") -> int:
 
 
 def _numbers(answer: Mapping[str, Any]) -> dict[Any, float]:
-    """The numbers of an answer: shares by label, numbers by name, or features by place."""
+    """The numbers of an answer of ``kd-serve``: shares by label, numbers by name, or features by place in the vector."""
     shares = answer.get("labels", answer.get("shares"))
     if shares:
         return {row["label"]: row["p"] for row in shares}
@@ -332,12 +355,19 @@ def difference(predicted: Mapping[str, Any], served: Mapping[str, Any]) -> float
 
 
 def _short(answer: Mapping[str, Any]) -> str:
+    """The first number of an answer, with its name: ``pie 0.8``."""
     name, value = next(iter(_numbers(answer).items()))
     return f"{name} {value:.4g}"
 
 
 def delete(name: str) -> int:
-    """Removes endpoint, configuration and model, and prints what is left; returns 1 where one could not be removed."""
+    """Removes endpoint, configuration and model, and prints what is left: the archive in S3 stays.
+
+    Returns the exit status: 1 where a part could not be removed; a part that does not exist is none of these.
+
+    Args:
+        name: of the endpoint; its configuration and its model have the same.
+    """
     from botocore.exceptions import ClientError
 
     client = aws_session().client("sagemaker")

@@ -81,6 +81,9 @@ class Channel:
 def channels(job: Job) -> list[Channel]:
     """The channels of a job's keys ``channel.NAME`` and ``channel.NAME.OPTION``, in the order given.
 
+    Then those that the settings name as ``channel:NAME`` without such a key: an example stands for their URL, and the
+    key is noted as missing.
+
     Raises:
         UserError: an option or value that SageMaker does not take, or a URL of another kind.
     """
@@ -110,7 +113,11 @@ def channels(job: Job) -> list[Channel]:
 
 
 def network(job: Job, data: list[Channel]) -> dict[str, Any]:
-    """``VpcConfig`` of the job's ``subnets`` and ``security_groups``; {} without them.
+    """The request's ``VpcConfig``, by that key, of the job's ``subnets`` and ``security_groups``; {} without them.
+
+    Args:
+        job: its options.
+        data: its channels: one in a file system needs a VPC.
 
     Raises:
         UserError: a malformed id, one of the two alone, or a channel in a file system without a VPC.

@@ -26,7 +26,7 @@ KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job"
 
 @dataclass(frozen=True)
 class Machines:
-    """So many machines of one type."""
+    """So many machines of one type: a value of ``instances=`` or ``data_instances=``."""
 
     count: int
     """How many machines."""
@@ -95,18 +95,23 @@ class Needs:
     """Keys that sending needs, with an example of each."""
 
     def need(self, key: str, example: str) -> str:
-        """The value of a place's key that must be given.
+        """The value of a place's key that must be given; without one ``example``.
+
+        A key without a value is noted in ``missing``, which :meth:`what_is_missing` reports before anything is sent.
 
         Args:
             key: the key.
-            example: stands in for it and is shown to the user; the key is noted in ``missing``.
+            example: a value that shows the user what is wanted.
         """
         if not self.options.get(key):
             self.missing[key] = example
         return self.options.get(key) or example
 
     def bucket_url(self, schemes: str) -> str:
-        """The URL in ``bucket`` without a slash at its end; one of the ``schemes`` (``s3|gs``).
+        """The URL in ``bucket`` without a slash at its end; an example where the key is missing.
+
+        Args:
+            schemes: the allowed ones as a regular expression, ``s3|gs``.
 
         Raises:
             UserError: not such a URL, or not a valid name of a bucket.
@@ -156,17 +161,17 @@ class Job(Needs):
     hours: float
     """Hours after which the job is stopped."""
     image: str | None
-    """The container."""
+    """The container's image, ``REGISTRY/kd:TAG``; None: not given, which some places refuse."""
     processes: int | None
-    """Training processes of each machine, where its type says so."""
+    """Training processes of each machine; None: one on each of its GPUs, whose number the type does not say."""
     runs_dir: Path
     """Folder of the runs on this machine."""
     options: dict[str, str]
     """Keys of ``kd-launch`` and of the place."""
     prices: dict[str, float]
-    """Price of an hour of all machines of a group."""
+    """Price of an hour of all machines of a group (``train``, ``data``); {} without ``prices=``."""
     secret: str = ""
-    """By it the machines of a data tier recognise each other."""
+    """Ray's token, by which the machines of a data tier recognise each other; "" where no machine prepares data."""
     step: str = ""
     """How many pictures an optimizer step takes, in words."""
     missing: dict[str, str] = field(default_factory=dict)
@@ -174,7 +179,7 @@ class Job(Needs):
 
     @property
     def channels(self) -> list[str]:
-        """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
+        """Sorted names of the data roots that the settings, or the user's own files, name as ``channel:NAME``."""
         values = []
         for item in self.items:
             _, _, value = item.partition("=")
@@ -189,7 +194,11 @@ class Job(Needs):
 
     @property
     def local_paths(self) -> list[str]:
-        """The ``key=value`` items, of the command line and of files of one's own, that name a file or folder here."""
+        """The settings that name an existing file or folder of this machine, as ``key=value``, sorted.
+
+        Of ``data.*`` and ``model.*``, from the command line and from the user's own files: other machines may not have
+        these paths.
+        """
         settings = [item.partition("=")[::2] for item in self.items]
         for file in self.files.values():
             settings += [(key, str(value)) for key, value in files.leaves(files.read(file))]
@@ -214,8 +223,10 @@ class Job(Needs):
         return self.with_files({name: f"{place}/{name}" for name in self.files})
 
     def with_files(self, places: Mapping[str, object]) -> list[str]:
-        """The arguments of ``kd-train``, with the places of the job's own files; ``places``: on the machines, by the
-        path here.
+        """The arguments of ``kd-train``, with the places of the job's own files.
+
+        Args:
+            places: path or URL on the job's machines, by the file's name in :attr:`files`.
         """
         arguments = []
         for item in self.items:
@@ -237,8 +248,9 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     """Checks a command line of ``kd-launch`` as a whole, with the settings of the run that it would start.
 
     Args:
-        request: the command line without ``options``; a price given is added to it.
-        options: keys of ``kd-launch`` and of the place.
+        request: the command line without ``options``; changed here: ``runs_dir`` is taken out, and the price of an
+            hour of all machines is added where there are ``prices``.
+        options: keys of ``kd-launch`` and of the place, already taken out.
         example: of ``instances=``, as the place counts machines.
 
     Raises:
@@ -293,7 +305,11 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
 
 
 def _step(config: dict[str, Any], machines: Machines) -> str:
-    """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``; ``config``: all settings of the job."""
+    """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``.
+
+    Without the product, and with ``all`` processes, where the machines' type does not say how many GPUs they have;
+    without the product where the batch is found out later (``auto``).
+    """
     batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
     processes_each = _processes(config, machines) or gpus_of(machines.type)
@@ -309,7 +325,19 @@ def _step(config: dict[str, Any], machines: Machines) -> str:
 
 
 def _name(name: str, kind: str, users_files: dict[str, Path]) -> str:
-    """A recipe's or overlay's name as the job knows it; a file of the user's is added to ``users_files``."""
+    """The name by which the job finds a recipe or overlay on its machines.
+
+    A shipped one keeps its name. A file of the user's goes by its name without folders and is added to ``users_files``,
+    which the place copies.
+
+    Args:
+        name: as typed: a name, or the path of a file.
+        kind: ``recipes`` or ``configs``.
+        users_files: files here by that name; added to.
+
+    Raises:
+        UserError: not found, or two files of one name.
+    """
     path = find(kind, name)
     if str(path) != name:
         return name
@@ -344,6 +372,7 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
 
 
 def _check_age(machines: Machines) -> None:
+    """Refuses GPUs that the supported torch has no kernels for; machines that are not known pass."""
     gpu = too_old(machines.parts[0] if machines.parts else machines.type)
     if gpu:
         raise UserError(f"instances: {machines.type} has {gpu} GPUs, and {WHY_TOO_OLD}")
@@ -357,14 +386,7 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
         gpus = machines.gpus
     if not gpus:
         return
-    devices = config["trainer"]["devices"]
-    if isinstance(devices, str) and "," in devices:
-        devices = [number for number in devices.split(",") if number.strip()]
-    processes = None  # one on each GPU
-    if isinstance(devices, list):
-        processes = len(devices)
-    elif str(devices).isdigit():
-        processes = int(devices)
+    processes = _devices(config)
     if processes and processes > gpus:
         raise UserError(
             f"trainer.devices: {processes} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
@@ -388,19 +410,37 @@ def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
 
 
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:
-    """Training processes of each machine; None where its type does not say how many GPUs it has."""
-    if machines.gpus != 0:
-        return machines.gpus
-    devices = str(config["trainer"]["devices"])
-    if devices.isdigit():
+    """Training processes of each machine: ``trainer.devices``, else one on each GPU, and one where there are only CPUs.
+
+    None where neither the settings nor the type of the machine say how many.
+    """
+    processes = _devices(config)
+    if processes:
+        return processes
+    if machines.gpus == 0:
+        return 1
+    return machines.gpus
+
+
+def _devices(config: dict[str, Any]) -> int | None:
+    """Processes of each machine by ``trainer.devices``, a number or a list of GPUs (``[0, 1]``, ``"0,1"``).
+
+    None for any other value (``auto``, -1): one process on each GPU.
+    """
+    devices = config["trainer"]["devices"]
+    if isinstance(devices, str) and "," in devices:
+        devices = [number for number in devices.split(",") if number.strip()]
+    if isinstance(devices, list):
+        return len(devices)
+    if str(devices).isdigit():
         return int(devices)
-    return 1
+    return None
 
 
 def _prices(
     options: dict[str, str], machines: Machines, data_machines: Machines | None
 ) -> dict[str, float]:
-    """Price of an hour of each group of machines, by ``prices=FILE``; {} without one."""
+    """Price of an hour of all machines of each group (``train``, ``data``), by ``prices=FILE``; {} without one."""
     if "prices" not in options:
         return {}
     table = read_prices(Path(options["prices"]).expanduser())
@@ -412,7 +452,11 @@ def _prices(
 
 
 def _job_name(options: dict[str, str], recipe: str) -> str:
-    """The name given, or one of the recipe's name and the time."""
+    """The name given in ``job``, or one of the recipe's name and the time (UTC): ``foodtag-vit-20260131-235959``.
+
+    Raises:
+        UserError: a name that a place can't have.
+    """
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
     name = options.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):

@@ -12,7 +12,9 @@ from kd.fleet.jobs.target import Outcome, Target, ask, followed, need
 from kd.storage.elsewhere import json_of, text_of
 
 POLL_S = 10
+"""Seconds between two questions for the job's state."""
 RUNS, FILES = "/kd-runs", "/kd-files"
+"""Folders in every container: the claim, and the user's own recipe and overlays."""
 
 
 class Kubernetes(Target):
@@ -26,8 +28,9 @@ class Kubernetes(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``trainjob.yaml``, as text by its name: the TrainJob; with own files a ConfigMap, with data machines a Secret
-        and their Job.
+        """``trainjob.yaml``, as text by its name: the documents that ``kubectl`` applies.
+
+        The TrainJob; a ConfigMap where the user has own files; a Secret and a Job where machines prepare data.
 
         Raises:
             UserError: ``spot``, a channel, or a missing or wrong key.
@@ -69,10 +72,10 @@ class Kubernetes(Target):
         return f"{_metadata(job)['namespace']} {job.name} {job.recipe} {job.need('claim', 'NAME')} {job.image}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints the TrainJob's state until its end, then deletes the machines that prepare data.
+        """Prints the TrainJob's state until its end, then deletes the Job of the machines that prepare data.
 
         Args:
-            handle: what :meth:`submit` returned.
+            handle: what :meth:`submit` returned; also the outcome's ``where``, since :meth:`fetch` needs its words.
             folder: of the job here; not read.
         """
         namespace, name, *_ = handle.split(" ")
@@ -96,7 +99,13 @@ class Kubernetes(Target):
         return outcome
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Copies the run's folder out of the claim, through a pod that only sleeps and is deleted afterwards."""
+        """Copies the run's folder out of the claim, through a pod that only sleeps and is deleted afterwards.
+
+        Whole or not at all: it is copied beside ``into`` and renamed at the end.
+
+        Raises:
+            UserError: the pod does not start within ten minutes, or the folder can't be copied.
+        """
         namespace, name, recipe, claim, image = outcome.where.split(" ")
         pod = f"{name}-fetch"
         part = into.with_name(f".{into.name}.part")
@@ -127,6 +136,7 @@ def _metadata(job: Job) -> dict[str, str]:
 
 
 def _command(job: Job) -> list[str]:
+    """The arguments of ``kd-train`` in a container: the user's files at :data:`FILES`, runs on the claim."""
     return [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
 
 
@@ -197,8 +207,14 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
 
 
 def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
-    """A container's requests and limits: ``gpu:N`` or ``cpu:N`` of each machine; ``key`` names the setting in
-    errors.
+    """A container's requests and limits: ``gpu:N`` or ``cpu:N`` of each machine.
+
+    Args:
+        key: the setting, for errors.
+        machines: of the container's group.
+
+    Raises:
+        UserError: machines that are named in another way.
     """
     if machines.parts is None or machines.parts[0] not in ("gpu", "cpu"):
         raise UserError(
@@ -212,7 +228,14 @@ def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
 def _pod(
     container: dict[str, object], claim: str, files: Mapping[str, Path], name: str
 ) -> dict[str, object]:
-    """The spec of a pod whose container sees the claim, and the job's own files where there are some."""
+    """The spec of a pod whose container sees the claim at :data:`RUNS`, and the job's own files at :data:`FILES`.
+
+    Args:
+        container: its settings without mounts.
+        claim: name of the PersistentVolumeClaim.
+        files: the job's own; {}: none are mounted.
+        name: of the job, and of its ConfigMap.
+    """
     mounts = [{"name": "kd-runs", "mountPath": RUNS}]
     volumes: list[dict[str, object]] = [
         {"name": "kd-runs", "persistentVolumeClaim": {"claimName": claim}}
@@ -224,7 +247,11 @@ def _pod(
 
 
 def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:
-    """A TrainJob's state and its message, by those of its conditions that hold."""
+    """A TrainJob's state and its message, by those of its conditions that hold.
+
+    The state is ``Complete``, ``Failed`` or ``Suspended``, with the condition's message; ``Running`` where only others
+    hold; ``Created`` where none does. Of these two there is no message.
+    """
     messages = {}
     for condition in conditions:
         if condition.get("status") == "True":
@@ -232,4 +259,4 @@ def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:
     for state in ("Complete", "Failed", "Suspended"):
         if state in messages:
             return state, messages[state]
-    return ("Running" if messages else "Created"), messages.get("", "")
+    return ("Running" if messages else "Created"), ""

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from botocore.model import ServiceModel
 
 POLL_S = 20
-EFA = re.compile(r"ml\.(p4d|p4de|p5|p6)")  # instances that have it
+"""Seconds between two questions for the job's state."""
+EFA = re.compile(r"ml\.(p4d|p4de|p5|p6)")  # instances with AWS's fast network between machines
 METRICS = ("train/loss", "val/acc1", "val/miou", "val/map")
+"""Metrics that SageMaker reads from a job's log and shows as curves."""
 METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line that ``kd-train`` prints after each epoch
 
 
@@ -49,7 +51,11 @@ class SageMaker(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``request.json``: the request, validated against the service's own model."""
+        """``request.json``: the request, validated against the service's own model, as text by its name.
+
+        Raises:
+            UserError: a key with a value that SageMaker does not take.
+        """
         request = {
             "TrainingJobName": job.name,
             **common(job),
@@ -75,7 +81,7 @@ class SageMaker(Target):
                         raise UserError(f"{key}: there is nothing at {channel.url}")
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Uploads the files of the job's own and creates it."""
+        """Uploads the user's own files and sends ``request.json`` of ``folder``; returns the job's name."""
         with uploaded(job) as session:
             session.client("sagemaker").create_training_job(**read_request(folder))
         return job.name
@@ -105,8 +111,11 @@ class SageMaker(Target):
         return followed(handle, poll, POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Unpacks the job's ``model.tar.gz``, which holds the run's folder, to ``into``; None where the job has left
-        none.
+        """Unpacks the job's ``model.tar.gz``, which holds the run's folder, to ``into``, whole or not at all.
+
+        Args:
+            outcome: ``where`` is the archive's URL; "": the job has left none, and None is returned.
+            into: the run's folder here, made by this.
         """
         bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
         if not key:
@@ -121,7 +130,19 @@ class SageMaker(Target):
 
 
 def _check_bucket(s3: "BaseClient", key: str, url: str) -> tuple[str, str]:
-    """Checks that the bucket of a URL can be read; returns the bucket and the path in it."""
+    """Checks that the bucket of a URL can be read.
+
+    Args:
+        s3: boto3's client.
+        key: that names the URL, for the message.
+        url: ``s3://BUCKET[/FOLDER]``.
+
+    Returns:
+        The bucket and the path in it, "" without one.
+
+    Raises:
+        UserError: no such bucket, or no access to it.
+    """
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     try:
         s3.head_bucket(Bucket=bucket)
@@ -134,7 +155,11 @@ def _check_bucket(s3: "BaseClient", key: str, url: str) -> tuple[str, str]:
 
 @contextmanager
 def uploaded(job: Job) -> Iterator["Session"]:
-    """The files of the job's own in its bucket; gone again where what follows fails."""
+    """Uploads the user's own recipe and overlays to ``BUCKET/JOB/files/``; deletes them where the block fails.
+
+    Yields:
+        The session that uploaded them, for sending the request.
+    """
     session = aws_session()
     bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
     s3 = session.client("s3")
@@ -157,7 +182,7 @@ def read_request(folder: Path) -> dict[str, Any]:
 
 
 def common(job: Job) -> dict[str, Any]:
-    """What a training job's request and a tuning job's trials have in common.
+    """The keys that a training job's request and a tuning job's definition of its trials have in common.
 
     Raises:
         UserError: a key with a value that SageMaker does not take.
@@ -209,11 +234,19 @@ def common(job: Job) -> dict[str, Any]:
 
 
 def _place(job: Job) -> str:
+    """The job's folder in the bucket, with ``files/``, ``output/`` and ``checkpoints/`` below it."""
     return f"{job.bucket_url('s3')}/{job.name}"
 
 
 def hyperparameters(job: Job) -> dict[str, str]:
-    """The settings of the run; what is given several times is a list."""
+    """The run's settings by key, as texts; in the container they become words of ``kd-train``'s command line.
+
+    All overlays are one setting, ``config``, a JSON list. Of another key that is given twice the last one counts.
+
+    Raises:
+        UserError: what SageMaker's map of settings can't hold: ``--trust``, ``KEY+=`` or ``trust=`` twice, a value of
+            more than 2,500 characters.
+    """
     settings: dict[str, str] = {}
     overlays = []
     for item in job.command("channel:files"):
@@ -240,7 +273,13 @@ def hyperparameters(job: Job) -> dict[str, str]:
 
 
 def _stop(job: Job) -> dict[str, int]:
-    """``StoppingCondition``: the hours of the run, and with ``spot`` those until its end."""
+    """``StoppingCondition``: seconds of training, and with ``spot`` seconds until the end, waiting included.
+
+    ``max_wait_hours`` is twice ``hours`` where it is not given.
+
+    Raises:
+        UserError: ``max_wait_hours`` without ``spot``, or less than ``hours``.
+    """
     text = job.options.get("max_wait_hours")
     if text is not None and not job.spot:
         raise UserError("max_wait_hours: only a job with spot=true waits for machines")
@@ -276,7 +315,6 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
 
 def _has_disks(job: Job) -> bool:
     """Whether a machine of the job has disks of its own: then SageMaker refuses a key for its volume."""
-    # SageMaker refuses a key of the volume for instances with local disks
     return any(
         re.match(r"ml\.(p3dn|p[4-9]|g\d|trn|[a-z]+\dd)", group.type)
         for group in job.groups.values()
@@ -299,7 +337,7 @@ def _machines(job: Job) -> dict[str, Any]:
 
 
 def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType") -> None:
-    """Checks an instance type against boto3's model of the service; without boto3 its first letters alone.
+    """Checks an instance type against boto3's model of the service; without boto3 only that it begins with ``ml.``.
 
     Args:
         key: named in the message.
@@ -332,10 +370,14 @@ def _model() -> "ServiceModel | None":
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:
-    """Holds a request against the service's own model; without boto3, which sending needs, it says that it did not.
+    """Validates a request against the service's own model; without boto3 it prints that it did not.
+
+    Args:
+        operation: of the service, ``CreateTrainingJob``.
+        request: its arguments.
 
     Raises:
-        UserError: it would be refused.
+        UserError: SageMaker would refuse it.
     """
     model = _model()
     if model is None:
@@ -404,6 +446,7 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
 
 
 def _hours(seconds: float | None) -> float | None:
+    """Seconds as hours; None, where the service reports none, stays None."""
     if seconds is None:
         return None
     return seconds / 3600
@@ -418,10 +461,10 @@ class _Log:
         """Begins before the first line of the job ``job``; ``client`` is CloudWatch Logs'."""
         self._client = client
         self._job = job
-        self._next: dict[str, str] = {}
+        self._next: dict[str, str] = {}  # by stream: the token of its next page
 
     def print_new(self) -> None:
-        """Prints the lines since the last call, each with its machine's name; nothing before the job has a log."""
+        """Prints all lines since the last call, each after its machine's name; nothing before the job has a log."""
         try:
             streams = self._client.describe_log_streams(
                 logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/"
@@ -429,14 +472,23 @@ class _Log:
         except self._client.exceptions.ResourceNotFoundException:  # nothing has been written yet
             return
         for name in sorted(stream["logStreamName"] for stream in streams["logStreams"]):
-            token = {}
-            if name in self._next:
-                token = {"nextToken": self._next[name]}
-            page = self._client.get_log_events(
-                logGroupName=self.GROUP, logStreamName=name, startFromHead=True, **token
-            )
-            self._next[name] = page["nextForwardToken"]
             _, _, stream = name.rpartition("/")
             machine, _, _ = stream.rpartition("-")
+            for message in self._new_messages(name):
+                print(f"{machine}: {message}", flush=True)
+
+    def _new_messages(self, stream: str) -> Iterator[str]:
+        """The messages of a stream since the last call; a page holds 10,000 of them at most."""
+        while True:
+            token = {}
+            if stream in self._next:
+                token = {"nextToken": self._next[stream]}
+            page = self._client.get_log_events(
+                logGroupName=self.GROUP, logStreamName=stream, startFromHead=True, **token
+            )
             for event in page["events"]:
-                print(f"{machine}: {event['message']}", flush=True)
+                yield event["message"]
+            at_the_end = page["nextForwardToken"] == self._next.get(stream)
+            self._next[stream] = page["nextForwardToken"]
+            if at_the_end:
+                return

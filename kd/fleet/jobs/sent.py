@@ -14,6 +14,8 @@ from kd.storage.elsewhere import text_of
 from kd.storage.writing import write_json, write_text
 
 RECORD = "job.json"
+"""A sent job's record, in its folder: ``target``, ``job``, ``recipe``, ``groups`` of machines, ``handle``; at its end
+also the fields of :class:`kd.fleet.jobs.target.Outcome` but ``done``. Copied into the run's folder for the report."""
 
 
 def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: str) -> None:
@@ -23,8 +25,11 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
         target: that runs it.
         job: checked.
         folder: of the job's files, made here.
-        files: content by name.
-        place: the target's name.
+        files: content by name, what :meth:`Target.write` returned; readable by the user alone.
+        place: the target's name, which :func:`follow` reads again.
+
+    Raises:
+        UserError: a folder of this name exists, or the place refuses the job.
     """
     try:
         folder.mkdir(parents=True)
@@ -75,17 +80,17 @@ def sent_before(name: str, runs: str) -> Path:
 
 
 def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
-    """Follows a sent job until its end and brings its run here.
+    """Follows a sent job until its end and brings its run to ``runs_dir/RECIPE/JOB``, unless it is there.
 
     Args:
         folder: of the job, see :func:`sent_before`.
-        target_of: the place by its name.
+        target_of: gives the place of a name.
 
     Returns:
         The exit status: 0, 1 where the job has failed, 130 after Ctrl-C (the job continues).
 
     Raises:
-        UserError: the place can't be asked, which may pass; the message says how to follow the job again.
+        UserError: the place can't be reached, which may pass; the message says how to follow the job again.
     """
     record = read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
     target = target_of(record["target"])

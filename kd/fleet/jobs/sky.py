@@ -13,6 +13,7 @@ from kd.fleet.jobs.target import Outcome, Target, ask, need
 from kd.storage.objects import file_system
 
 RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
+"""Folders in every container: the job's runs, the user's own recipe and overlays, the channels' data."""
 SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
@@ -45,7 +46,7 @@ class SkyPilot(Target):
         return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
-        """Whether there is a ``sky`` that may use a cloud."""
+        """Checks that ``sky`` is installed and may use a cloud (``sky check``)."""
         need("sky", "pip install 'skypilot[aws]'")
         ask(["sky", "check"])
 
@@ -97,7 +98,8 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
 
     Args:
         job: its command, files and secrets.
-        role: ``train`` or ``data``; the task's name, by which other machines find it.
+        role: ``train`` or ``data``; the task's name, by which other machines find it. Those that prepare data join the
+            first training machine by its name, ``train-0.JOB``.
         machines: of the task.
     """
     arguments = [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
@@ -121,7 +123,14 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
 
 
 def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
-    """A task's ``resources`` as SkyPilot reads them; a user's error where machines are named in another way."""
+    """A task's ``resources`` as SkyPilot reads them.
+
+    A training task that fails is not started again (0 restarts on errors); an interrupted machine is replaced in any
+    case.
+
+    Raises:
+        UserError: ``gpu:N``, since SkyPilot wants the GPU's name.
+    """
     resources: dict[str, object] = {}
     if "infra" in job.options:
         resources["infra"] = job.options["infra"]
@@ -144,7 +153,11 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
 
 
 def _mounts(job: Job) -> dict[str, object]:
-    """What lies where in the container: the bucket with the runs, the channels' data, the user's own files."""
+    """SkyPilot's ``file_mounts``: place in the container -> source.
+
+    The job's folder in the bucket at :data:`RUNS`, each channel's data below :data:`CHANNELS`, the user's own files
+    below :data:`FILES`.
+    """
     runs_url = f"{job.bucket_url(SCHEMES)}/{job.name}"
     mounts: dict[str, object] = {RUNS: {"source": runs_url, "mode": "MOUNT_CACHED"}}
     for name in job.channels:

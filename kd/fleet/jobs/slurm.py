@@ -14,7 +14,9 @@ from kd.fleet.jobs.target import Outcome, Tail, Target, ask, command, followed, 
 from kd.run.own_keys import whole_number
 
 POLL_S = 10
+"""Seconds between two questions for the job's state."""
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
+"""Keys of the job that are options of ``sbatch`` by the same name."""
 LASTING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING")
 """States of a job that has not ended."""
 CORES = 8
@@ -149,11 +151,17 @@ class Slurm(Target):
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     """The ``#SBATCH`` lines of a step: nodes, processes, cores, GPUs and the options that the user gives.
 
+    Cores of each process: ``cpus_per_task``, else :data:`CORES` on machines with GPUs, else the machine's cores dealt
+    to its processes.
+
     Args:
         job: its options.
         key: of the machines, for messages.
         machines: nodes.
         processes: on each node.
+
+    Raises:
+        UserError: an instance type in place of parts, or a ``sbatch.NAME`` that the script sets itself.
     """
     if machines.parts is None:
         raise UserError(
@@ -174,20 +182,23 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     lines += [
         f"--{name}={shlex.quote(job.options[name])}" for name in OPTIONS if name in job.options
     ]
-    for key, value in job.options.items():
-        name = key.removeprefix("sbatch.")
-        if name == key:
+    for option, value in job.options.items():
+        name = option.removeprefix("sbatch.")
+        if name == option:
             continue
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
             raise UserError(
-                f"{key}: {name} is not an option of sbatch, or one of the job's own keys sets it"
+                f"{option}: {name} is not an option of sbatch, or one of the job's own keys sets it"
             )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)
 
 
 def _state(job_id: str) -> tuple[str, float | None]:
-    """The job's state and its hours so far; accounting still has a job that the controller has forgotten."""
+    """The job's state, as in :data:`LASTING` or how it has ended, and its hours so far (None: not known).
+
+    ``scontrol`` forgets a job some minutes after its end; then ``sacct`` is read.
+    """
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", job_id])
     except UserError:

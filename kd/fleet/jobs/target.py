@@ -19,19 +19,19 @@ class Outcome:
     """How a job has ended."""
 
     done: bool
-    """Whether it has trained to its end."""
+    """Whether it has trained to its end; False: failed or stopped."""
     text: str
-    """The end in one line."""
+    """How it has ended, in one line: the place's state and its reason."""
     hours: float | None = None
     """Hours that it ran, where the place reports them."""
     billed_hours: float | None = None
     """Hours that are paid for, where the place reports them."""
     where: str = ""
-    """Where its results are, in the place's own terms."""
+    """Where its results are, in the place's own terms, for :meth:`Target.fetch`; "" where it left none."""
 
 
 def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds: float) -> Outcome:
-    """Polls a job until it has an outcome; prints each new state.
+    """Polls a job until it has an outcome; prints each new state. Blocks for hours; Ctrl-C raises out of it.
 
     Args:
         name: of the job, for the lines.
@@ -85,6 +85,12 @@ class Target(Protocol):
         Args:
             handle: what :meth:`submit` returned.
             folder: of the job here.
+
+        Returns:
+            How the job has ended.
+
+        Raises:
+            UserError: the place can't be reached; the job continues, and can be followed again.
         """
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
@@ -115,10 +121,13 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
 
     Args:
         command: program and arguments.
-        text: what it reads.
+        text: its standard input; None: this process's.
+
+    Returns:
+        Its standard output, without spaces at the ends.
 
     Raises:
-        UserError: it failed; its last words in a line.
+        UserError: its exit status is not 0; the message has the last line that it printed.
     """
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
@@ -140,7 +149,7 @@ class Tail:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._read = 0
+        self._read = 0  # bytes that were printed
 
     def print_new(self, last: bool = False) -> None:
         """Prints what has come since the last call, in whole lines.

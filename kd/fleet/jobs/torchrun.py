@@ -17,6 +17,7 @@ from kd.run.own_keys import whole_number
 from kd.storage.elsewhere import text_of
 
 POLL_S = 0.5
+"""Seconds between two looks at the log and the processes."""
 SCRIPT = """\
 #!/usr/bin/env bash
 # {name}: {what}
@@ -130,10 +131,10 @@ class Torchrun(Target):
 
 
 def _hosts(job: Job) -> tuple[list[str], list[str]]:
-    """The machines that train ([]: this one), and those that prepare data.
+    """The names in ``hosts`` and in ``data_hosts``: machines that train ([]: this one), and that prepare data.
 
     Raises:
-        UserError: other numbers of them than the job has machines.
+        UserError: not as many names as ``instances`` and ``data_instances`` say.
     """
     hosts = _names(job, "hosts")
     data_hosts = _names(job, "data_hosts")
@@ -157,12 +158,14 @@ def _check_number(key: str, names: list[str], count: int) -> None:
 
 
 def _runs(pid: int) -> bool:
+    """Whether a process of this machine runs; a child that has ended, and that nobody has waited for, does not."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _status(file: Path) -> str:
+    """The exit status in the file that a script's shell writes at its end; in words where the shell was killed."""
     if file.is_file():
         return text_of(file).strip()
     return "unknown (killed)"

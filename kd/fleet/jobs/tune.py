@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 POLL_S = 30
+"""Seconds between two questions for the search's state."""
 NOT_THERE = ("pruner=", "confirm=", "revive=", "name=")
 """Settings of a search that SageMaker's own has nothing for."""
 STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
@@ -26,7 +27,7 @@ STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 
 
 def planned(request: Request) -> tuple[SearchPlan, int]:
-    """Checks a search; leaves ``request`` with what each trial has in common.
+    """Checks a search; leaves ``request`` with what each trial has in common (``jobs`` and the search's keys go).
 
     Returns:
         The search, and how many trials run at a time (1 to 100).
@@ -87,7 +88,7 @@ class SageMakerSearch(sagemaker.SageMaker):
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Uploads the job's files and creates the tuning job; returns its name."""
+        """Uploads the job's files and creates the tuning job of ``request.json`` in ``folder``; returns its name."""
         with sagemaker.uploaded(job) as session:
             session.client("sagemaker").create_hyper_parameter_tuning_job(
                 **sagemaker.read_request(folder)
@@ -116,7 +117,14 @@ class SageMakerSearch(sagemaker.SageMaker):
         return followed(handle, poll, POLL_S)
 
     def _outcome(self, client: "BaseClient", answer: Mapping[str, Any]) -> Outcome:
-        """How a tuning job has ended: its best trial, that trial's metric and values, and where its model is in S3."""
+        """How a tuning job has ended: its best trial, that trial's metric and values, and where its model is in S3.
+
+        It counts as done where any trial has a result, also when the job was stopped or has failed.
+
+        Args:
+            client: SageMaker's.
+            answer: of ``DescribeHyperParameterTuningJob``.
+        """
         best = answer.get("BestTrainingJob")
         if not best:
             status = answer["HyperParameterTuningJobStatus"]
@@ -173,7 +181,10 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
 
 
 def _range(space: Space) -> tuple[str, dict[str, Any]]:
-    """A searched key as SageMaker's tuning request has it: the name of its list, and the item in it."""
+    """A searched key as SageMaker's ``ParameterRanges`` have it: the name of its list, and the item in it.
+
+    All values are text. Choices are as they would be typed on ``kd-train``'s command line.
+    """
     if space.choices is not None:
         values = [item(space.key, choice).partition("=")[2] for choice in space.choices]
         return "CategoricalParameterRanges", {"Name": space.key, "Values": values}

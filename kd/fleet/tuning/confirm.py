@@ -21,7 +21,10 @@ TEST = "test"
 
 
 def search_and_confirm(plan: SearchPlan) -> int:
-    """Searches, writes what was found after each trial, prints the table; returns the exit status."""
+    """Searches, writes what was found after each trial, prints the table; returns the exit status.
+
+    Trials run on shares of this machine, or of a Ray cluster (``jobs=ray``), which is joined for as long as this takes.
+    """
     jobs = plan.jobs
     accelerator = plan.config["trainer"]["accelerator"]
     if isinstance(jobs, int):
@@ -60,6 +63,7 @@ def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
 
 
 def _write(search: Search) -> None:
+    """Writes ``best.yaml`` and the page as they are now, the page with an earlier confirmation where there is one."""
     write_best(search.study, search.plan)
     saved = search.plan.folder / CONFIRMED
     write_page(search.study, search.plan, text_of(saved) if saved.is_file() else "")
@@ -94,7 +98,11 @@ def revive(search: Search) -> None:
 
 
 def _stopped_trial(search: Search) -> FrozenTrial:
-    """The trial that ``revive`` names, by its number or as the best by its last metric."""
+    """The trial that ``revive`` names, by its number or as the best by its last metric.
+
+    Raises:
+        UserError: no trial was stopped early, or not this one.
+    """
     name = search.plan.revive
     sign = -1
     if search.plan.objectives[0].maximize:
@@ -120,7 +128,8 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one.
 
     Returns:
-        The comparison by the first objective, and by the same metric on the test split.
+        The comparison by the first objective, and by the same metric on the test split, where there is one and all runs
+        could be measured on it.
 
     Raises:
         UserError: an objective that no seed changes, or a run that is being trained elsewhere, or fails.
@@ -147,7 +156,14 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
 
 
 def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> list[TrialRun]:
-    """Trains the winner on each seed, then the default on each; runs that have ended well are not trained again."""
+    """Trains the winner on each seed, and the default on each; runs that have ended well are not trained again.
+
+    Returns:
+        The runs in their folders below ``confirm/``: the winner's by seed, then the default's by seed.
+
+    Raises:
+        UserError: one is being trained by another process, or has failed.
+    """
     best = chosen(search.study, plan)
     assert best is not None
     command_lines = {
@@ -188,7 +204,7 @@ def _compared(
 
 
 def has_test_split(plan: SearchPlan) -> bool:
-    """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
+    """Whether the data are a folder (``ImageFolder``) that has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     class_path = str(source.get("class_path", ""))
     arguments = source.get("init_args") or {}

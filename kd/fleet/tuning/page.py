@@ -75,7 +75,10 @@ def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
 
 
 def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
-    """How many trials have ended in which way, and the time that they took, as cards."""
+    """How many trials have ended in which way, and the time that they took, as cards.
+
+    The time is the sum over all trials, also those that ran beside each other.
+    """
     states = ("complete", "pruned", "failed", "running")
     counts = {state: len(study.trials(state)) for state in states}
     seconds = sum(trial.user_attrs.get("wall_s") or 0.0 for trial in study.trials())
@@ -120,7 +123,10 @@ def _importance(study: Study) -> dict[str, Any] | None:
 
 
 def _slices(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
-    """For each searched key a chart of the first objective over its values; the best trial is marked."""
+    """For each searched key a chart of the first objective over its values; the best trial is marked.
+
+    A point is ``[x, y, name, marked]``; x is the value, or of choices the place in ``labels``.
+    """
     best = chosen(study, plan)
     marked = None
     if best is not None:
@@ -153,7 +159,12 @@ def _slices(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
 
 
 def _place(space: Space, value: Any) -> float | None:
-    """Where on its axis a value lies, in 0..1; None: the trial has none."""
+    """Where on its axis in parallel coordinates a value lies, in 0..1; None: the trial has none.
+
+    Args:
+        space: of the axis: choices at even distances in their order, a range from its low to its high end.
+        value: as Optuna stores it: of choices the label.
+    """
     if value is None:
         return None
     if space.choices is not None:
@@ -203,7 +214,10 @@ def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
 
 
 def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
-    """The first objective by epoch, a line a trial, the best drawn last; None for an objective without epochs."""
+    """The first objective by epoch, a line a trial, the best drawn last; None for an objective without epochs.
+
+    Read from the trials' ``metrics.csv``: a trial whose folder was deleted has no line.
+    """
     objective = plan.objectives[0]
     if not objective.name.startswith("val/"):
         return None

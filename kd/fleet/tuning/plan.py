@@ -51,7 +51,14 @@ class SearchObjective:
         return "maximize" if self.maximize else "minimize"
 
     def value(self, run: Path) -> float:
-        """The objective's value of a finished run: of validation metrics the best epoch's, whose student is kept."""
+        """The objective's value of a finished run, from its files.
+
+        Of validation metrics the best epoch's, whose student is exported; of ``latency_ms`` the median
+        in ``export/latency.json``; else the number in ``summary.json``.
+
+        Args:
+            run: the run's folder.
+        """
         if self.name == LATENCY:
             file = run / "export" / "latency.json"
             rows = json_of(text_of(file))["rows"]
@@ -72,9 +79,9 @@ class SearchPlan:
     """A search by its command line, checked."""
 
     items: list[str]
-    """Command line of a run, without what is searched."""
+    """Words of ``kd-train``'s command line that all trials share, without what is searched."""
     config: dict[str, Any]
-    """The resolved settings."""
+    """All settings of a run without what is searched, resolved."""
     space: tuple[Space, ...]
     """What is searched, in this order: a key before those below it."""
     objectives: tuple[SearchObjective, ...]
@@ -109,7 +116,11 @@ class SearchPlan:
         return self.config["trainer"]["max_epochs"] or 1
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same for a search to go on, by key: it is stored with the search and compared."""
+        """What must be the same to resume a search, by key: stored with the search, and compared by :func:`difference`.
+
+        All settings of a run but ``runs_dir`` and ``resume``, the spaces, and the objectives. Numbers of trials, jobs
+        and hours may change.
+        """
         settings = {}
         for key, value in flatten(self.config).items():
             if key not in ("runs_dir", "resume"):
@@ -122,6 +133,9 @@ class SearchPlan:
 
 def plan(request: Request) -> SearchPlan:
     """Checks a command line and plans its search; nothing is written.
+
+    Args:
+        request: the search's own keys and its spaces are taken out; what is left is the trials' command line.
 
     Raises:
         UserError: a key or value that no run accepts, nothing to search, or an objective that no run reports.
@@ -181,6 +195,7 @@ def _take_spaces(request: Request) -> dict[str, str]:
 
 
 def _limit(settings: dict[str, Any], key: str) -> float | None:
+    """The number of hours in ``key``; None, without a limit, where it is not given."""
     if settings.get(key) is None:
         return None
     return positive(key, str(settings[key]))
@@ -204,6 +219,13 @@ def _from_file(
         request: names the recipe.
         typed_settings: of the command line; ``tune`` is taken out.
         typed_spaces: by key; they count before those of the file.
+
+    Returns:
+        The file's settings by key, and under ``search`` all spaces by the key that is searched, the typed ones too; {}
+        without a file.
+
+    Raises:
+        UserError: a file that can't be read, has a key of no search, or names code that the user does not trust.
     """
     shipped = folder("recipes") / "tune" / f"{request.recipe}.yaml"
     if "tune" not in typed_settings and (typed_spaces or not shipped.is_file()):
@@ -309,7 +331,11 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
 def _jobs(settings: dict[str, Any]) -> int | TrialShare:
     """Trials at a time on this machine; with ``jobs=ray`` a trial's share of the cluster.
 
-    ``settings``: the search's own.
+    Args:
+        settings: the search's own, by key.
+
+    Raises:
+        UserError: more jobs than cores, or a share (``cores``, ``gpus``) without ``jobs=ray``.
     """
     share = {}
     for key, least in (("cores", 1), ("gpus", 0)):
@@ -328,7 +354,19 @@ def _jobs(settings: dict[str, Any]) -> int | TrialShare:
 
 
 def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...]:
-    """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
+    """Checks that a run takes every value, and finds the keys that only some choices of another key bring about.
+
+    Args:
+        spaces: as parsed, in any order.
+        request: the trials' command line; each value is resolved with it.
+
+    Returns:
+        The spaces, a key before those below it; ``above`` and ``under`` are set where a key depends on another. A range
+        of integers becomes one of floats where the setting is a float.
+
+    Raises:
+        UserError: a value that no run takes.
+    """
     ordered: list[Space] = []
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
         above = None  # the nearest searched key whose choices this key lies below
@@ -348,7 +386,11 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
 
 
 def _under(above: Space, space: Space, request: Request) -> tuple[tuple[Any, ...], list[Any]]:
-    """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them."""
+    """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them.
+
+    Raises:
+        UserError: no choice allows it; the message has the last refusal.
+    """
     allowed = []
     as_resolved: list[Any] = []
     refusal = None
@@ -369,7 +411,7 @@ def _as_resolved(request: Request, chosen: Sequence[tuple[str, Any]], space: Spa
     Args:
         request: the run's command line.
         chosen: keys that the space lies below, with a value each.
-        space: its examples are resolved one by one.
+        space: its examples (all choices, or both ends) are resolved one by one.
 
     Raises:
         UserError: a run refuses an example.

@@ -23,15 +23,19 @@ with suppress(ImportError):  # joined() says what is missing
 
 
 class Runner:
-    """Starts and watches a run on a machine of the cluster; where this process ends, the kernel makes the run save."""
+    """A Ray actor: starts and watches one run on a machine of the cluster.
+
+    Ray calls :meth:`run` and :meth:`signal` in threads of one process, at the same time. Where that process ends, the
+    kernel sends the run a signal, and it saves.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._signal: int | None = None
-        self._changing = threading.Lock()
+        self._signal: int | None = None  # the newest that was sent
+        self._changing = threading.Lock()  # a signal comes before the start or after it, not amidst
 
     def greet(self) -> None:
-        """Says that it is there."""
+        """Does nothing; Ray answers it once a machine has room for this actor."""
 
     def run(self, items: Sequence[str], log: str, folder: str, env: dict[str, str]) -> int:
         """Runs ``kd-train`` on the machine where Ray has placed this actor.
@@ -79,7 +83,7 @@ class RayRun:
         """Starts a trial as a Ray actor; it waits until a machine has room.
 
         Args:
-            share: cores and GPUs of the trial.
+            share: cores and GPUs of the trial; both are numbers here.
             items: words of its command line.
             log: file of its output, on a disk that all machines have.
             env: environment variables beside the machine's.
@@ -113,7 +117,10 @@ class RayRun:
         return self._status
 
     def send_signal(self, number: int, /) -> None:
-        """Sends the run a signal; a run that still waits for a machine is given up."""
+        """Sends the run a signal, without waiting for it.
+
+        A run that still waits for a machine is given up: its status is then minus the signal's number.
+        """
         if self._status is not None:
             return
         if ray.wait([self._started], timeout=0)[0]:
@@ -123,6 +130,7 @@ class RayRun:
             self._let_go()
 
     def _let_go(self) -> None:
+        """Ends the actor, and with it its claim on cores and GPUs."""
         with suppress(Exception):
             ray.kill(self._runner)
 
@@ -133,7 +141,11 @@ class RayPlace(TrialShare):
     def start(
         self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
     ) -> RayRun:
-        """Asks Ray for a machine and starts the run there; ``owner`` is not used, the lock is one of that machine's."""
+        """Requests a machine from Ray, which starts the run there once it has room; returns at once.
+
+        Arguments as of :meth:`kd.fleet.tuning.trials.TrialPlace.start`; ``owner`` is not used, since no other machine
+        can inherit it (:data:`kd.fleet.tuning.trials.RUNNER`).
+        """
         return RayRun(self, items, log, env)
 
 
@@ -166,7 +178,11 @@ def joined(share: TrialShare, accelerator: str) -> Iterator[list[TrialPlace]]:
 
 
 def _init(folder: Path) -> None:
-    """Joins, or starts a Ray whose files lie in ``folder``."""
+    """Joins the cluster that ``RAY_ADDRESS`` or this machine has; else starts a Ray here, with its files in ``folder``.
+
+    Raises:
+        UserError: no cluster at ``RAY_ADDRESS``.
+    """
     try:
         ray.init("auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
@@ -184,11 +200,14 @@ def _init(folder: Path) -> None:
 
 
 def _room(share: TrialShare, accelerator: str) -> list[TrialPlace]:
-    """A place for each trial that the cluster can run at a time.
+    """A place for each trial that the cluster can run at a time; all places are alike.
 
     Args:
-        share: cores and GPUs of a trial.
-        accelerator: the Trainer's, for messages.
+        share: cores and GPUs of a trial; a None is filled in, see :class:`kd.fleet.tuning.trials.TrialShare`.
+        accelerator: the Trainer's: only where it takes GPUs has a trial one by default.
+
+    Raises:
+        UserError: no machine has room for one trial.
     """
     machines = []  # cores and GPUs of each
     for node in ray.nodes():

@@ -24,7 +24,11 @@ SHOWN = 10
 
 
 def chosen(study: Study, plan: SearchPlan) -> Any | None:
-    """The best trial; of a Pareto front the one nearest to the best of each objective. None before any has ended."""
+    """The best finished trial, Optuna's ``FrozenTrial``; None before any has finished.
+
+    Of a Pareto front the one nearest to the best of each objective: by the sum of squared distances, each as a share of
+    the front's range in that objective.
+    """
     front = study.best()
     if not front:
         return None
@@ -42,7 +46,10 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
 
 
 def write_best(study: Study, plan: SearchPlan) -> None:
-    """Writes ``best.yaml``, a recipe that repeats the best trial; nothing before any has ended."""
+    """Writes ``best.yaml``, a recipe that repeats the best trial; nothing before any has finished.
+
+    It is the trial's own ``config.yaml``, with the user's ``runs_dir`` and progress bar, below comments with the values.
+    """
     best = chosen(study, plan)
     if best is None:
         return
@@ -67,7 +74,7 @@ def write_best(study: Study, plan: SearchPlan) -> None:
 
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
-    """All ended trials of a search: finished ones, the best first; then those stopped early, then those that failed."""
+    """All ended trials of a search: finished ones, the best by the first objective first; then stopped, then failed."""
     sign = -1 if plan.objectives[0].maximize else 1
 
     def worst_last(trial: Any) -> float:
@@ -104,7 +111,10 @@ def columns(plan: SearchPlan) -> list[str]:
 
 
 def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
-    """A trial's cells: number, objectives (or why it has none), epochs, seconds, values."""
+    """A trial's cells, in the order of :func:`columns`: number, objectives, epochs, seconds, values; "": not known.
+
+    A trial that failed or was stopped early has the reason, or its last value, in place of the first objective.
+    """
     attrs = trial.user_attrs
     values = [""] * len(plan.objectives)
     if trial.state.name == "FAIL":
@@ -138,11 +148,12 @@ class Confirmation:
     best: tuple[float, ...]
     """The winner's values, by seed."""
     default: tuple[float, ...]
-    """Values of the recipe without the search, by seed."""
+    """Values of the recipe as the user gave it, without searched settings, by seed."""
 
     def interval(self) -> tuple[float, float]:
-        """Mean difference (winner - default) and half of its 95 % interval, paired by seed
-        (:func:`kd.proof.seeds.gain_over_seeds`); it is infinite for one seed.
+        """Mean difference (winner - default) in the objective's unit, and half of its 95 % interval.
+
+        Paired by seed (:func:`kd.proof.seeds.gain_over_seeds`); the half is infinite for one seed.
         """
         gain = gain_over_seeds(self.best, self.default)
         return gain.mean, gain.half

@@ -28,6 +28,7 @@ from kd.run.train_first import teacher_settings
 from kd.storage.writing import make_folder
 
 say = partial(print, flush=True)
+"""Prints a line at once, also into a pipe."""
 POLL_S = 0.2
 """Seconds between two looks at the trials."""
 ENDED = ("complete", "pruned", "failed")
@@ -56,10 +57,7 @@ class Search:
     Args:
         plan: the search.
         free: the places where trials can run.
-        changed: called after each trial that has ended.
-
-    Raises:
-        UserError: the folder holds a search with other settings.
+        changed: called with the search after each trial that has ended, in this process: writes table and page.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class Search:
         self.stopped_by: int | None = None  # number of the signal
         self.began = time.monotonic()
         self.seconds: list[float] = []  # that each ended trial took
-        self.ended = 0  # trials, of all processes
+        self.ended = 0  # trials that have ended, of all processes
         self.shown = bar(label="all trials", total=0, disable=True)
         self.extra: list[str] = []  # settings that all trials share beside the plan's
 
@@ -136,7 +134,12 @@ class Search:
             self.shown.refresh()
 
     def _must_end(self) -> bool:
-        """Whether the hours are up; a signal, or nothing but failures, raises."""
+        """Whether the hours are up. Before it returns True or raises, all running trials have saved and ended.
+
+        Raises:
+            Stopped: a signal has come.
+            UserError: :data:`MAKES_THE_RULE` trials have failed, and no other has ended.
+        """
         if self.stopped_by is not None:
             self._end_all(signal.Signals(self.stopped_by).name)
             raise Stopped(self.stopped_by)
@@ -156,7 +159,10 @@ class Search:
         return self.plan.folder / "trials" / f"{number:04d}"
 
     def _fill(self) -> None:
-        """Starts a trial on each free place, as long as there are any."""
+        """Starts a trial on each free place: first those that an ended process has left, then new ones.
+
+        Values are drawn under the folder's lock, so that no two processes take the same trial.
+        """
         while self.free and self.stopped_by is None:
             with self.lock:
                 trial_to_run = self._take_over() or self._new()
@@ -172,7 +178,11 @@ class Search:
             job.begin([*self.plan.items, *self.extra, *values])
 
     def _take_over(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
-        """A trial that a process has begun which runs no more: trial, values by key, lock; None without any."""
+        """A trial that has begun and that no process runs any more, since its search was stopped or killed.
+
+        Returns:
+            The trial, its values by key, and its lock; None without any.
+        """
         for frozen in self.study.trials("running"):
             owner = lock_trial(self.folder_of(frozen.number))
             if owner is not None:
@@ -180,7 +190,7 @@ class Search:
         return None
 
     def _new(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
-        """A new trial: trial, values by key, lock; None where the search has as many as it shall."""
+        """A new trial, its values by key, and its lock; None where the search has all its trials."""
         trials = len(self.study.trials())
         if self.study.exhausted or trials >= self.plan.trials:
             return None
@@ -208,7 +218,10 @@ class Search:
         return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
-        """Reports the metric of each new epoch to the pruner, which may stop the trial."""
+        """Reports the metric of each new epoch to the pruner, which may stop the trial.
+
+        Only with one objective that is a validation metric: no other is known at each epoch.
+        """
         objective = self.plan.objectives[0]
         if len(self.plan.objectives) > 1 or not objective.name.startswith("val/"):
             return
@@ -222,7 +235,12 @@ class Search:
                 running.job.stop("pruned")
 
     def _end(self, running: Running) -> None:
-        """Records how a trial has ended and frees its place; one that was stopped with the search may be resumed."""
+        """Records how a trial has ended, frees its place and its lock.
+
+        Finished: complete. Stopped by the pruner: pruned. Stopped for :data:`TOO_LONG`, ended with an error,
+        or killed by somebody else: failed. One that was stopped with the search is not recorded: it stays running, and
+        the next search resumes it.
+        """
         job = running.job
         summary = job.summary()
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
@@ -255,7 +273,7 @@ class Search:
             self.changed(self)
 
     def line(self, running: Running) -> str:
-        """A trial that has ended, and how far the search is."""
+        """One line for people: how a trial has ended, with which values, and how far the search is."""
         trial = self.study.trial(running.trial.number)
         state = trial.state.name
         if state == "FAIL":
@@ -290,7 +308,10 @@ class Search:
         return text
 
     def _seconds_left(self, ended: Sequence[Any]) -> float:
-        """By the mean of the trials that have ended, and at most what is left of the hours; infinite if not known."""
+        """Seconds until the end of the search; infinite where they are not known.
+
+        By the mean of the trials that have ended, on all places at a time; at most what is left of the hours.
+        """
         seconds = self.seconds
         if not seconds:  # none has ended here yet: those before a resume
             of_runs = [trial.user_attrs.get("wall_s") for trial in ended]
@@ -305,7 +326,11 @@ class Search:
         return left_s
 
     def _end_all(self, why: str) -> None:
-        """Stops all trials and waits until they have saved: no process is left over."""
+        """Stops all trials and waits until they have saved: no process is left over.
+
+        Args:
+            why: becomes :attr:`kd.fleet.tuning.trials.TrialRun.stopped`.
+        """
         for running in self.running:
             running.job.stop(why)
         while self.running:
@@ -313,18 +338,25 @@ class Search:
             time.sleep(POLL_S)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The handler: the first signal lets trials save; a second Ctrl-C waits for none of them."""
+        """The handler of SIGTERM and SIGINT: the first lets trials save; a second Ctrl-C has them killed at once.
+
+        It only notes the signal; the loop in :meth:`run` or :meth:`wait` acts on it.
+        """
         if self.stopped_by is not None and number == signal.SIGINT:
             for job in self.jobs():
                 job.patience_s = 0
         self.stopped_by = self.stopped_by or number
 
     def jobs(self) -> list[TrialRun]:
-        """All jobs that this process holds: those that end, and those that run."""
+        """All runs that this process holds: those that confirm the winner, and the trials."""
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[TrialRun], items: Sequence[Sequence[str]]) -> None:
-        """Runs jobs to their ends, as many at a time as there are places.
+        """Runs jobs to their ends, as many at a time as there are places: those that confirm or revive a trial.
+
+        Args:
+            jobs: the runs; whether one has failed is for the caller to see.
+            items: each one's words of ``kd-train``'s command line.
 
         Raises:
             Stopped: by a signal; they have saved.
@@ -351,7 +383,11 @@ class Search:
 
 
 def _shared(plan: SearchPlan) -> list[str]:
-    """Settings of the teacher that are found out once for all trials; [] where a trial may have another teacher."""
+    """Settings of the teacher that are found out once for all trials, as ``key=value``.
+
+    A recipe without a teacher's checkpoint trains one here, before the first trial. [] without a teacher, or where a
+    trial may have another one since its settings or the data are searched.
+    """
     specs = list(teachers_in(plan.config["model"]).values())
     if not specs:
         return []

@@ -29,9 +29,9 @@ class Space:
     log: bool = False
     """Whether the range is even on a logarithmic scale."""
     above: str | None = None
-    """A searched key above this one."""
+    """A searched key whose choice decides whether this key exists; None: it exists in every trial."""
     under: tuple[Any, ...] = ()
-    """The choices of :attr:`above` under which this key exists."""
+    """The choices of :attr:`above` under which this key exists; not used where ``above`` is None."""
 
     @property
     def integer(self) -> bool:
@@ -40,7 +40,7 @@ class Space:
 
     @property
     def labels(self) -> list[Any]:
-        """The choices as a storage takes them: what is no plain value is written as JSON."""
+        """The choices as Optuna stores them, in the same order: a list, dict or None as its JSON; [] for a range."""
         labels = []
         for choice in self.choices or ():
             plain = isinstance(choice, str | int | float | bool)
@@ -54,7 +54,10 @@ class Space:
         return [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:
-        """The trial's value for this key, chosen by the sampler, in the type that the setting takes."""
+        """The trial's value for this key, chosen by the sampler: a choice as given, not as its label.
+
+        Asked again of one trial, Optuna returns the value that it remembers.
+        """
         if self.choices is not None:
             labels = self.labels
             label = trial.suggest_categorical(self.key, labels)
@@ -79,6 +82,10 @@ def parse(key: str, text: object) -> Space:
     Args:
         key: of the configuration.
         text: a list of choices, or a range as text (:data:`FORMS`).
+
+    Returns:
+        The space, which exists in every trial. Choices that are text and look like a number become one; a range with a
+        float end is one of floats.
 
     Raises:
         UserError: none of these forms, or an empty range.
@@ -155,7 +162,7 @@ def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:
 
     Args:
         spaces: of all keys; one that others depend on comes first.
-        trial: of Optuna, which remembers the values.
+        trial: of Optuna, which remembers the values under the same keys.
     """
     chosen: dict[str, Any] = {}
     for space in spaces:

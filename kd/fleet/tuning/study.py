@@ -20,6 +20,7 @@ except ImportError as error:
     raise UserError(f"searching {needs_extra('tune')} ({error})") from error
 
 JOURNAL = "journal.log"
+"""Optuna's file of all trials, in a search's folder; several processes append to it."""
 Finished = Literal["complete", "pruned", "failed"]
 """How a trial has ended."""
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL,
@@ -37,8 +38,8 @@ class Study:
         directions: ``maximize`` or ``minimize``, for each objective.
         sampler: one of :data:`SAMPLERS`.
         pruner: one of :data:`PRUNERS`.
-        epochs: of a whole trial.
-        seed: of the sampler.
+        epochs: of a trial that is not stopped early.
+        seed: of the search; each trial's sampler has one of its own.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Study:
         """Opens the journal of a search, or begins it; arguments as of the class."""
         journal = str(file_for(folder / JOURNAL))
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
-        self.exhausted = False
+        self.exhausted = False  # whether a grid has no values left
         self.study: Any = optuna.create_study(
             storage=storage,
             study_name="kd-tune",
@@ -68,11 +69,17 @@ class Study:
         vars(self.study)["stop"] = partial(setattr, self, "exhausted", True)
 
     def _sow(self) -> None:
-        """A seed of each trial's own: neither a resumed search nor one on another machine draws the same again."""
+        """Gives the sampler a seed by the number of trials so far, before each draw.
+
+        So neither a resumed search nor one on another machine draws the same values again.
+        """
         self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
 
     def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings that the search was begun with; those given where it begins now."""
+        """The settings that the search was begun with.
+
+        A search that begins now stores ``settings`` in its journal and returns them.
+        """
         if "settings" not in self.study.user_attrs:
             self.study.set_user_attr("settings", settings)
         return self.study.user_attrs["settings"]
@@ -90,7 +97,11 @@ class Study:
         return trial, suggest(spaces, trial)
 
     def again(self, number: int, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
-        """A trial that another process has begun, and its values by key; keys that have none yet get one now."""
+        """A trial that another process has begun, and its values by key.
+
+        The values are those that it was begun with; a process that was killed while it drew them left keys without one,
+        which get one now.
+        """
         trial = Trial(self.study, self.trial(number)._trial_id)
         return trial, suggest(spaces, trial)
 
@@ -110,8 +121,9 @@ class Study:
         Args:
             trial: the trial.
             state: how it has ended.
-            values: of the objectives, in their order; None without any.
-            notes: kept with it, by name.
+            values: of the objectives, in their order; None for a trial that was pruned or has failed.
+            notes: kept with it as Optuna's ``user_attrs``, by name: ``folder`` (of the run), ``wall_s``, ``epochs``, and
+                ``reason`` of a failure.
         """
         for name, value in notes.items():
             trial.set_user_attr(name, value)
@@ -120,10 +132,12 @@ class Study:
     def add(self, like: FrozenTrial, values: Sequence[float], notes: dict[str, Any]) -> None:
         """Adds a finished trial with another's parameters.
 
+        For a trial that was stopped early and is trained to its end later: Optuna does not let the first one change.
+
         Args:
             like: the other.
-            values: of the objectives.
-            notes: kept with it, by name.
+            values: of the objectives, in their order.
+            notes: as of :meth:`tell`, and ``revived``, the number of ``like``.
         """
         same: Any = {"params": like.params, "distributions": like.distributions}
         self.study.add_trial(
@@ -131,7 +145,7 @@ class Study:
         )
 
     def best(self) -> list[Any]:
-        """The best finished trial; with several objectives the Pareto front."""
+        """The best finished trial; with several objectives the Pareto front; [] before any has finished."""
         if self.trials("complete"):
             return self.study.best_trials
         return []
@@ -163,7 +177,10 @@ class _WholeLines(JournalFileSymlinkLock):
     """The journal's lock; its holder cuts off the part of a line that a killed process left."""
 
     def acquire(self) -> bool:
-        """Takes the journal's lock, and cuts a line off that a killed process has left without its end."""
+        """Takes the journal's lock, and cuts off a last line without its end, which a killed process has left.
+
+        Called by Optuna before it appends to the journal. Returns what Optuna's lock does: True.
+        """
         acquired = super().acquire()
         with existing(Path(self._lock_target_file)) as file:
             end = file.seek(0, os.SEEK_END)
@@ -176,7 +193,7 @@ class _WholeLines(JournalFileSymlinkLock):
         return acquired
 
 
-# of a seed; none unpickles what a journal holds, as Optuna's CmaEsSampler does: a journal may be a stranger's
+# each of a seed; none unpickles what a journal holds, as Optuna's CmaEsSampler does: a journal may be a stranger's
 SAMPLERS: dict[str, Callable[[int], Any]] = {
     "tpe": lambda seed: optuna.samplers.TPESampler(
         seed=seed, multivariate=True, group=True, constant_liar=True

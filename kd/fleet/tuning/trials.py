@@ -47,7 +47,14 @@ class TrialPlace(Protocol):
     def start(
         self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
     ) -> Process:
-        """Starts ``kd-train`` (or the command that the first item names)."""
+        """Starts ``kd-train`` (or the command that the first item names: ``eval``, ``latency``) and returns at once.
+
+        Args:
+            items: words of its command line.
+            log: file that its output is appended to.
+            env: variables of its environment, beside this process's.
+            owner: the trial's lock, see :func:`lock_trial`; None: the run needs none.
+        """
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Slot:
     cores: tuple[int, ...]
     """Numbers of its CPU cores; empty where they can't be dealt."""
     gpus: tuple[str, ...]
-    """Numbers of its GPUs."""
+    """Its GPUs, as CUDA_VISIBLE_DEVICES names them."""
 
     def variables(self) -> dict[str, str]:
         """Environment of the run: its GPUs, and as many OpenMP threads as it has cores unless the user has set them."""
@@ -96,7 +103,7 @@ class Slot:
 
 
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
-    """This machine in ``jobs`` shares of its cores and of its ``gpus`` (UUIDs).
+    """This machine in ``jobs`` shares of its cores and of its ``gpus`` (see :func:`gpus_of`).
 
     With fewer GPUs than jobs, several shares have the same GPU.
     """
@@ -111,7 +118,11 @@ def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
 
 
 def gpus_of(accelerator: str) -> list[str]:
-    """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them: by number, or as the user has set it.
+
+    Args:
+        accelerator: the Trainer's; [] unless it is one that takes GPUs.
+    """
     if accelerator not in ("auto", "gpu", "cuda"):
         return []
     import torch
@@ -135,7 +146,14 @@ class TrialShare:
 
 
 def lock_trial(folder: Path) -> IO[str] | None:
-    """Locks a trial's folder for this search and its run; None while another process, or a run's RUNNER, holds it."""
+    """Locks a trial's folder for this search and its run; None while another process holds it.
+
+    The lock is on the file ``owner``, which the run inherits: it holds also where the search was killed and its run
+    still saves. A run on another machine can't inherit it and locks :data:`RUNNER` instead, which must be free as well.
+
+    Returns:
+        The open file; closing it, in the search and in the run, frees the trial.
+    """
     owner = _locked(folder / "owner")
     if owner is not None and (folder / RUNNER).exists():
         running = _locked(folder / RUNNER)
@@ -178,7 +196,7 @@ class TrialRun:
     stopped: str = ""
     """Why the search has stopped it; "" where it has not."""
     stopped_at: float = 0.0
-    """When, on the monotonic clock."""
+    """When it was stopped, in seconds of the monotonic clock; 0 where it was not."""
     patience_s: float = field(default_factory=lambda: KILL_S)
     """Seconds that it may take to save and end."""
     timed: bool = False
@@ -192,8 +210,12 @@ class TrialRun:
         return self.folder / self.recipe / "000"
 
     def begin(self, items: Sequence[str]) -> None:
-        """Starts the run with the words ``items``, or resumes it from its last checkpoint; nothing if it has ended
-        well.
+        """Starts the run, or resumes it from its last checkpoint; nothing if it has ended well.
+
+        A run without a checkpoint begins anew: what it had written is deleted.
+
+        Args:
+            items: words of ``kd-train``'s command line; not used where it is resumed.
         """
         self.items = items
         self.process = None
@@ -214,7 +236,7 @@ class TrialRun:
         return (self.run / "export" / "latency.json").is_file()
 
     def time_student(self) -> bool:
-        """Starts measuring the student's speed; False if that was measured, or started, before."""
+        """Starts ``kd-latency`` on the run's student, as :attr:`process`; False if it was measured, or started, before."""
         if self.has_latency or self.timed:
             return False
         self.timed = True
@@ -224,6 +246,7 @@ class TrialRun:
         return True
 
     def _start(self, items: Sequence[str]) -> None:
+        """Starts a command on the trial's place; its output goes to :data:`LOG`, its process becomes :attr:`process`."""
         from kd.callbacks.preflight import FOLDER
 
         search_folder = self.folder.parents[1].resolve()
@@ -245,7 +268,11 @@ class TrialRun:
 
     @property
     def status(self) -> int | None:
-        """The exit status, None while it runs. Reading it kills a run that won't stop, and restarts a lost one."""
+        """The exit status, negative for a signal; None while it runs; 0 where there was nothing to run.
+
+        Reading it acts: it kills a run that was stopped :attr:`patience_s` ago and still runs, and starts one again
+        whose machine was lost, up to :data:`MOST_LOST` times (then the status is 1). So it must be read often.
+        """
         if self.process is None:
             return 0
         status = self.process.poll()
@@ -287,7 +314,8 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
         slot: where it is measured.
 
     Returns:
-        Metrics by name; {} where the evaluation has failed.
+        Metrics by name, without the split's name; {} where the evaluation has failed, which is printed. Waits until
+        then.
     """
     file = run / f"eval_{split}.json"
     if not file.is_file():
@@ -302,7 +330,7 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
-    """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it."""
+    """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it; [] without the file, or a torn one."""
     try:
         with lines_of(run / "metrics.csv", LARGEST_LOG) as lines:
             values = []

@@ -136,6 +136,22 @@ def test_every_place_tells_the_global_batch_in_the_same_words(
     }
 
 
+def test_fewer_processes_than_gpus(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The launcher starts as many as the run wants: it would refuse others when the job has begun."""
+    settings = [
+        f"recipe={tiny}",
+        "instances=1xgpu:8",
+        "trainer.accelerator=auto",
+        "trainer.devices=4",
+        "data.batch_size=16",
+    ]
+    assert "--nproc-per-node=4 " in shown(capsys, "torchrun", *settings)
+    assert "--ntasks-per-node=4\n" in shown(capsys, "slurm", *settings)
+    items = [*settings[:3], "trainer.devices=[0, 1]", "data.batch_size=16", "--dry-run"]
+    assert main("launch", ["slurm", *items]) == 0
+    assert "pictures in an optimizer step: 32 = 16 x 2 processes (" in capsys.readouterr().err
+
+
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
                  "trust=tests")  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import re
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from kd.cli import main
 from kd.fleet.jobs.channels import Channel
+from kd.fleet.jobs.sagemaker import _Log
 from kd.launch.groups import gpus_of
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -167,6 +169,33 @@ def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFi
         in told.err
     )
     assert json.loads(told.out)["RoleArn"] == "arn:aws:iam::ACCOUNT:role/NAME"
+
+
+def test_a_log_of_several_pages_is_printed_whole(
+    cloud: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page holds 10,000 lines; of a job that has ended no second look is taken."""
+    logs = boto3.client("logs")
+    place = {"logGroupName": _Log.GROUP, "logStreamName": "tiny-1/algo-1-1600000000"}
+    logs.create_log_group(logGroupName=_Log.GROUP)
+    logs.create_log_stream(**place)
+    log = _Log(logs, "tiny-1")
+    log.print_new()
+    assert capsys.readouterr().out == ""
+    now_ms = round(1000 * time.time())
+    for first in range(0, 12_000, 4_000):
+        events = [
+            {"timestamp": now_ms + number, "message": f"line {number}"}
+            for number in range(first, first + 4_000)
+        ]
+        logs.put_log_events(**place, logEvents=events)
+    log.print_new()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"algo-1: line {number}" for number in range(12_000)]
+    logs.put_log_events(**place, logEvents=[{"timestamp": now_ms + 12_000, "message": "end"}])
+    log.print_new()
+    log.print_new()
+    assert capsys.readouterr().out == "algo-1: end\n"
 
 
 def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
