@@ -8,7 +8,7 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.report.prices import by_kind, input_machines, price_of, read_prices
-from kd.report.rules import RULES, by_rule, thresholds_of
+from kd.report.rules import RULES, by_rule, counts_of, thresholds_of
 from kd.settings import MonitorSettings
 
 
@@ -64,8 +64,11 @@ class MonitorSpec(MonitorSettings):
         return {name: value for name, value in costs.items() if value not in (None, {})}
 
     def _check_rules(self) -> None:
-        """Refuses rules and thresholds that do not exist in ``actions`` and ``thresholds``, and webhooks without an
-        address.
+        """Checks ``actions`` and ``thresholds``.
+
+        Raises:
+            UserError: a rule or threshold that does not exist, a count that is no whole number, or a webhook without an
+                address.
         """
         for rule, action in (self.actions or {}).items():
             _known(f"monitor.actions.{rule}", rule, list(RULES))
@@ -78,8 +81,13 @@ class MonitorSpec(MonitorSettings):
                 )
         for rule, values in by_rule(self.thresholds or {}).items():
             _known(f"monitor.thresholds.{rule}", rule, list(RULES))
-            for name in values:
-                _known(f"monitor.thresholds.{rule}.{name}", name, list(thresholds_of(rule)))
+            counts = counts_of(rule)
+            for name, value in values.items():
+                key = f"monitor.thresholds.{rule}.{name}"
+                _known(key, name, list(thresholds_of(rule)))
+                least = 0 if name in ("skip", "ignore") else 1
+                if name in counts and not (value >= least and float(value).is_integer()):
+                    raise UserError(f"{key}: must be a whole number >= {least}, got {value:g}")
 
 
 def _known(key: str, name: str, names: list[str]) -> None:

@@ -123,6 +123,16 @@ def thresholds_of(rule: str) -> dict[str, float]:
     return thresholds
 
 
+def counts_of(rule: str) -> list[str]:
+    """The thresholds of a rule that count samples, steps, epochs or pictures, by name: whole numbers.
+
+    Args:
+        rule: a key of :data:`RULES`.
+    """
+    parameters = inspect.signature(RULES[rule]).parameters
+    return [name for name in thresholds_of(rule) if parameters[name].annotation is int]
+
+
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     """Thresholds by rule and argument.
 
@@ -175,8 +185,12 @@ class Rulebook:
         self.apply(name, lambda rule: rule(numbers), student)
 
     def thresholds_of(self, name: str) -> dict[str, float]:
-        """The thresholds that the user has set for a rule, by argument."""
-        return self._thresholds.get(name, {})
+        """The thresholds that the user has set for a rule, by argument; settings hold counts as floats."""
+        thresholds: dict[str, float] = {}
+        counts = counts_of(name)
+        for argument, value in self._thresholds.get(name, {}).items():
+            thresholds[argument] = int(value) if argument in counts else value
+        return thresholds
 
     def apply_group(self, what: str, apply: Callable[[], None]) -> None:
         """Applies rules that read the same numbers; a failure of these numbers is reported once.

@@ -219,15 +219,14 @@ def overtraining(
     """
     if len(val) <= patience:
         return None
-    epochs = int(patience)
-    best_before = max(val[:-epochs])
-    best_since = max(val[-epochs:])
+    best_before = max(val[:-patience])
+    best_since = max(val[-patience:])
     if best_since >= best_before + delta:
         return None
-    text = f"{metric} has been no better than {format_metric(metric, best_before)} for {patience:g} epochs"
+    text = f"{metric} has been no better than {format_metric(metric, best_before)} for {patience} epochs"
     if len(kl) > patience:
-        least_before = min(kl[:-epochs])
-        least_since = min(kl[-epochs:])
+        least_before = min(kl[:-patience])
+        least_since = min(kl[-patience:])
         if -least_since >= -least_before + delta:
             return None
         text += f", val/kl no lower than {least_before:.3f}"
@@ -531,7 +530,7 @@ def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Find
     """
     if len(unchanged) < times:
         return None
-    newest = [set(names) for names in unchanged[-int(times) :]]
+    newest = [set(names) for names in unchanged[-times:]]
     names = set.intersection(*newest)
     if not names:
         return None

@@ -200,6 +200,10 @@ def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
             "monitor.thresholds.Overtraining.pace=3",
             "monitor.thresholds.Overtraining.pace: no 'pace'; known: patience",
         ),
+        (
+            "monitor.thresholds.Overtraining.patience=2.5",
+            "monitor.thresholds.Overtraining.patience: must be a whole number >= 1, got 2.5",
+        ),
         ("monitor.budget=5", "monitor.budget: 5 needs monitor.price_per_hour"),
         (
             "monitor.prices=table.yaml",

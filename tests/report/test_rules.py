@@ -8,7 +8,7 @@ import pytest
 
 from kd.report.limits import Swing
 from kd.report.records import RunRecords, read_run
-from kd.report.rules import RULES, Explained, by_rule, thresholds_of
+from kd.report.rules import RULES, Explained, by_rule, counts_of, thresholds_of
 from kd.report.training_rules import student_under_trained, teacher_near_chance
 from tests._pages import write_run
 
@@ -246,6 +246,21 @@ def test_thresholds_are_arguments() -> None:
     assert RULES["LowGPUUtilization"]([60] * 1600, low=50) is None
     assert RULES["StepOutlier"]([50.0] * 2000 + [500.0] * 5, ignore=2) is not None
     assert RULES["ExplodingTensor"]([math.nan] * 3) is not None
+
+
+def test_counts_of_settings_are_whole_numbers(tmp_path: Path) -> None:
+    """``monitor.thresholds`` holds floats; a count among them is an index of a series."""
+    run = read_run(write_run(tmp_path / "run"))
+    expected = [finding.rule for finding in Explained(run).findings]
+    thresholds = {
+        rule: {name: float(value) for name, value in thresholds_of(rule).items()} for rule in RULES
+    }
+    run.config = {**run.config, "monitor": {"thresholds": thresholds}}
+    explained = Explained(run)
+    assert [finding.rule for finding in explained.findings] == expected
+    assert explained.failures == []
+    assert counts_of("Overtraining") == ["patience"]
+    assert counts_of("BatchSize") == ["window", "skip"]
 
 
 def test_a_run_that_balances_its_classes_is_not_warned_of_them(tmp_path: Path) -> None:
