@@ -56,7 +56,12 @@ def prometheus_rules() -> dict[str, Any]:
 
 
 def alarms(namespace: str, topic: str | None = None) -> list[dict[str, Any]]:
-    """Requests of ``PutMetricAlarm``; each alarm watches its rule in all runs that send to the namespace."""
+    """Requests of CloudWatch's ``PutMetricAlarm``, one for each rule; each watches all runs that send to the namespace.
+
+    Args:
+        namespace: of the metrics, ``monitor.cloudwatch``.
+        topic: ARN of the SNS topic that is notified; None: the alarm only changes its state.
+    """
     return [
         {
             "AlarmName": f"{namespace} {rule}",

@@ -10,8 +10,10 @@ from kd.report.records import RunRecords
 def asked_answers(run: RunRecords) -> Section | None:
     """A table with a row for each teacher behind an address; None without one.
 
+    A run that was resumed, by one process after the other, has a second row for its last process alone.
+
     Args:
-        run: read from its folder.
+        run: read from its folder; ``asked`` of its teacher has the counts by the teacher's name ("" for the only one).
     """
     by_teacher = run.teacher.get("asked")
     if not isinstance(by_teacher, dict) or not by_teacher:
@@ -37,7 +39,12 @@ def asked_answers(run: RunRecords) -> Section | None:
 
 
 def _counted(counts: Mapping[str, Any]) -> list[str]:
-    """Cells of what was counted: pictures, requests, repeated ones, seconds, milliseconds a picture and the price."""
+    """Cells of what was counted: pictures, requests, repeated ones, seconds, milliseconds a picture and the price.
+
+    Args:
+        counts: ``asked`` (pictures), ``requests``, ``repeated``, ``seconds`` (waited for answers), and ``price`` where
+            one was given, in the user's currency.
+    """
     asked = counts["asked"]
     seconds = counts["seconds"]
     ms = ""

@@ -209,6 +209,7 @@ def _goodness(
 
 
 def _class_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    """A class of ``fidelity.json`` for the card: name, pictures, score of teacher ("" without one) and student."""
     return row["name"], row["count"], _percent(row.get("teacher")), _percent(row["student"])
 
 
@@ -255,7 +256,10 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
 
 
 def _plain(value: object) -> object:
-    """No name opens markup, ends a cell or begins a line."""
+    """A value for Markdown: escaped, so that no name opens markup, ends a cell or begins a line; :class:`Raw` as it is.
+
+    Jinja calls it for each value that the template prints.
+    """
     if isinstance(value, Raw):
         return value
     return in_markdown(str(value))

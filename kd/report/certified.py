@@ -8,7 +8,9 @@ from kd.storage.elsewhere import mapping_of
 
 
 def certificates_of(run: RunRecords) -> list[tuple[str, list[str]]]:
-    """What was compared, and the certificate's lines: of each ``eval_*.json`` and of the exports that were kept.
+    """What was compared (a split, or ``export NAME``), and the certificate's lines, a sentence each.
+
+    Of each ``eval_*.json`` and of the exports that were kept; what was not certified is left out.
 
     Args:
         run: read from its folder.

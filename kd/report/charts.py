@@ -53,7 +53,15 @@ JPEG = "data:image/jpeg;base64,"
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object
 ) -> Section:
-    """A section with a table; ``more`` are its further keys (``note``, ``sort``)."""
+    """A section with a table.
+
+    Args:
+        title: of the section.
+        columns: names.
+        rows: cells, text or numbers.
+        more: further keys that the page reads: ``note`` (below the title), ``empty`` (text in place of no rows),
+            ``folded``, ``long`` (wide texts), ``links`` (the first column leads to the run of that name).
+    """
     return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
 
 
@@ -122,7 +130,7 @@ def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
 
 
 def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:
-    """``value`` of each of up to :data:`BINS` equal slices."""
+    """``value`` of each of up to :data:`BINS` slices of equal length, in order; the last may be shorter."""
     size = max(1, math.ceil(len(items) / BINS))
     values = []
     for first in range(0, len(items), size):
@@ -132,6 +140,7 @@ def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list
 
 
 def _average(values: Sequence[float | None]) -> float:
+    """The mean of the values that are known; NaN, a gap in a chart, where none is."""
     known = [value for value in values if value is not None]
     return round(ratio(sum(known), len(known), otherwise=math.nan), 4)
 
@@ -139,13 +148,13 @@ def _average(values: Sequence[float | None]) -> float:
 def _chart(
     title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
 ) -> Section | None:
-    """A line of each of ``keys``: its label, and its name in the ``rows``.
+    """A chart with a line for each of ``keys``, averaged over the slices of :func:`_binned`; None without values.
 
     Args:
         title: of the chart.
-        x: common to all lines.
+        x: of each slice of ``rows``, common to all lines.
         x_name: its name and unit.
-        rows: readings, one for each x.
+        rows: readings in order; a reading may lack a key.
         keys: name in a row by the line's label.
     """
     lines = {}
@@ -156,7 +165,10 @@ def _chart(
 
 
 def phase_chart(facts: Facts) -> Section | None:
-    """The phases of a step in ms, stacked over the steps of the typical rank; None without recorded steps."""
+    """The phases of a step in ms, stacked over the steps of the typical rank; None without recorded steps.
+
+    ``bars`` are means of the recorded steps of a slice; ``mean`` and ``share`` are exact, over all steps of the run.
+    """
     if not facts.steps:
         return None
     used = [name for name in PHASES if any(name in step["p"] for step in facts.steps)]
@@ -190,7 +202,10 @@ def _seconds(samples: Sequence[Sample]) -> list[float]:
 
 
 def heat(run: RunRecords) -> Section | None:
-    """How busy each core and GPU was over time, in %; None without samples."""
+    """How busy each core and GPU was over time, in %, a row each; None without samples.
+
+    The time axis is that of the first machine.
+    """
     rows = []
     for node, samples in run.samples.items():
         where = ""

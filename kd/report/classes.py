@@ -164,5 +164,5 @@ def _matrix(
 
 
 def _gain_and_score(row: dict[str, Any]) -> tuple[float, float]:
-    """What a class has gained over the teacher, then its score."""
+    """What a class has gained over the teacher, then its score: the order of the bars, the largest loss first."""
     return row["student"] - row.get("teacher", 0.0), row["student"]

@@ -203,7 +203,15 @@ def _outcome(facts: Facts) -> Numbers:
 
 
 def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section | None:
-    """The classes whose share of right answers differs most, of each run's (first) student."""
+    """The :data:`CLASSES` classes whose share of right answers differs most, of each run's (first) student.
+
+    None where one of the runs has counted none, or they have other classes.
+
+    Args:
+        before: the first run.
+        after: the last.
+        names: of all runs; the first and the last head the columns.
+    """
     first = before.run.confusion_of(before.run.students[0])
     last = after.run.confusion_of(after.run.students[0])
     if not first or not last or before.run.classes != after.run.classes:
@@ -341,10 +349,14 @@ def _quotient(a: float | None, b: float | None) -> float | None:
 
 
 def _change(name: str, before: float | None, after: float | None) -> str:
-    """How a number has changed from ``before`` to ``after``: a metric in points, utilisation in percent, else by a
-    factor.
+    """How a number has changed from ``before`` to ``after``, for the table's last column; "" where one is not known.
 
-    "" where one of them is not known.
+    A metric in points or its units, utilisation in percentage points, any other number by a factor.
+
+    Args:
+        name: of the row: ``... val METRIC`` of a metric, ``... (%)`` of utilisation.
+        before: of the first run.
+        after: of the last.
     """
     _, is_metric, metric = name.partition(" val ")
     if is_metric:
@@ -408,7 +420,11 @@ def headline(explained: Sequence[Explained]) -> list[str]:
 
 
 def _headline(before: Facts, after: Facts) -> str:
-    """How much faster the last run is, for the same devices and for each, and by which phase."""
+    """How much faster the last run is, in a sentence, and by which phase.
+
+    With as many devices by pictures a second; with another number of them by hours an epoch, altogether and for each
+    device-hour.
+    """
     change = _largest_change(before, after)
     more_devices = ratio(after.devices, before.devices)
 

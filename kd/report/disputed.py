@@ -9,7 +9,10 @@ FILE = "disputed.json"
 
 
 def disputed(run: RunRecords) -> list[Section]:
-    """The section; none where nothing was looked for, or nothing found."""
+    """The section of the run's page, in a list; [] where no labels were checked, or none are disputed.
+
+    A file that can't be read is named in the run's notes.
+    """
     found = mapping_of(run.folder / FILE)
     try:
         line = disputed_line(found)
@@ -25,7 +28,11 @@ def disputed(run: RunRecords) -> list[Section]:
 
 
 def _item(example: dict[str, object]) -> Section:
-    """A picture with its label and what its neighbours in the features say."""
+    """A picture of :data:`FILE` as an item of the gallery: its label, the suggested one, and what the models answer.
+
+    Raises:
+        KeyError, ValueError: a key is missing, a probability is no number, or the picture is no JPEG of the page.
+    """
     image = str(example["image"])
     if not image.startswith(JPEG):
         raise ValueError("no picture")

@@ -22,7 +22,8 @@ class TierFacts:
     """The tier over a run, of all training processes together."""
 
     machines: dict[str, dict[str, Any]]
-    """By node, at the end: name, cores, makers, batches, busy_s, mb."""
+    """By node: ``name``, ``cores`` and ``gone`` at the end, ``makers`` of all training processes, and since the first
+    reading ``batches``, ``busy_s`` (seconds that makers worked, added up) and ``mb`` (sent)."""
     seconds: float
     """Between the first reading and the last."""
     ready: float
@@ -82,7 +83,7 @@ class Facts(StepFacts):
     # -- the run's length ----------------------------------------------------------------------------------------------
     @cached_property
     def batches_per_epoch(self) -> float:
-        """Of one process; infinite where the data set has no end."""
+        """Batches of an epoch that one training process takes; infinite where the data set has no end."""
         return self.header.get("batches_per_epoch") or math.inf
 
     @cached_property
@@ -103,14 +104,14 @@ class Facts(StepFacts):
 
     @cached_property
     def epochs_done(self) -> float | None:
-        """Of a run that was stopped inside an epoch, its part too."""
+        """Epochs that the run has trained so far, with the part of one that is not finished; None: nothing is known."""
         if self.steps and math.isfinite(self.batches_per_epoch):
             return ratio(self.steps[-1]["step"] + 1, self.batches_per_epoch)
         return self.run.summary.get("epochs")
 
     @cached_property
     def startup(self) -> dict[str, Any]:
-        """The newest start: seconds until the first step was done, and its parts."""
+        """The newest start: ``s``, seconds until the first step was done (0: not recorded), and ``parts``, by name."""
         return self.run.event("startup") or {"s": 0.0, "parts": {}}
 
     @cached_property
@@ -153,7 +154,7 @@ class Facts(StepFacts):
 
     @cached_property
     def images_per_s(self) -> float | None:
-        """Of all processes, from the mean step; validation is left out."""
+        """Pictures a second of all processes, from the mean step without validation; None without steps."""
         if not self.header or not self.step_ms:
             return None
         batch_size = self.header.get("batch_size", 0)
@@ -163,14 +164,14 @@ class Facts(StepFacts):
 
     @cached_property
     def price(self) -> float | None:
-        """Of an hour of the whole job: as the run knew it, by number or by table."""
+        """Price of an hour of the whole job, as the run had it from a number or a table; None: not given."""
         return self.header.get(
             "price_per_hour", (self.run.config.get("monitor") or {}).get("price_per_hour")
         )
 
     @cached_property
     def devices(self) -> int:
-        """Training processes: one a GPU, or one a process on CPUs."""
+        """Training processes of all machines: one a GPU, or one a process on CPUs."""
         return self.header.get("world_size") or self.run.summary.get("world_size") or 1
 
     @cached_property
@@ -292,7 +293,13 @@ class Facts(StepFacts):
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
     def best_val(self, student: str = "") -> float | None:
-        """The task's main metric of the student that is exported; while the run trains, its best value so far."""
+        """The task's main metric of the student that is exported; while the run trains, its best value so far.
+
+        None where it was not validated.
+
+        Args:
+            student: its name; "" for a single one.
+        """
         metric = self.run.primary
         exported = self.run.model_of(student).get("best_val") or {}
         has_ended = "status" in self.run.summary
@@ -313,7 +320,10 @@ class Facts(StepFacts):
 
 
 def tier_of(run: RunRecords) -> TierFacts | None:
-    """The tier's readings of all ranks together; None where there are too few."""
+    """The data tier's readings of all ranks together; None without two readings of any rank.
+
+    Counts of a machine grow from reading to reading; what was made is the difference of the newest and the first one.
+    """
     by_rank = [readings for readings in run.tier.values() if len(readings) > 1]
     if not by_rank:
         return None

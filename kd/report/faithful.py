@@ -114,15 +114,21 @@ def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Se
     return [numbers, lines]
 
 
-def _calibration(content: dict[str, Any], of: str) -> Section:
-    """Share right by confidence, at the middle of each bin; a calibrated model is on the diagonal."""
+def _calibration(content: dict[str, Any], of: str) -> Section | None:
+    """Share right by confidence, at the middle of each bin; a calibrated model is on the diagonal.
+
+    None where no model was judged: no validation picture has a known label.
+    """
     middles = [round((i + 0.5) / BINS, 2) for i in range(BINS)]
     curves = content["reliability"]
+    if not curves:
+        return None
     series = {}  # in the order of the page's colours
     if "teacher" in curves:
         series["teacher"] = _curve(curves["teacher"])
     series["as sure as right"] = list(middles)
-    series["student"] = _curve(curves["student"]) if "student" in curves else list(middles)
+    if "student" in curves:
+        series["student"] = _curve(curves["student"])
     return {
         "kind": "lines",
         "title": f"Share right by confidence{of}",

@@ -28,7 +28,8 @@ def write_report(explained: Explained, file: Path) -> Path:
 def write_explained(folder: Path, summary: dict[str, Any]) -> None:
     """Adds verdict and findings to a run's summary, and writes ``summary.json`` and ``report.html``.
 
-    A report that can't be made is reported on stderr: the run is worth more.
+    Called at a run's end by the process of rank 0. Errors are printed on stderr and never raised: a report that can't
+    be made must not fail the run.
 
     Args:
         folder: of the run, with its records.
@@ -71,14 +72,18 @@ def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]
 
 
 def page(content: dict[str, Any]) -> str:
-    """One HTML page that needs no network, from its title and sections."""
+    """One HTML page that needs no network: ``page.html`` with ``content`` as JSON in it.
+
+    Args:
+        content: ``title`` and ``sections``; of a page that is served while a run trains also ``every``, the seconds
+            between two reloads.
+    """
     text = in_html(finite(content))
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
 
 
 def finite(value: object) -> object:
-    """A copy of plain values with None in place of NaN and infinity, which JSON lacks."""
-    # JSON has no NaN
+    """A copy of plain values with None in place of NaN and infinity, which JSON lacks; tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -9,7 +9,7 @@ from kd.report.charts import Section, table
 from kd.report.facts import DATA_WAIT_AT, Facts
 from kd.report.limits import cores_needed
 from kd.report.metric import short
-from kd.report.prices import counted
+from kd.report.prices import machines_of
 from kd.report.step_facts import phase_share
 from kd.report.what_if import (
     Change,
@@ -48,7 +48,11 @@ class Way:
 
 
 def cores_wanted(facts: Facts) -> tuple[int, float] | None:
-    """Cores a GPU that would keep up, and those that are there; ``None``: these cores hold no GPU up."""
+    """Cores a GPU that would keep up, and those that are there.
+
+    None where loading does not hold a GPU up: on CPUs, with a data tier, where the step hardly waits, or where there
+    are enough cores.
+    """
     if facts.run.tier or facts.cpu or phase_share(facts.phases, "data") < DATA_WAIT_AT:
         return None
     needed = cores_needed(facts)
@@ -59,8 +63,10 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
 
 
 def ways(facts: Facts) -> list[Way]:
-    """What the run could do about its input, with ms a step and the price of an hour: as it is; views on the device;
-    larger machines; machines beside that make all batches.
+    """What the run could do about its input, with ms a step and the price of an hour.
+
+    In this order: as it is; views made on the device; larger machines; machines beside that make all batches. The first
+    is measured, the others are at best.
     """
     rest = facts.step_ms - facts.phases["data"]
     price = facts.price
@@ -81,6 +87,7 @@ def ways(facts: Facts) -> list[Way]:
 
 
 def _has_gpus(machines: Mapping[str, Mapping[str, Any]], name: str) -> bool:
+    """Whether the run's table of prices says that a machine has GPUs."""
     machine = machines.get(name, {})
     return bool(machine.get("gpus"))
 
@@ -94,7 +101,7 @@ def _larger(facts: Facts, rest: float) -> Iterator[Way]:
     """
     machines = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
-    instances = counted(monitor.get("instances") or [])
+    instances = machines_of(monitor.get("instances") or [])
     trains_on = [(name, count) for count, name in instances if _has_gpus(machines, name)]
     if not trains_on:
         return
@@ -123,8 +130,9 @@ def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
 
 
 def costs_by_kind(facts: Facts) -> Section | None:
-    """The table of the page: the price of an hour, 1000 steps, an epoch and the run, on demand, on spot, and half of
-    each.
+    """The page's table of what an hour, 1000 steps, an epoch and the run cost: on demand, on spot, and half of each.
+
+    None where the run had no table of prices.
     """
     prices = facts.header.get("prices")
     if not prices:
@@ -177,7 +185,7 @@ def _saved(now: Way, way: Way) -> str:
 
 
 def tier_table(facts: Facts) -> Section | None:
-    """The table of the page: each machine, and the queue."""
+    """The page's table of the data tier: what each machine has made, and below it the queue; None without a tier."""
     tier = facts.tier
     if tier is None:
         return None
@@ -197,6 +205,7 @@ def tier_table(facts: Facts) -> Section | None:
 
 
 def _rate(value: float, seconds: float) -> float:
+    """``value`` a second; 0 where no time has passed."""
     if seconds:
         return round(value / seconds, 2)
     return 0.0
@@ -322,7 +331,10 @@ def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str
 
 
 def _counts(compared: _Comparison) -> list[str]:
-    """From which number on it pays; beyond the fewest that do each more only costs more."""
+    """From which number of machines on the tier pays, and which number costs least, in a sentence; [] without prices.
+
+    Numbers up to the fewest with which no step waits are tried: beyond it each more only costs more.
+    """
     machine_price = compared.machines.price
     cost_now = compared.now.cost
     if compared.change.price is not None or machine_price is None or cost_now is None:
@@ -345,7 +357,10 @@ def _counts(compared: _Comparison) -> list[str]:
 
 
 def _price(compared: _Comparison) -> list[str]:
-    """The price of one machine at which the run costs as much as before."""
+    """The price of one data machine at which the run costs as much as before, in a sentence.
+
+    Of the whole job's price where that is not known. [] where the change has as many machines, or other ones.
+    """
     machines = compared.machines
     machines_now = compared.machines_now
     now = compared.now

@@ -29,7 +29,12 @@ def learning(facts: Facts) -> list[Section | None]:
 
 
 def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
-    """k-NN and ridge probe of a student's features over the epochs, beside the teachers'; and their effective rank."""
+    """Charts of a student's features over the epochs: k-NN and ridge probe beside the teachers', and RankMe.
+
+    Args:
+        run: the records; accuracies are shares of 1, RankMe is a number of directions.
+        student: its name; "" for a single one.
+    """
     place = f"{student}/" if student else ""
     name = student or "student"
     of_student = {}
@@ -66,7 +71,10 @@ def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
 
 
 def headline(facts: Facts) -> Section | None:
-    """The share of the teacher's accuracy that the (best) student keeps, and how small it is."""
+    """The page's first sentence: what the best student reaches, beside its teacher, and how small it is.
+
+    A share of the teacher's metric where the metric is a share; else both values. None where nothing was validated.
+    """
     run = facts.run
     metric = facts.run.primary
     scores = {}
@@ -134,7 +142,12 @@ def _sizes(run: RunRecords) -> Section | None:
 
 
 def _timed_rows(run: RunRecords, models: Iterable[str]) -> list[list[object]]:
-    """What ``kd-latency`` has measured: a row for each of its first settings, ms in the order of the models."""
+    """What ``kd-latency`` has measured: a row for each of its first :data:`SETTINGS` settings, median ms a batch.
+
+    Args:
+        run: with the rows of ``latency.json``.
+        models: the table's columns, in order; "" where a model was not timed under a setting.
+    """
     ms_by_setting: dict[str, dict[str, float]] = {}
     for row in run.latency:
         setting = timed_with(row)

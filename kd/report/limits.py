@@ -32,7 +32,7 @@ class Limit:
     lever: str
     """What to change."""
     gain: float | None
-    """Predicted speed-up of the lever; None: unknown."""
+    """Predicted speed-up of the lever, time before over time after (1.5: the step takes two thirds); None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,13 @@ def checkpoint_bound(facts: Facts, at: float = 0.05) -> Limit | None:
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
     """The time before the first step is a share ``at`` of the whole run, and at least ``least_s`` seconds.
 
-    The gain is that without the start's longest part, which the lever names; the rest of a start stays.
+    The gain is that without the start's longest part, which the lever names; the rest of a start stays. It is one of
+    the run's time, where the gains of other limits are of a step's.
+
+    Args:
+        facts: of the run; of one that still trains its planned length counts.
+        at: share of the run, 0 to 1.
+        least_s: seconds.
     """
     startup_s = facts.startup["s"]
     parts = facts.startup["parts"]
@@ -480,7 +486,10 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
 
 
 def _share_cores(facts: Facts) -> str:
-    """``2 training processes, 8 loader processes and 2 compute threads share 4 cores``."""
+    """Who shares the cores of a machine, in words.
+
+    ``2 training processes, 8 loader processes and 2 compute threads share 4 cores``; one training process is not named.
+    """
     processes = facts.processes
     counts = {
         "training process": processes if processes > 1 else 0,
@@ -506,7 +515,13 @@ def _count(count: int, what: str) -> str:
 
 
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
-    """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``."""
+    """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``.
+
+    Args:
+        facts: of the run; None on CPUs, and where the GPU's use is not known.
+        at: share of the step, 0 to 1.
+        busy_below: share of the time that the GPU computes, 0 to 1.
+    """
     step = facts.step_ms
     launch_ms = facts.per_step("launch_ms")
     gpu_busy = facts.gpu_busy

@@ -52,7 +52,16 @@ class Live(ThreadingHTTPServer):
         """The newest page of each run's folder."""
 
     def content(self, name: str) -> dict[str, Any] | None:
-        """What a page shows: of a run, or the list of all; ``None``: unknown name."""
+        """What a page shows: of a run, or the list of all. Called in a thread of its own for each request.
+
+        A run's page is worked out again only when a file of the run has changed.
+
+        Args:
+            name: the run's folder below the served one; "": the list, or the one run that is served.
+
+        Returns:
+            Title and sections; None for an unknown name, and for one that leads out of the folder.
+        """
         if not name and not is_run(self.folder):
             return self._list()
         folder = (self.folder / name).resolve()

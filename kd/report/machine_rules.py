@@ -140,7 +140,14 @@ def batch_size(
 def gpu_memory_increase(
     memory: Sequence[float], increase: float = 0.1, window: int = 500, skip: int = 100
 ) -> Finding | None:
-    """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window`` samples."""
+    """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window`` samples.
+
+    Args:
+        memory: of one GPU in %, a value a sample.
+        increase: as a share of the first tenth's mean.
+        window: samples.
+        skip: samples of the start that do not count.
+    """
     recent = memory[skip:][-window:]
     return _steady_growth("GPUMemoryIncrease", "GPU memory", " %", recent, increase, least=0)
 
@@ -148,7 +155,14 @@ def gpu_memory_increase(
 def memory_leak(
     rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20
 ) -> Finding | None:
-    """Memory of the training process and its children grows in nearly all tenths after the first third of the run."""
+    """Memory of the training process and its children grows in nearly all tenths after the first third of the run.
+
+    Args:
+        rss_mb: MB in use, a value a sample.
+        increase: from the first to the last of these tenths, as a share.
+        least_mb: MB that it must grow by in any case.
+        skip: samples of the start that do not count.
+    """
     after_start = rss_mb[skip:]
     rest = after_start[len(after_start) // 3 :]
     return _steady_growth("MemoryLeak", "memory", " MB", rest, increase, least_mb)
@@ -161,6 +175,14 @@ def _steady_growth(
 
     Steadily: at most one of the nine steps between tenths does not rise, and the median rise is at least half of the
     mean one. One jump, as when validation's loader starts, is no leak.
+
+    Args:
+        rule: name of the finding's rule.
+        what: names the values in its text.
+        unit: of the values, with a space before it.
+        values: in order of time; fewer than 20 are not judged.
+        increase: as a share of the first tenth's mean.
+        least: in the values' unit.
     """
     count = len(values)
     if count < 20:
@@ -210,7 +232,12 @@ def load_balancing(
 
 
 def straggler(compute_ms: Mapping[int, float], late: float = 1.15) -> Finding | None:
-    """One rank computes ``late`` times as long as the median of the others: all wait for it."""
+    """One rank computes ``late`` times as long as the median of the others: all wait for it.
+
+    Args:
+        compute_ms: milliseconds of a mean step by rank, without communication.
+        late: multiple of the median.
+    """
     slowest = slow_rank(compute_ms, late)
     if slowest is None:
         return None
@@ -220,7 +247,13 @@ def straggler(compute_ms: Mapping[int, float], late: float = 1.15) -> Finding | 
 
 
 def step_outlier(step_ms: Sequence[float], sigma: float = 5, ignore: int = 10) -> Finding | None:
-    """More than ``ignore`` steps lie ``sigma`` standard deviations above the mean."""
+    """More than ``ignore`` steps lie ``sigma`` standard deviations above the mean.
+
+    Args:
+        step_ms: milliseconds of each recorded step that starts no loader.
+        sigma: standard deviations.
+        ignore: so many slow steps are usual.
+    """
     if len(step_ms) < 2:
         return None
     mean_ms = mean(step_ms)
@@ -366,7 +399,12 @@ def scheduler_delay(
 
 
 def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding | None:
-    """A GPU lowered its clocks (heat, power) in more than ``share`` of the samples."""
+    """A GPU lowered its clocks (heat, power) in more than ``share`` of the samples.
+
+    Args:
+        reasons: of one GPU, NVML's reasons in each sample; empty where the clocks were not lowered.
+        share: in [0, 1].
+    """
     throttled = [bool(reasons_of_sample) for reasons_of_sample in reasons]
     hits = mean(throttled)
     if not hits > share:

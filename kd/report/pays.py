@@ -44,10 +44,11 @@ def gain_line(gain: dict[str, Any]) -> str:
 
 
 def pays_rows(part: dict[str, Any]) -> list[list[str]]:
-    """A row of :data:`COLUMNS` for each metric and start, those that the distilled one is compared with first.
+    """A row of :data:`COLUMNS` for each metric and start of the backbone, in the file's order, in per cent.
 
     Args:
-        part: ``probe`` or ``detector`` of ``pays.json``.
+        part: ``probe`` or ``detector`` of ``pays.json``: ``metrics``, names; ``starts``, by start and metric a value in
+            [0, 1] for each seed.
     """
     rows = []
     for metric in part["metrics"]:
@@ -98,4 +99,5 @@ def _offer(run: RunRecords) -> list[Section]:
 
 
 def _sentence(line: str) -> str:
+    """A line with a capital at its start."""
     return line[:1].upper() + line[1:]

@@ -17,6 +17,12 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
 
     ``vcpus: 72`` beside the prices says that the machine could make batches for others; with ``gpus: 1`` too, that it
     could train in place of a smaller one of its family.
+
+    Returns:
+        By instance: its prices, ``on_demand`` (a plain price is one) and ``spot``, in the user's currency, and parts.
+
+    Raises:
+        UserError: a file that can't be read, or an instance without a price.
     """
     try:
         content = yaml_of(text_of(file))
@@ -48,9 +54,11 @@ def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     return numbers
 
 
-def counted(instances: Iterable[object]) -> list[tuple[int, str]]:
-    """How many machines of which name: ``2*p4d:spot`` -> ``(2, "p4d:spot")``; the names are those of
-    :func:`by_name`.
+def machines_of(instances: Iterable[object]) -> list[tuple[int, str]]:
+    """How many machines of which name: ``2*p4d:spot`` -> ``(2, "p4d:spot")``.
+
+    The names are those of :func:`by_name`: ``:on_demand`` is dropped. What is not of this form is one machine of that
+    name.
     """
     machines = []
     for item in instances:
@@ -85,7 +93,7 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
     40.688
     """
     known = by_name(prices)
-    machines = counted(instances)
+    machines = machines_of(instances)
     for item, (_, name) in zip(instances, machines, strict=True):
         if name not in known:
             raise UserError(
@@ -100,7 +108,9 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
 def by_kind(
     instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """An hour of all ``instances`` on demand, at the table's spot prices, and of a run with half of its hours on each.
+    """The price of an hour of all ``instances``: on demand, on spot, and with half of the hours on each.
+
+    For the page's comparison: whether the instances were named ``:spot`` does not matter.
 
     Machines without a spot price stay on demand. Empty where no machine has both prices.
 
@@ -109,7 +119,7 @@ def by_kind(
     """
     full = spot = 0.0
     has_spot = False
-    for count, name in counted(instances):
+    for count, name in machines_of(instances):
         kinds = prices.get(name.removesuffix(":spot"), {})
         if "on_demand" not in kinds:
             return {}

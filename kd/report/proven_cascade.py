@@ -35,7 +35,13 @@ def cascade_sections(run: RunRecords) -> list[Section | None]:
 
 
 def _chart(curve: Sequence[dict[str, float]]) -> Section | None:
-    """Accuracy over ms, at even distances: between two thresholds a share of the pictures takes either one."""
+    """Accuracy in % over ms a picture, at :data:`POINTS` even distances.
+
+    Between two points of the curve it is a line: a share of the pictures can be decided by either threshold.
+
+    Args:
+        curve: ``ms`` and ``accuracy`` (in [0, 1]) of each threshold, by rising ``ms``.
+    """
     times = [float(point["ms"]) for point in curve]
     accuracies = [100 * float(point["accuracy"]) for point in curve]
     first, last = times[0], times[-1]
@@ -52,7 +58,7 @@ def _chart(curve: Sequence[dict[str, float]]) -> Section | None:
 
 
 def curve_rows(found: dict[str, Any]) -> list[list[str]]:
-    """A cascade's curve as rows of :data:`COLUMNS`.
+    """A cascade's curve as rows of :data:`COLUMNS`: shares in per cent, ms of one picture.
 
     Args:
         found: the content of :data:`FILE`.

@@ -119,9 +119,9 @@ class Sample(TypedDict, total=False):
     mem: float
     """Use of the machine's memory, %."""
     swap_mb: float
-    """Swap in use."""
+    """Swap in use, MB; here and in all samples an MB is 2**20 bytes."""
     rss_mb: float
-    """Memory of the training and its loader processes."""
+    """Memory of the training and its loader processes, MB."""
     main: float
     """CPU time of the training processes, % of a core."""
     workers: list[float]
@@ -141,7 +141,8 @@ class Sample(TypedDict, total=False):
     net_w: float
     """MB/s sent."""
     gpu: list[dict[str, Any]]
-    """Of each GPU: util, mem (%), w, throttle."""
+    """Of each GPU what NVML can measure: ``util`` and ``mem`` (%), ``mem_mb``, ``w`` (watt), ``mhz``, ``throttle`` (why
+    its clocks are lowered)."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class RunRecords:
         return self.summary.get("teacher") or self._from_header("teacher")
 
     def _from_header(self, name: str) -> dict[str, Any]:
-        """A mapping in the newest header of the steps' files; {} without it."""
+        """A mapping in the newest header of a rank's step file, of the first rank that has it; {} without it."""
         for header in self.headers.values():
             if header.get(name):
                 return header[name]
@@ -277,7 +278,11 @@ class RunRecords:
         return list(by_key.values())
 
     def confusion_of(self, student: str) -> dict[str, Any] | None:
-        """The newest count of a student's mistakes, where the classes have names."""
+        """The newest count of a student's mistakes; None without one, or where the classes have no names.
+
+        ``epoch`` (from 0), ``pairs`` (``[class, the class it is taken for, how often]`` by id, the most frequent
+        first), ``right`` (share of each class, None without pictures) and ``counts`` (pictures of each class).
+        """
         first = self.students[0]
         counts = []
         for record in self.confusion:
@@ -301,7 +306,7 @@ def is_kept(number: int, share: float) -> bool:
 
 
 class Writer:
-    """Appends records to a file of bounded length.
+    """Appends records to a file of bounded length; one thread of one process writes a file.
 
     When ``limit`` lines are reached, half of the steps and samples are dropped, chosen by a hash of their number, and
     as many of the later ones. What stays is an even sample of the whole run, so percentiles hold; what must be exact
@@ -344,7 +349,11 @@ class Writer:
         self.write({"kind": "header", "schema": SCHEMA, **header, "share": self.share})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends one record; a step or sample that falls to thinning is left out."""
+        """Appends one record, which readers see at once; a step or sample that falls to thinning is left out.
+
+        Args:
+            record: with its ``kind`` (:data:`NEEDED`), as plain values; steps and samples get their number as ``n``.
+        """
         if record["kind"] in THINNED:
             self._number += 1
             if not is_kept(self._number, self.share):
@@ -396,7 +405,11 @@ def _is_torn(path: Path) -> bool:
 
 
 def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of one file, and notes: torn lines are left out, and all of a file of a newer schema.
+    """The records of one file, and notes for the page: torn lines are left out, and all of a file of a newer schema.
+
+    Args:
+        path: the file.
+        largest: bytes that it may have.
 
     Raises:
         RefusedFile: it is no regular file, or has more than ``largest`` bytes.
@@ -454,7 +467,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_results(folder: Path) -> RunRecords:
-    """A run's settings, summary and metrics, without its records, which are large."""
+    """A run's settings, summary and metrics, without its records, which are large. Files that lack are noted."""
     run = RunRecords(folder)
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)
@@ -549,7 +562,12 @@ def _usable_records(file: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
-    """Rows of ``metrics.csv`` of the other runs of a recipe, the newest few."""
+    """Rows of ``metrics.csv`` of the other runs of a recipe, by ``RECIPE/RUN``.
+
+    Args:
+        folder: of the run; the others are beside it.
+        newest: how many, by the time of their last change.
+    """
     here = folder.resolve()
     files = []
     for file in here.parent.glob("*/metrics.csv"):
@@ -564,7 +582,10 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
 
 
 def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
-    """Adds the records of one file to the run; the newest header says whose they are."""
+    """Adds the records of one file to the run; the header before a record says whose it is (rank, node).
+
+    A file has several headers where a run was resumed.
+    """
     header = {}
     for record in records:
         kind = record["kind"]

@@ -181,7 +181,7 @@ class Rulebook:
         self.findings.append(finding)
 
     def apply_to(self, name: str, numbers: object, student: str = "") -> None:
-        """Like :meth:`apply`, for a rule that reads one argument, ``numbers``."""
+        """Like :meth:`apply`, for a rule that reads one argument, ``numbers``, beside its thresholds."""
         self.apply(name, lambda rule: rule(numbers), student)
 
     def thresholds_of(self, name: str) -> dict[str, float]:
@@ -228,7 +228,13 @@ def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> R
 
 # -- the rules on the numbers of a run ---------------------------------------------------------------------------------
 def _apply_machine_rules(facts: Facts, book: Rulebook, held_up: bool) -> None:
-    """``held_up``: the host, the input or the network limits the run, which a larger batch would not change."""
+    """Applies the rules over the samples of each machine, and over the cores of all.
+
+    Args:
+        facts: of the run.
+        book: takes the findings.
+        held_up: whether the host, the input or the network limits the run: then a larger batch is not suggested.
+    """
     for node, samples in facts.run.samples.items():
         apply = partial(_apply_rules_of_one_machine, samples, book, held_up)
         book.apply_group(f"the machine {node}", apply)
@@ -243,7 +249,7 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
     Args:
         samples: in order of time.
         book: takes the findings.
-        held_up: whether training waits for pictures: then a larger batch is not suggested.
+        held_up: whether the host, the input or the network limits the run: then a larger batch is not suggested.
     """
     # Samples that lack a GPU are left out, so that all series are equally long.
     gpu_counts = [len(sample.get("gpu", [])) for sample in samples]
@@ -379,13 +385,20 @@ def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
 
 
 def _loss_by_step(metrics: Sequence[Mapping[str, float]]) -> dict[float, float]:
+    """The training loss by step, from the rows of ``metrics.csv`` that have both."""
     return {
         row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row
     }
 
 
 def _apply_confusion_rule(run: RunRecords, student: str, book: Rulebook) -> None:
-    """Applies the rule over the pairs of classes that a student confuses, from the newest validation."""
+    """Applies the rule over the pairs of classes that a student confuses, from the newest validation.
+
+    Args:
+        run: with its counts of mistakes; without any nothing is applied.
+        student: its name; "" for a single one.
+        book: takes the finding.
+    """
     newest = run.confusion_of(student)
     if newest is None:
         return
@@ -493,7 +506,13 @@ def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
 
 
 def _call_worse_than_start(rule: Rule, run: RunRecords, student: str) -> Finding | None:
-    """Calls the rule ``WorseThanStart`` with a student's values of ``summary.json`` and what its settings suggest."""
+    """Calls the rule ``WorseThanStart`` with a student's values of ``summary.json`` and what its settings suggest.
+
+    Args:
+        rule: with the user's thresholds bound.
+        run: a finished run.
+        student: its name; "" for a single one.
+    """
     model = run.model_of(student)
     header = next(iter(run.headers.values()), {})
     settings = run.config.get("model") or {}
@@ -545,7 +564,11 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     Args:
         facts: of the run.
         shown: the bound that a display shows now; it stays first unless another gains :data:`AHEAD` times as much.
-        failures: gets the name of each limit that can't be worked out, and why.
+        failures: gets the name of each limit that can't be worked out, and why; None: they are not reported.
+
+    Returns:
+        At least one, the headline, which may be the student's own training or a phase without a lever; [] of a run
+        without recorded steps.
     """
     if not facts.phases:
         return []
@@ -555,7 +578,7 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     worthy = []
     for name, limit_of in LIMITS.items():
         limit = attempt(f"limit {name}", failures, partial(limit_of, facts))
-        if limit is not None and _gain(limit) >= WORTH / 1.05:
+        if limit is not None and _gain(limit) >= WORTH / 1.05:  # gains are estimates
             worthy.append(limit)
     worthy.sort(key=_gain, reverse=True)
 

@@ -93,6 +93,7 @@ def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section
 
 
 def _settings(run: RunRecords) -> Section | None:
+    """All settings of the run as a folded table; None without ``config.yaml``."""
     if not run.config:
         return None
     return table("Settings", ["key", "value"], flat(run.config), folded=True)
@@ -206,7 +207,10 @@ def _longest_part(facts: Facts) -> str:
 
 
 def status(run: RunRecords) -> str:
-    """The status in the summary; without one, whether the run still trains."""
+    """``done``, ``failed`` or another status of the summary; without one ``running`` or ``ended early``.
+
+    A run without a summary still trains where its newest step is younger than :data:`RUNNING_S`.
+    """
     if "status" in run.summary:
         return str(run.summary["status"])
     newest_t = 0.0
@@ -250,6 +254,7 @@ def epoch_in_words(facts: Facts) -> str:
 
 
 def _cost(facts: Facts, seconds: float | None) -> str:
+    """What so many seconds of the job cost; "" where the price of an hour or the seconds are not known."""
     if facts.price is None or not seconds:
         return ""
     return f"{facts.price * seconds / 3600:.4g}"
@@ -292,6 +297,7 @@ def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
 
 
 def _rules(explained: Explained) -> Section:
+    """The rules that fired, with their evidence and what to do, as a table; it is shown without any, too."""
     rows = [[finding.rule, finding.text, finding.lever] for finding in explained.findings]
     empty = "None: nothing unusual about the machine or the training."
     return table("Rules that fired", ["rule", "evidence", "what to do"], rows, empty=empty)

@@ -152,7 +152,9 @@ def without_common_folders(names: list[str]) -> list[str]:
 
 
 def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
-    """The quotient of the parameters, and of each shown metric the difference in points; "" where one lacks it.
+    """Cells: the quotient of the parameters, and of each shown metric the difference (other - first) in points.
+
+    "" where one of the models lacks it.
 
     Args:
         first: figures of the first model: parameters, and metrics in [0, 1].
@@ -273,7 +275,12 @@ def _faithful(fidelity: dict[str, Any] | None) -> list[str]:
 
 
 def _print_robust(accuracies: dict[str, dict[str, list[float]]], whose: str = "") -> None:
-    """``accuracies``: by damage and model, a value for each strength."""
+    """Prints the table of accuracies on damaged pictures.
+
+    Args:
+        accuracies: by kind of damage and model, a share in [0, 1] for each of three strengths.
+        whose: begins the title, ``NAME: ``; "" for a single run.
+    """
     rows: list[list[str]] = []
     for damage, models in accuracies.items():
         for model, values in models.items():
@@ -315,7 +322,7 @@ WITH_MODEL = 98
 def without_column(
     name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """A table without one of its columns.
+    """Names and rows of a table without one of its columns.
 
     >>> without_column("model", ["", "model", "acc1"], [["student", "vit", "87 %"]])
     (['', 'acc1'], [['student', '87 %']])
@@ -330,7 +337,13 @@ def without_column(
 
 
 def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether a table is at most ``width`` characters wide: each cell has a space on both sides and a line."""
+    """Whether a table is at most ``width`` characters wide: each cell has a space on both sides and a line.
+
+    Args:
+        columns: names.
+        rows: cells, as many as columns.
+        width: of the terminal.
+    """
     total = 1  # the first line
     for cells in zip(columns, *rows, strict=True):
         longest = max(map(len, cells))

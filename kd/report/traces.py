@@ -36,10 +36,15 @@ def write_rank_shares(run: RunRecords) -> None:
 
 
 def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
-    """Each rank's GPU in % of the window: ``computing``, ``other`` (communication, copies), ``idle``, ``overlap``.
+    """Each rank's GPU in % of the window: ``computing``, ``other`` (communication, copies), ``idle``.
+
+    ``overlap`` is the part of the communication during which the GPU also computes, in % of the communication.
 
     Args:
         files: path of the Chrome trace, by rank.
+
+    Raises:
+        UserError: the extra is not installed, or a trace can't be analysed.
     """
     try:
         from hta.trace_analysis import TraceAnalysis

@@ -46,6 +46,12 @@ def loss_rising(
     """The median of the ``newest`` losses is ``factor`` times the median of the ``first``, or NaN or infinite.
 
     A loss of cross entropy and divergence starts near its largest sensible value: a multiple of it diverges.
+
+    Args:
+        loss: the training loss, by logged step.
+        factor: multiple of the start's.
+        first: values whose median is the start's.
+        newest: values whose median is that of now.
     """
     if len(loss) < first + newest:
         return None
@@ -416,7 +422,13 @@ def confusion(
 def vanishing_gradient(
     norms: Sequence[float], least: float = 1e-7, share: float = 0.5
 ) -> Finding | None:
-    """The gradient's norm is below ``least`` in more than ``share`` of the readings."""
+    """The gradient's norm is below ``least`` in more than ``share`` of the readings.
+
+    Args:
+        norms: L2 norm over all weights before clipping, a value a reading; those that were not finite are left out.
+        least: norm.
+        share: in [0, 1].
+    """
     small = mean([norm < least for norm in norms])
     if not small > share:  # also of no readings, whose mean is NaN
         return None
@@ -462,6 +474,7 @@ def dead_relu(dead: Mapping[str, float], share: float = 0.5) -> Finding | None:
 
 
 def _above(shares: Mapping[str, float], limit: float) -> dict[str, float]:
+    """The layers whose share is above the limit."""
     return {name: share for name, share in shares.items() if share > limit}
 
 
@@ -496,7 +509,13 @@ def saturated_activation(saturated: Mapping[str, float], share: float = 0.8) -> 
 def weight_update_ratio(
     ratios: Sequence[float], low: float = 1e-8, high: float = 0.1
 ) -> Finding | None:
-    """The median step moves the weights by less than ``low`` or more than ``high`` of their size."""
+    """The median step moves the weights by less than ``low`` or more than ``high`` of their size.
+
+    Args:
+        ratios: norm of the update over the norm of the weights, a value a reading; fewer than three are not judged.
+        low: fires below.
+        high: fires above.
+    """
     if len(ratios) < 3:
         return None
     median = percentile(ratios, 50)
@@ -542,7 +561,13 @@ def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Find
 def tensor_variance(
     spread: Mapping[str, float], low: float = 1e-10, high: float = 1e6
 ) -> Finding | None:
-    """A layer's outputs have a variance below ``low`` or above ``high``."""
+    """A layer's outputs have a variance below ``low`` or above ``high``.
+
+    Args:
+        spread: standard deviation of the outputs in the newest reading, by layer.
+        low: variance.
+        high: likewise.
+    """
     variances = {}
     outside = []
     for layer, deviation in spread.items():

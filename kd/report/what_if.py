@@ -8,7 +8,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.report.facts import BUSY, Facts
 from kd.report.metric import short
-from kd.report.prices import counted
+from kd.report.prices import machines_of
 from kd.report.ratio import times
 from kd.report.records import PHASES
 from kd.report.step_facts import phase_share
@@ -18,7 +18,7 @@ KEYS = (
     "data_machines=N, data_cores=N, data_instance=NAME[:spot]"
 )
 LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores": 1}
-WAITS = 0.05  # of the step waits for its batch: below, who makes them keeps up
+WAITS = 0.05  # share of the step that waits for its batch: below it, those who make batches keep up
 # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
 ERROR = 0.23
 
@@ -166,7 +166,7 @@ def _hourly_price_of_tier(facts: Facts) -> float | None:
     data_machines = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
     hourly = 0.0
-    for count, name in counted(monitor.get("instances") or []):
+    for count, name in machines_of(monitor.get("instances") or []):
         if name in data_machines:
             hourly += count * data_machines[name]["price"]
     return hourly or None
@@ -499,7 +499,16 @@ def _ring(processes: int) -> float:
 
 
 def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
-    """Ms of a step with these phases, by the loader processes or the data tier that make its batches."""
+    """Ms of a step with these phases, by the loader processes or the data tier that make its batches.
+
+    Args:
+        facts: of the run as it was.
+        phases: ms of the step by phase, as changed so far.
+        change: who makes the batches, and for how many processes.
+
+    Raises:
+        UserError: a data tier without processes, or one whose machines are not known.
+    """
     processes = int(change.gpus or facts.devices)
     machines = wanted(facts, change)
     if machines is None:
