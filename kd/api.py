@@ -11,13 +11,13 @@ from torch import nn
 
 from kd.commands.eval import evaluated
 from kd.commands.size import sized
+from kd.commands.train import to_train
 from kd.errors import RunError, UserError
 from kd.run.as_function import as_function
 from kd.run.build import student_in
 from kd.run.fit import fit
 from kd.run.request import Request, translate
 from kd.run.run import Run
-from kd.run.start import to_train
 from kd.run.streams import quiet_libraries
 
 

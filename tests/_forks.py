@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch._dynamo
 
-import kd.run.objects  # noqa: F401 (Lightning and the rest, the same)
+import kd.run.trainer  # noqa: F401 (Lightning and the rest, the same)
 from kd.cli import main, train_main
 from tests._helpers import ROOT
 

@@ -289,7 +289,7 @@ def try_run(trial: Trial, settings: dict[str, Any]) -> None:
 def main() -> None:
     """Tries everything, and prints what happened."""
     folder, run = map(Path, sys.argv[1:])
-    import kd.run.objects  # noqa: F401 (imports what every command needs)
+    import kd.run.trainer  # noqa: F401 (imports what every command needs)
 
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": str(folder)}}
     built(Any, logger, "trainer.logger")  # fsspec imports its parts where a first path is looked at

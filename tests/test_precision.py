@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import kd.run.objects
+import kd.run.build
 from kd.cli import train_main
 from kd.fit_to_machine.precision import (
     bfloat16_time,
@@ -88,7 +88,7 @@ def test_the_measurement_is_quick_and_follows_the_instructions() -> None:
 def differ(rank: int) -> None:
     """Two machines with different CPUs."""
     chosen = ("32-true", "bf16-mixed")[rank]
-    kd.run.objects.choose_precision = lambda accelerator: (chosen, "")
+    kd.run.build.choose_precision = lambda accelerator: (chosen, "")
 
 
 def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:

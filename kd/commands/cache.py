@@ -92,8 +92,9 @@ def _built(request: Request) -> Run:
     """The run that a request describes, built, with its teachers trained first where they have no weights."""
     run = Run.of(request)
     run.splits = check_present(run.config)
-    run.with_teacher()
-    from kd.run.objects import build
+    from kd.run.build import build
+    from kd.run.train_first import with_teacher
 
+    with_teacher(run)
     build(run)
     return run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kd.errors import UserError
 from kd.run.claim import claim_of
+from kd.run.open import open_run
 from kd.run.own_keys import take_all, truth, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
@@ -107,7 +108,7 @@ def run(request: Request) -> int | None:
     request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
     export_format.check(f"to={name}", int8)  # before torch is loaded
     _check_pictures(request, int8)
-    opened = Run.open(request.rest[0], request)
+    opened = open_run(request.rest[0], request)
     _check_bound(int8, opened.kind, options)
     from kd.ship.export.gate import ExportRequest, export, lines
 

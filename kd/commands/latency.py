@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from kd.run.open import open_run
 from kd.run.own_keys import positive, take_all, whole_numbers
 from kd.run.request import Request
-from kd.run.run import Run
 from kd.run.trust import made_here
 from kd.storage.writing import write_json
 
@@ -48,14 +48,14 @@ def run(request: Request) -> int | None:
     batches = whole_numbers(options, "batch", "1,8,64")
     threads = whole_numbers(options, "threads", f"1,{cores()}")
     seconds = positive("seconds", options.get("seconds", "1"), 3600)
-    opened = Run.open(request.rest[0], request)
+    opened = open_run(request.rest[0], request)
     from kd.ship.latency import measure, runtimes_of
 
     trusted = "trust" in request.flags
     runtimes = runtimes_of(
         opened.folder, options.get("runtime"), lambda file: trusted or made_here(file)
     )
-    open_again = partial(Run.open, request.rest[0], request)  # in each model's process
+    open_again = partial(open_run, request.rest[0], request)  # in each model's process
     latencies = measure(opened, open_again, runtimes, batches, threads, seconds)
     file = opened.folder / "export" / "latency.json"
     write_json(file, latencies)

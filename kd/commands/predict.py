@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from kd.errors import UserError
+from kd.run.open import open_run
 from kd.run.own_keys import take_all, whole_number
 from kd.run.present import check_pictures
 from kd.run.request import Request
@@ -57,7 +58,7 @@ def run(request: Request) -> int | None:
         check_out(known_answers, out)
     from kd.ship.predict import choose_device, predict, write
 
-    opened = Run.open(request.rest[0], request)
+    opened = open_run(request.rest[0], request)
     if known_answers is None:
         check_out(opened.kind, out)
     bad: dict[str, str] = {}

@@ -60,7 +60,9 @@ def run(request: Request) -> int | None:
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
     overlays = [f"config={overlay}" for overlay in request.overlays]
-    items = [f"recipe={request.recipe}", *overlays, *request.overrides, *run.with_teacher()]
+    from kd.run.train_first import with_teacher
+
+    items = [f"recipe={request.recipe}", *overlays, *request.overrides, *with_teacher(run)]
     folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     threads = max(1, cores() // processes[-1])
     plan = ScalingPlan(

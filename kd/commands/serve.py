@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
+from kd.run.open import open_run
 from kd.run.request import Request
-from kd.run.run import Run
 from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":
     """
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: needs the run's folder; an export has no teacher")
-    opened = Run.open(request.rest[0], request)
+    opened = open_run(request.rest[0], request)
     teacher = opened.teacher_runtime(manifest.layout)
     if teacher is None:
         raise UserError(f"teacher: {opened.folder} has no teacher with a classifier")

@@ -6,6 +6,7 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.fleet.sizing.plan import plan
+from kd.run.open import open_run
 from kd.run.own_keys import take_all
 from kd.run.present import check_present
 from kd.run.request import Request
@@ -74,10 +75,11 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     planned = plan(request)
     run = Run.of(request)
     run.splits = check_present(run.config)
-    run.with_teacher()
     from kd.fleet.sizing.page import write
     from kd.fleet.sizing.search import SizeSearch
+    from kd.run.train_first import with_teacher
 
+    with_teacher(run)
     search = SizeSearch(run, planned)
     sizes = search.measure()
     return sizes, write(sizes, claim(search.folder))
@@ -89,7 +91,7 @@ def _compare(place: str, request: Request) -> int:
     from kd.report.sized import candidate_of
 
     take_all(request)
-    opened = Run.open(place, request)
+    opened = open_run(place, request)
     known = candidate_of(opened.folder, opened.config)
     if known is None:
         raise UserError(
@@ -109,7 +111,7 @@ def _compare(place: str, request: Request) -> int:
     )
     timed = measure(
         opened,
-        partial(Run.open, place, request),
+        partial(open_run, place, request),
         runtimes,
         [conditions["batch"]],
         [conditions["threads"]],

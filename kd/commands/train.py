@@ -1,22 +1,26 @@
 """``kd-train``: trains a student. Heavy imports wait until there is something to train."""
 
 import gc
+import os
 import signal
 from importlib import import_module
 
 from kd.errors import UserError
 from kd.launch import sagemaker
-from kd.launch.cluster import is_rank_zero, recognise
+from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
-from kd.machine import in_job
+from kd.machine import cache_dir, in_job, log_nccl
 from kd.run import keys
 from kd.run.files import as_yaml
+from kd.run.needs import check_downloads, check_needs, teachers_in
 from kd.run.paths import SETTINGS, listed, listing, names
-from kd.run.place import resumed_by
-from kd.run.request import Request
+from kd.run.place import check_start, finished_before, place_of, resumed_by
+from kd.run.present import check_named
+from kd.run.request import Request, merge
 from kd.run.resolve import without_nulls
 from kd.run.run import Run
-from kd.run.start import join_cluster, take_over, to_train
+from kd.storage.mirror import Mirror
+from kd.storage.objects import is_url
 
 ASKS = frozenset(["help", "keys", "list", "version"])
 """Flags that ask for something else than a run."""
@@ -69,7 +73,7 @@ def run(request: Request) -> int:
             return import_module("kd.commands.serve").run(to_serve)
     container = sagemaker.container()
     if container:
-        take_over(container, request)
+        _take_over(container, request)
     _as_lightning_cli(request)
     if request.rest:
         raise _unknown_word(request.rest[0])
@@ -77,7 +81,7 @@ def run(request: Request) -> int:
         print(_information(request), end="")
         return 0
     if "print_config" in request.flags:
-        join_cluster(request)
+        _join_cluster(request)
         resumed_by(request)
         run = Run.of(request)
         if request.about == "skip_null":
@@ -108,6 +112,96 @@ def run(request: Request) -> int:
         assert run.folder.path is not None
         container.deliver(run.folder.path)
     return status
+
+
+def to_train(request: Request) -> Run:
+    """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it.
+
+    A resumed run without a step left has :attr:`Run.finished` alone.
+    """
+    cluster = _join_cluster(request)
+    machines = request.value_of("trainer.num_nodes") or ""
+    if cluster is None or cluster.num_nodes == 1:
+        together = machines.isdigit() and int(machines) > 1
+    else:
+        together = True
+    resumed = resumed_by(request, together)
+    run = Run.of(request)
+    request.check_read(run.config)
+    check_needs(run.config, request.overlays)
+    by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
+    if resumed and not by_url and not sagemaker.container():  # a store may lack some of it
+        trainer = run.config["trainer"]
+        limits = {"epochs": trainer["max_epochs"], "steps": trainer["max_steps"]}
+        run.finished = finished_before(resumed.folder, limits, request.overrides)
+        if run.finished:
+            return run
+    job = cluster.job if cluster else None
+    if sagemaker.container() and not by_url:  # a later job of SageMaker's may get its folder
+        job = "checkpoints"
+    run.place = place_of(run.config, resumed, job, request.overrides, together)
+    if run.place.folder:
+        check_start(run.place.folder, run.config)
+    run.change({"resume": str(run.place.folder) if run.place.folder else None})
+    check_named(run.config, resumed=run.place.folder is not None)
+    from kd.run.pictures import draw_ahead, list_to_train
+
+    run.splits = list_to_train(run.config)
+    if is_rank_zero():
+        for line in request.notes:
+            print(line, flush=True)
+        parts = "torch and pictures"
+        if teachers_in(run.config["model"]):
+            parts = "torch, pictures and teacher"
+        print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
+        draw_ahead(run.config["data"]["source"], cache_dir())
+    from kd.run.train_first import with_teacher
+
+    with_teacher(run)
+    check_downloads(run.config)
+    mirror = None
+    if is_url(run.place.runs_dir):
+        mirror = Mirror(run.place.runs_dir)
+    run.recipe_lr = request.recipe_lr()
+    from kd.run.build import build
+
+    build(run, cluster, run.place.marker)
+    run.folder.mirror = mirror
+    return run
+
+
+def _take_over(container: sagemaker.Container, request: Request) -> None:
+    """Changes a command line that SageMaker has started: hyperparameters become settings, channels become folders.
+
+    Raises:
+        UserError: a setting is on the command line too, or a channel is missing.
+    """
+    if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
+        request.rest = []
+    merge(request, container.settings, "SageMaker's hyperparameters")
+    request.overlays = [sagemaker.folder_of(name) for name in request.overlays]
+    if request.recipe:
+        request.recipe = sagemaker.folder_of(request.recipe)
+    else:
+        request.recipe = None
+    if request.value_of("runs_dir") is None:
+        request.overrides.append(f"runs_dir={container.runs_dir}")
+
+
+def _join_cluster(request: Request) -> Cluster | None:
+    """The launcher's job; where it starts one process on each machine, unless the settings say how many there are."""
+    cluster = recognise()
+    if cluster is None:
+        return None
+    if request.value_of("trainer.num_nodes") is None:
+        request.cluster = cluster.settings()
+    elif not cluster.starts_each_process:
+        return None
+    for name, value in cluster.variables.items():
+        os.environ.setdefault(name, value)
+    if cluster.num_nodes > 1:
+        log_nccl()
+    return cluster
 
 
 def _say(message: str) -> int:

@@ -14,9 +14,9 @@ from kd.fleet.jobs.job import Machines, Needs, read_machines
 from kd.fleet.jobs.sagemaker import aws_session, boto_errors, check_request, check_type
 from kd.fleet.jobs.target import Outcome, followed
 from kd.launch.groups import has_gpus
+from kd.run.open import open_run
 from kd.run.own_keys import take_all, truth
 from kd.run.request import Request
-from kd.run.run import Run
 from kd.run.trust import remember_made
 from kd.storage.elsewhere import json_of
 from kd.storage.run_urls import finished_at
@@ -152,7 +152,7 @@ def run(request: Request) -> int:
     if missing:
         raise UserError(missing)
     aws_session()  # before torch is loaded
-    opened = Run.open(str(folder), request)
+    opened = open_run(str(folder), request)
     _create(calls, _archive(opened))
     again = f"kd-launch endpoint {request.rest[0]} --delete"
     kind = "transform_job" if "batch" in options else "endpoint"

@@ -1,46 +1,72 @@
 """Objects from the settings that :mod:`kd.run.resolve` has merged and typed, and nothing else builds any.
 
+:func:`build` builds a whole run, :func:`data_of` and those after it a part of one, :func:`built` any value of a setting.
 Classes are those that :func:`kd.run.trust.class_named` gives for a place: the list's, and those that the user trusts.
 """
 
+import copy
+import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_type_hints
 
+import torch
+from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.profilers import Profiler
 from pytorch_lightning.strategies import Strategy
 from torch import nn
 
+from kd.callbacks.loggers import in_folder
+from kd.callbacks.run_folder import unclaimed
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
+from kd.distill.fitting import check_batch
+from kd.distill.objective import Objective
 from kd.errors import UserError, cause_of_kind, did_you_mean
-from kd.losses import DistillLoss, Projection
+from kd.fit_to_machine.oldest_gpu import check_gpus
+from kd.fit_to_machine.precision import choose_precision
+from kd.launch.cluster import Cluster
+from kd.lightning_internals import runs_in_child_processes
+from kd.losses import DistillLoss, LogitLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.models.own import Builder
+from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
 from kd.run import keys, listed, typed
 from kd.run.annotations import foreign, inner_kind, members
+from kd.run.assemble import assemble
+from kd.run.checks import with_key
 from kd.run.needs import teachers_in
 from kd.run.pictures import source_key
-from kd.run.trust import arguments_allowed, class_named, parameters_of, trusted_class
+from kd.run.resolve import Tree, change
+from kd.run.run import Run
+from kd.run.streams import quiet_libraries
+from kd.run.trust import arguments_allowed, class_named, parameters_of, remember, trusted_class
 from kd.settings import (
     Class,
     DataSettings,
+    LearningSettings,
     MonitorSettings,
     OptimSettings,
     StudentSettings,
     TeacherSettings,
+    TrainerSettings,
 )
 from kd.ship.export.student import builder_in, load_student, untrained_student
+from kd.storage.run_urls import on_disk
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
+from kd.teachers import match_answers, shared_teachers
+from kd.teachers.open_cache import check_precision
 
 BUILT: dict[type, Callable[..., object]] = {
     StudentSettings: StudentSpec,
@@ -66,6 +92,167 @@ BASE_NAMES = {
 Built: TypeAlias = Any
 """An object of the class that settings name."""
 BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
+
+
+def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) -> None:
+    """Gives a run its data, module, trainer and folder; nothing is written.
+
+    Args:
+        run: its settings are resolved.
+        cluster: of the launcher; None: this machine.
+        marker: file that names the run's folder for a restarted job.
+
+    Raises:
+        UserError: settings that do not fit each other, the data or the machine.
+    """
+    from kd.run.trainer import make_trainer  # commands that only evaluate do without its callbacks
+
+    quiet_libraries()
+    run.cluster = cluster
+    run.marker = marker
+    with warnings.catch_warnings(action="ignore"):
+        _seed(run)
+        accelerator = str(run.config["trainer"]["accelerator"])
+        check_gpus(accelerator)
+        if run.config["trainer"]["precision"] is None:
+            precision, run.precision_note = choose_precision(accelerator)
+            run.change({"trainer.precision": precision})
+        try:
+            with shared_teachers() if run.config["students"] else nullcontext():
+                run.trainer_arguments = _trainer_arguments(run)
+                run.data = _data(run)
+                if run.config["students"]:
+                    run.module = _together(run)
+                else:
+                    run.module = _module(run, run.config)
+                run.monitor = built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
+                run.trainer = make_trainer(run)
+                match_answers(run.module.teacher, run.data)
+        except Exception as error:
+            raise with_key(error, run.config) from error
+        _check_built(run)
+
+
+def _data(run: Run) -> DistillationDataModule:
+    """The data of a run; pictures that were listed before torch was imported are not listed again.
+
+    They are taken over once: a run that is built again lists its own, as data may hold out some of them.
+    """
+    settings = {**run.config["data"], "seed": run.config["seed"]}
+    splits = run.splits
+    run.splits = None
+    if splits is not None:
+        settings["source"] = splits.source
+    data: DistillationDataModule = built(DataSettings, settings, "data", run.trusted)
+    if splits is not None:
+        data.splits = splits
+    return data
+
+
+def _module(run: Run, config: Tree) -> DistillationModule:
+    optim = built(OptimSettings, config["optim"], "optim", run.trusted)
+    arguments = arguments_of(LearningSettings, config["model"], "model", run.trusted)
+    return assemble(run.data.info, optim=optim, **arguments)
+
+
+def _together(run: Run) -> DistillationModule:
+    """One module of several students; each has the run's settings but for those of its own."""
+    modules: dict[str, DistillationModule] = {}
+    for name, differences in run.config["students"].items():
+        config = change(run.config, [differences or {}], run.trusted)
+        config["students"] = None
+        text = run.as_yaml(config)
+        run.student_configs[name] = text
+        remember(text, config)
+        _seed(run)
+        modules[name] = _module(run, config)
+    return DistillationModule.together(modules)
+
+
+def _trainer_arguments(run: Run) -> dict[str, Any]:
+    """Arguments of Lightning's Trainer; loggers with arguments are built once the run has a folder."""
+    runs = on_disk(run.config["runs_dir"]) / run.config["recipe"]
+    settings = in_folder(run.config["trainer"], unclaimed(runs))
+    loggers = run.config["trainer"]["logger"]
+    specs = loggers
+    if not isinstance(loggers, list):
+        specs = [loggers]
+    run.loggers = [spec for spec in specs if isinstance(spec, dict)]
+    run.build_loggers = partial(_loggers, run.trusted)
+    if run.loggers:
+        settings = {**settings, "logger": False}
+    return arguments_of(TrainerSettings, settings, "trainer", run.trusted)
+
+
+def _loggers(trusted: Sequence[str], specs: Sequence[Mapping[str, Any]]) -> list[Logger]:
+    """Loggers of their classes and arguments; ``trusted`` as in :func:`data_of`."""
+    return [built(Any, spec, "trainer.logger", trusted) for spec in specs]
+
+
+def _seed(run: Run) -> None:
+    logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
+    seed_everything(run.config["seed"], workers=True, verbose=False)
+
+
+def check_groups(run: Run) -> None:
+    """Reports mistakes in the groups that are built in a run alone: before machines cost money."""
+    built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
+    built(OptimSettings, run.config["optim"], "optim", run.trusted)
+
+
+def _check_built(run: Run) -> None:
+    """Checks that need built objects: losses and classes, batch size and processes, precision, how processes start."""
+    for name, module in run.module.students.named().items():
+        key = "model"
+        if name:
+            key = f"students.{name}.model"
+        check_losses(module.objective, key, len(run.data.info.classes))
+        check_batch(module.objective.active, run.data.batch_size, run.trainer.world_size)
+    run.data.splits.check_fraction()
+    if run.module.teacher is not None:
+        check_precision(run.module.teacher, run.data, run.module.students.wanted)
+    # the run would be in a child process, and lost with it
+    if runs_in_child_processes(run.trainer):
+        strategy = run.config["trainer"]["strategy"]
+        raise UserError(f"trainer.strategy: '{strategy}' is not supported; take ddp")
+
+
+def check_losses(objective: Objective, key: str, classes: int) -> None:
+    """Rejects losses over logits that are NaN or infinite on four made-up answers.
+
+    Args:
+        objective: of a student.
+        key: where its settings are, for messages.
+        classes: C of the data.
+    """
+    trial = None
+    if classes:
+        trial = objective.task.trial(classes)
+    if trial is None:
+        return
+    shape, target = trial
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(shape, generator=generator) for _ in range(2))
+    for name, loss in objective.losses.items():
+        if not isinstance(loss, LogitLoss) or loss.needs_index:
+            continue
+        try:
+            logits = student.clone().requires_grad_()
+            value = copy.deepcopy(loss)(logits, teacher, target)
+            value.backward()
+        except Exception:
+            continue
+        if not (
+            value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
+        ):
+            numbers = []
+            for setting, number in vars(loss).items():
+                if isinstance(number, float):
+                    numbers.append(f"{setting}={number:g}")
+            given = ", ".join(numbers)
+            raise UserError(
+                f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})"
+            )
 
 
 def data_of(

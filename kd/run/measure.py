@@ -31,6 +31,7 @@ from kd.run.certify import Judged, certificates, check_pictures, count_look, gro
 from kd.run.claim import Claim
 from kd.run.disputes import TABLE as DISPUTED_LABELS
 from kd.run.disputes import Disputes, check_disputes
+from kd.run.open import open_run
 from kd.run.pays import measure_pays
 from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
@@ -202,7 +203,7 @@ def subjects(request: Request, options: Options) -> list[Subject]:
 
 
 def _of_run(word: str, request: Request, options: Options) -> Subject:
-    run = Run.open(word, request)
+    run = open_run(word, request)
     data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
     return Subject(
@@ -687,7 +688,7 @@ def _features_of_run(
 
     The figures are parameters, RankMe, and accuracies where ``data.probe`` is given.
     """
-    opened = Run.open(word, request)
+    opened = open_run(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = opened.data
     student = opened.model.to(device)

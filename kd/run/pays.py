@@ -32,6 +32,7 @@ from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
 from kd.report.pays import DISTILLED, FILE, PARTS, gain_line
 from kd.run.build import untrained_student_in
+from kd.run.open import open_run
 from kd.run.pays_wish import STEPS, PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
@@ -138,7 +139,7 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
     """
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
-    run = Run.open(request.rest[0], request)
+    run = open_run(request.rest[0], request)
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     starts = Starts(run, trusted, _pretrained(run, wish))

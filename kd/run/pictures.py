@@ -3,9 +3,14 @@
 The messages are those of :mod:`kd.data`, which lists them.
 """
 
+import atexit
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Timer
 from typing import Any, cast
 
@@ -17,8 +22,9 @@ from kd.data.sources.places import expanded, joined
 from kd.data.splits import PROBE, Splits, check_global_batch, info_of, load_probe
 from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
+from kd.launch.child import PARENT
 from kd.launch.cluster import is_rank_zero
-from kd.run import listed, typed
+from kd.run import keys, listed, typed
 from kd.run.checks import class_of
 from kd.run.needs import teachers_in
 from kd.run.pays_wish import PaysWish
@@ -33,10 +39,21 @@ SLOW_S = 2.0
 """A list of pictures that takes longer is announced."""
 FOR_SPLITS = ("unlabeled", "val_fraction", "on_bad_image", "check", "max_pixels")
 """Settings of ``data`` that decide which pictures belong to which split."""
+DRAW = """\
+import contextlib, pathlib, sys
+from kd.launch.child import end_with_parent
+end_with_parent()
+with contextlib.suppress(Exception):  # the run itself builds the set too, and reports what fails
+    from kd.data.foodtag import build
+    build(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))
+"""
+"""A program that draws the pictures of ``FoodTagMini``; its arguments: the cache folder, and the source's two sizes.
+
+It ends with the run that starts it."""
 
 
 def list_to_train(config: Mapping[str, Any]) -> Splits | None:
-    """The pictures of a training, which are listed once: :func:`kd.run.objects.build` takes them over.
+    """The pictures of a training, which are listed once: :func:`kd.run.build.build` takes them over.
 
     Args:
         config: the resolved settings.
@@ -75,6 +92,23 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
     if data["class_facts"] is not None:
         read_class_facts(data["class_facts"], info)
     return splits
+
+
+def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
+    """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
+    if source is None or not source["class_path"].endswith(".FoodTagMini"):
+        return
+    usual = {name: argument.value for name, argument in keys.arguments("FoodTagMini").items()}
+    init_args = source["init_args"]
+    sizes = [str(size) for size in init_args.values()]
+    drawn = f"foodtag-mini-*-{'x'.join(sizes)}"
+    if init_args != usual or any(folder.glob(drawn)):
+        return
+    command = [sys.executable, "-c", DRAW, str(folder), *sizes]
+    process = str(os.getpid())
+    environment = {**os.environ, PARENT: process}
+    drawing = subprocess.Popen(command, env=environment, start_new_session=True)
+    atexit.register(drawing.terminate)
 
 
 def _check_task(config: Mapping[str, Any]) -> None:

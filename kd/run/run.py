@@ -1,6 +1,6 @@
-"""The two ways to a run: :meth:`Run.of` settings, to train it; :meth:`Run.open` a folder, to use its student."""
+"""A run to train: its settings, and what is built of them. :mod:`kd.run.open` opens a finished one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from kd.run.place import FinishedBefore, Place
 from kd.run.request import Request, translate
 from kd.run.resolve import Tree, change
 from kd.run.trust import check_machines
-from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from kd.data.datamodule import DistillationDataModule
     from kd.data.splits import Splits
     from kd.module.distillation import DistillationModule
-    from kd.ship.finished import FinishedRun
+    from kd.monitor.keys import MonitorSpec
 
 
 class Run:
@@ -39,6 +38,7 @@ class Run:
     place: Place
     data: "DistillationDataModule"
     module: "DistillationModule"
+    monitor: "MonitorSpec"
     trainer: "Trainer"
     folder: "RunFolder"
     summary: "Summary"
@@ -49,6 +49,9 @@ class Run:
     """The pictures, where they were listed before torch was imported."""
     trainer_arguments: dict[str, Any]
     loggers: list[dict[str, Any]]
+    """Of ``trainer.logger`` those with arguments: they are built once the run has a folder."""
+    build_loggers: "Callable[[list[dict[str, Any]]], list[Logger]]"
+    """Builds them, with the folder in their arguments."""
 
     def __init__(
         self, config: Tree, trusted: Sequence[str] = (), overrides: Sequence[str] = ()
@@ -85,12 +88,6 @@ class Run:
         """Sets values in the resolved settings, by dotted keys; built objects do not follow."""
         self.config = change(self.config, [settings], self.trusted)
 
-    def build_loggers(self, specs: list[dict[str, Any]]) -> "list[Logger]":
-        """Loggers with arguments, once the run has a folder."""
-        from kd.run.build import built
-
-        return [built(Any, spec, "trainer.logger", self.trusted) for spec in specs]
-
     @property
     def written(self) -> Tree:
         """The settings as the run's folder has them: its name and place are its own."""
@@ -103,29 +100,6 @@ class Run:
         else:
             tree = {**config, "name": None, "resume": None}
         return as_yaml(tree)
-
-    def with_teacher(self) -> list[str]:
-        """Adds to the settings what the teachers' files say of themselves; trains a teacher now where one is to be first.
-
-        Returns:
-            The settings that name the trained teacher, as ``key=value`` words of another run's command line.
-
-        Raises:
-            UserError: no such file, or the teacher's training failed.
-        """
-        from kd.run.train_first import teacher_settings, what_files_say
-
-        from_files = what_files_say(self.config, self.overrides)
-        self.change(from_files)
-        source = None if self.splits is None else self.splits.source
-        trained = teacher_settings(
-            self.config, self.overrides, settings_of, self.trusted, source=source
-        )
-        self.change(trained)
-        words = []
-        for key, value in trained.items():
-            words.append(f"{key}={value or 'null'}")
-        return words
 
     @staticmethod
     def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], list[str]]:
@@ -141,37 +115,6 @@ class Run:
         if file is None and request.recipe is not None:
             check_values(config)
         return config, settings.vouched
-
-    @staticmethod
-    def open(place: str, request: Request | None = None) -> "FinishedRun":
-        """A finished run. Its student's file says what the student and its task are.
-
-        Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured.
-        """
-        folder = finished_at(place, "config.yaml")
-        from kd.run.build import data_of, student_in, task_in, teacher_specs
-        from kd.run.streams import quiet_libraries
-        from kd.ship.finished import FinishedRun
-        from kd.storage.student_metadata import student_metadata_in
-
-        quiet_libraries()
-        given = request or Request()
-        file = folder / "student.safetensors"
-        config, trusted = Run.settings(folder / "config.yaml", given)
-        model, preprocess, classes = student_in(file, trusted)
-        if classes and student_metadata_in(file).gives_features:
-            model.reset_classifier(0)  # type: ignore[operator]
-            classes = []
-        return FinishedRun(
-            folder,
-            config,
-            model,
-            preprocess,
-            classes,
-            task=task_in(file, trusted),
-            load_teachers=lambda: teacher_specs(config, trusted),
-            load_data=lambda: data_of(config, trusted, given.listed),
-        )
 
 
 def settings_of(items: list[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from kd.report.metric import format_metric
 from kd.run.build import data_of
 from kd.run.needs import refuse_random_weights, teachers_in
 from kd.run.paths import find
+from kd.run.run import Run, settings_of
 from kd.storage.cache_parts import is_held
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
@@ -45,10 +46,29 @@ FORMAT = 1
 """Of the folder that is kept: to be raised whenever a run can no longer read a teacher that an earlier kd has trained."""
 
 
+def with_teacher(run: Run) -> list[str]:
+    """Adds to the settings what the teachers' files say of themselves; trains a teacher now where one is to be first.
+
+    Returns:
+        The settings that name the trained teacher, as ``key=value`` words of another run's command line.
+
+    Raises:
+        UserError: no such file, or the teacher's training failed.
+    """
+    from_files = what_files_say(run.config, run.overrides)
+    run.change(from_files)
+    source = None if run.splits is None else run.splits.source
+    trained = teacher_settings(run.config, run.overrides, run.trusted, source)
+    run.change(trained)
+    words = []
+    for key, value in trained.items():
+        words.append(f"{key}={value or 'null'}")
+    return words
+
+
 def teacher_settings(
     config: dict[str, Any],
     typed: Iterable[str],
-    resolved: Callable[[list[str]], dict[str, Any]],
     trusted: Sequence[str] = (),
     source: Source | None = None,
 ) -> dict[str, Any]:
@@ -57,7 +77,6 @@ def teacher_settings(
     Args:
         config: the run's settings, resolved.
         typed: ``key=value`` items of the command line.
-        resolved: gives all settings for a command line's words; called for the teacher's own run.
         trusted: what the user trusts beside the list of classes.
         source: of the run's pictures, where these were listed already.
 
@@ -101,7 +120,7 @@ def teacher_settings(
             )
         return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
     items = arguments(config, splits_itself=not source.has("val"))
-    as_its_recipe_says = resolved(items)
+    as_its_recipe_says = settings_of(items)
     task = config["model"]["task"]
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
         items.append(f"model.task={json.dumps(task)}")
@@ -112,7 +131,7 @@ def teacher_settings(
         items.append(f"data.batch_size={size}")
     limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
     items += [f"trainer.{name}={json.dumps(value)}" for name, value in limits.items()]
-    own = resolved(items)
+    own = settings_of(items)
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
         check_weights(backbone["arch"], "model.teacher.backbone")

@@ -28,7 +28,7 @@ Specs = Mapping[str, TeacherSpec]
 
 @dataclass
 class FinishedRun:
-    """A run's student and settings (:meth:`kd.run.run.Run.open`)."""
+    """A run's student and settings (:func:`kd.run.open.open_run`)."""
 
     folder: Path
     """Folder of the run, or of one of its students."""

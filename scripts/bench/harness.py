@@ -149,9 +149,10 @@ def train(
     prepare: Callable[[Any], None] = lambda run: None,
 ) -> Any:
     """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns the run."""
-    from kd.run.objects import build
+    from kd.run.build import build
     from kd.run.request import translate
     from kd.run.run import Run
+    from kd.run.train_first import with_teacher
 
     quiet = [
         "trainer.limit_val_batches=0",
@@ -159,7 +160,7 @@ def train(
         "runs_dir=runs/bench",
     ]
     run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
-    run.with_teacher()
+    with_teacher(run)
     build(run)
     run.trainer.callbacks.append(turns)
     prepare(run)

@@ -30,7 +30,7 @@ from torchvision.io import ImageReadMode, read_image
 from torchvision.models.resnet import BasicBlock
 
 from kd.data.batch import Batch
-from kd.run.run import Run
+from kd.run.open import open_run
 from kd.teachers.answer import ALL, Wanted
 
 LAYERS = (nn.Conv2d, nn.Linear)
@@ -146,7 +146,7 @@ def trained(case: Case, student: nn.Module, taught: bool, options: argparse.Name
 
 def case_of_run(place: str, count: int) -> Case:
     """A finished run with its validation pictures, and ``count`` training pictures as validation shows them."""
-    run = Run.open(place)
+    run = open_run(place)
     pictures = []
     labels = []
     for batch in run.data.eval_dataloader("val"):

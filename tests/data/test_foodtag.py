@@ -208,9 +208,9 @@ def test_the_pictures_are_those_of_this_version() -> None:
     sys.platform != "linux", reason="asks the kernel for a signal at the parent's end"
 )
 def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Path) -> None:
-    program = "import sys, time; from pathlib import Path; from kd.run import start; from kd.run.start import arguments; "
+    program = "import sys, time; from pathlib import Path; from kd.run import pictures; from kd.run.keys import arguments; "
     program += "sizes = {n: a.value for n, a in arguments('FoodTagMini').items()}; "
-    program += "start._draw_ahead({'class_path': 'kd.FoodTagMini', 'init_args': sizes}, Path(sys.argv[1])); "
+    program += "pictures.draw_ahead({'class_path': 'kd.FoodTagMini', 'init_args': sizes}, Path(sys.argv[1])); "
     program += "print('torch' in sys.modules, flush=True); time.sleep(60)"
     command = [sys.executable, "-c", program, str(tmp_path)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -228,9 +228,9 @@ def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Pat
 def test_pictures_that_are_there_are_not_drawn_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kd.run import start
+    from kd.run import keys, pictures
 
-    monkeypatch.setattr(start.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
+    monkeypatch.setattr(pictures.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
     (tmp_path / "foodtag-mini-v1-300x60").mkdir()
-    sizes = {name: each.value for name, each in start.arguments("FoodTagMini").items()}
-    start._draw_ahead({"class_path": "kd.FoodTagMini", "init_args": sizes}, tmp_path)
+    sizes = {name: each.value for name, each in keys.arguments("FoodTagMini").items()}
+    pictures.draw_ahead({"class_path": "kd.FoodTagMini", "init_args": sizes}, tmp_path)

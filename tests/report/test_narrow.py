@@ -107,4 +107,4 @@ def test_no_bar_lacks_a_total() -> None:
         "class Progress(Closing):",
         "self._bar = WholeItems(",  # a training without an end (trainer.max_time alone) has no total
     ]
-    assert set(others) <= {"kd/run/objects.py"}, others
+    assert set(others) <= {"kd/run/trainer.py"}, others

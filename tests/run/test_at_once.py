@@ -14,6 +14,7 @@ from kd.cli import commands
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES, UserError
 from kd.run import listed
+from kd.run.build import build
 from kd.run.checks import (
     ALLOWED_LOSSES,
     OVER_LOGITS,
@@ -21,7 +22,6 @@ from kd.run.checks import (
     notes_on_patches,
     notes_on_sizes,
 )
-from kd.run.objects import build
 from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
 from kd.run.run import Run

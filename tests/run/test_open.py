@@ -1,4 +1,4 @@
-"""Run.open: a run folder's config.yaml and its student's file are enough."""
+"""open_run: a run folder's config.yaml and its student's file are enough."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ from kd.data.sources import ImageFolder, SegmentationFolder
 from kd.errors import UserError
 from kd.models import TeacherSpec
 from kd.run.build import data_of, task_of, teacher_specs
+from kd.run.open import open_run
 from kd.run.request import Request
-from kd.run.run import Run
 from kd.ship.finished import FinishedRun
 from tests._helpers import CLASSES, draw_folder
 
@@ -58,7 +58,7 @@ def test_what_uses_a_student_builds_no_training(finished: Path, tmp_path: Path) 
     assert len(json.loads(file.read_text())) == 4 * len(CLASSES)
     assert main("card", [run, f"out={tmp_path / 'card.md'}"]) == 0
     assert main("eval", [run, "data.batch_size=4"]) == 0
-    opened = Run.open(run)
+    opened = open_run(run)
     assert isinstance(opened, FinishedRun)
     pictures = np.zeros((2, 40, 40, 3), np.uint8)
     teacher = opened.teacher_runtime("nhwc")  # of kd-serve and kd-latency
@@ -68,9 +68,9 @@ def test_what_uses_a_student_builds_no_training(finished: Path, tmp_path: Path) 
 
 def test_opening_builds_no_data_module(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataModule, "__init__", wraps(DataModule.__init__)(lambda self, **_: 1 / 0))
-    assert Run.open(str(finished)).size == (40, 40)
+    assert open_run(str(finished)).size == (40, 40)
     with pytest.raises(Exception, match="division"):
-        _ = Run.open(str(finished)).data
+        _ = open_run(str(finished)).data
 
 
 @pytest.fixture()

@@ -278,7 +278,7 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     # the settings, checked as the run itself would check them
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
-    from kd.run.objects import check_groups
+    from kd.run.build import check_groups
 
     check_groups(run)
     refuse_random_weights(run.config)

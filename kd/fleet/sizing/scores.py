@@ -19,8 +19,9 @@ from kd.models.preprocess import evaluating
 from kd.module.distillation import DistillationModule
 from kd.module.evaluation import look, look_at
 from kd.progress import bar
-from kd.run.objects import build, make_trainer
+from kd.run.build import build
 from kd.run.run import Run
+from kd.run.trainer import make_trainer
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 

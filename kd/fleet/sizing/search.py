@@ -21,7 +21,7 @@ from kd.report.facts import Facts
 from kd.report.metric import less_is_better
 from kd.report.records import read_results
 from kd.report.sized import SAME, folder_of_sizes
-from kd.run.objects import build
+from kd.run.build import build
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable
 from kd.storage.elsewhere import mapping_of

@@ -23,7 +23,6 @@ from kd.machine import signals_kept
 from kd.progress import bar
 from kd.report.metric import duration
 from kd.run.needs import teachers_in
-from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings
 from kd.storage.writing import make_folder
 
@@ -395,7 +394,7 @@ def _shared(plan: SearchPlan) -> list[str]:
     typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
     teacher = []
     if not searched:
-        for key, value in teacher_settings(plan.config, typed, settings_of).items():
+        for key, value in teacher_settings(plan.config, typed).items():
             teacher.append(f"{key}={value or 'null'}")
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):

@@ -23,7 +23,7 @@ from kd.fleet.sizing.search import check, choose, predict
 from kd.fleet.sizing.timing import Drawn, several
 from kd.report.html import write_page
 from kd.report.sized import candidate_of, card_of
-from kd.run.objects import build
+from kd.run.build import build
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, StopwatchHere, draw_folder, save_teacher, write_recipe

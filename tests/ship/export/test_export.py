@@ -16,7 +16,7 @@ from timm.models import register_model
 
 from kd.cli import main
 from kd.errors import needs_extra
-from kd.run.run import Run
+from kd.run.open import open_run
 from kd.ship.export import onnx
 from kd.ship.export.base import ExportJob, find_format
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
@@ -69,7 +69,7 @@ def test_onnx_takes_uint8_pictures_and_any_batch(finished: Path, layout: str) ->
     alone = np.concatenate([session.run(None, {"pictures": given[i : i + 1]})[0] for i in range(5)])
     np.testing.assert_allclose(together, alone, atol=1e-5)
     # the same pictures through the run's own preprocessing, which resizes 40 px to 32 px by other code
-    opened = Run.open(str(finished))
+    opened = open_run(str(finished))
     with torch.inference_mode():
         theirs = opened.model(
             opened.preprocess(torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy()))

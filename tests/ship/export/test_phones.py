@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from kd.cli import main
 from kd.errors import UserError, needs_extra
-from kd.run.run import Run
+from kd.run.open import open_run
 from kd.ship.export.base import find_format
 from tests._helpers import StopwatchHere, draw_folder, save_teacher, write_recipe
 
@@ -52,7 +52,7 @@ def test_a_new_process_takes_uint8_pictures_in_any_number(
     runtime = find_format(to).open(Path(record["file"]), 1)
     pictures = np.random.RandomState(0).randint(0, 256, (7, 40, 40, 3), dtype=np.uint8)
     answers = runtime(pictures)
-    expected = Run.open(str(finished)).prepared("nhwc")(torch.from_numpy(pictures)).detach()
+    expected = open_run(str(finished)).prepared("nhwc")(torch.from_numpy(pictures)).detach()
     np.testing.assert_allclose(answers, expected.numpy(), atol=0.1)
     one_by_one = np.concatenate([runtime(picture[None]) for picture in pictures])
     np.testing.assert_allclose(answers, one_by_one, atol=1e-5)

@@ -1,15 +1,8 @@
-"""The objects of a run from its settings: data, module, trainer and folder."""
+"""A run's trainer, with kd's callbacks, and its folder."""
 
-import copy
-import logging
-import warnings
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
-import torch
 from lightning_fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
-from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
@@ -20,7 +13,7 @@ from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep, LearningRate
-from kd.callbacks.loggers import Loggers, in_folder
+from kd.callbacks.loggers import Loggers
 from kd.callbacks.nodes import Nodes
 from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
@@ -28,195 +21,23 @@ from kd.callbacks.preflight import Preflight
 from kd.callbacks.probe import FeatureProbe
 from kd.callbacks.progress import Progress
 from kd.callbacks.rank_watch import RankWatch
-from kd.callbacks.run_folder import RunFolder, unclaimed
+from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
-from kd.data.datamodule import DistillationDataModule
-from kd.distill.fitting import check_batch
-from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.fit_to_machine.oldest_gpu import check_gpus
-from kd.fit_to_machine.precision import choose_kernels, choose_precision
+from kd.fit_to_machine.precision import choose_kernels
 from kd.launch.child import trains_teacher
-from kd.launch.cluster import Cluster, is_rank_zero
+from kd.launch.cluster import is_rank_zero
 from kd.launch.processes import check_processes, started
-from kd.lightning_internals import runs_in_child_processes, set_timeout
-from kd.losses import LogitLoss
-from kd.module.distillation import DistillationModule
+from kd.lightning_internals import set_timeout
 from kd.monitor.monitor import Monitor
 from kd.monitor.own_run import OwnRun
 from kd.report.metric import PROBE, less_is_better
-from kd.run.assemble import assemble
-from kd.run.build import arguments_of, built
-from kd.run.checks import with_key
 from kd.run.files import flatten
-from kd.run.resolve import Tree, change
 from kd.run.run import Run
-from kd.run.streams import quiet_libraries
 from kd.run.trust import remember
-from kd.settings import (
-    DataSettings,
-    LearningSettings,
-    MonitorSettings,
-    OptimSettings,
-    TrainerSettings,
-)
 from kd.ship.export import save_student
 from kd.storage.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles
-from kd.teachers import match_answers, shared_teachers
-from kd.teachers.open_cache import check_precision
-
-
-def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) -> None:
-    """Gives a run its data, module, trainer and folder; nothing is written.
-
-    Args:
-        run: its settings are resolved.
-        cluster: of the launcher; None: this machine.
-        marker: file that names the run's folder for a restarted job.
-
-    Raises:
-        UserError: settings that do not fit each other, the data or the machine.
-    """
-    quiet_libraries()
-    run.cluster = cluster
-    run.marker = marker
-    with warnings.catch_warnings(action="ignore"):
-        _seed(run)
-        accelerator = str(run.config["trainer"]["accelerator"])
-        check_gpus(accelerator)
-        if run.config["trainer"]["precision"] is None:
-            precision, run.precision_note = choose_precision(accelerator)
-            run.change({"trainer.precision": precision})
-        try:
-            with shared_teachers() if run.config["students"] else nullcontext():
-                run.trainer_arguments = _trainer_arguments(run)
-                run.data = _data(run)
-                if run.config["students"]:
-                    run.module = _together(run)
-                else:
-                    run.module = _module(run, run.config)
-                run.trainer = make_trainer(run)
-                match_answers(run.module.teacher, run.data)
-        except Exception as error:
-            raise with_key(error, run.config) from error
-        _check_built(run)
-
-
-def check_groups(run: Run) -> None:
-    """Reports mistakes in the groups that are built in a run alone: before machines cost money."""
-    built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
-    built(OptimSettings, run.config["optim"], "optim", run.trusted)
-
-
-def _check_built(run: Run) -> None:
-    """Checks that need built objects: losses and classes, batch size and processes, precision, how processes start."""
-    for name, module in run.module.students.named().items():
-        key = "model"
-        if name:
-            key = f"students.{name}.model"
-        check_losses(module.objective, key, len(run.data.info.classes))
-        check_batch(module.objective.active, run.data.batch_size, run.trainer.world_size)
-    run.data.splits.check_fraction()
-    if run.module.teacher is not None:
-        check_precision(run.module.teacher, run.data, run.module.students.wanted)
-    # the run would be in a child process, and lost with it
-    if runs_in_child_processes(run.trainer):
-        strategy = run.config["trainer"]["strategy"]
-        raise UserError(f"trainer.strategy: '{strategy}' is not supported; take ddp")
-
-
-def check_losses(objective: Objective, key: str, classes: int) -> None:
-    """Rejects losses over logits that are NaN or infinite on four made-up answers.
-
-    Args:
-        objective: of a student.
-        key: where its settings are, for messages.
-        classes: C of the data.
-    """
-    trial = None
-    if classes:
-        trial = objective.task.trial(classes)
-    if trial is None:
-        return
-    shape, target = trial
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(shape, generator=generator) for _ in range(2))
-    for name, loss in objective.losses.items():
-        if not isinstance(loss, LogitLoss) or loss.needs_index:
-            continue
-        try:
-            logits = student.clone().requires_grad_()
-            value = copy.deepcopy(loss)(logits, teacher, target)
-            value.backward()
-        except Exception:
-            continue
-        if not (
-            value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
-        ):
-            numbers = []
-            for setting, number in vars(loss).items():
-                if isinstance(number, float):
-                    numbers.append(f"{setting}={number:g}")
-            given = ", ".join(numbers)
-            raise UserError(
-                f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})"
-            )
-
-
-def _data(run: Run) -> DistillationDataModule:
-    """The data of a run; pictures that were listed before torch was imported are not listed again.
-
-    They are taken over once: a run that is built again lists its own, as data may hold out some of them.
-    """
-    settings = {**run.config["data"], "seed": run.config["seed"]}
-    splits = run.splits
-    run.splits = None
-    if splits is not None:
-        settings["source"] = splits.source
-    data: DistillationDataModule = built(DataSettings, settings, "data", run.trusted)
-    if splits is not None:
-        data.splits = splits
-    return data
-
-
-def _seed(run: Run) -> None:
-    logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
-    seed_everything(run.config["seed"], workers=True, verbose=False)
-
-
-def _trainer_arguments(run: Run) -> dict[str, Any]:
-    """Arguments of Lightning's Trainer; loggers with arguments are built once the run has a folder."""
-    runs = on_disk(run.config["runs_dir"]) / run.config["recipe"]
-    settings = in_folder(run.config["trainer"], unclaimed(runs))
-    loggers = run.config["trainer"]["logger"]
-    specs = loggers
-    if not isinstance(loggers, list):
-        specs = [loggers]
-    run.loggers = [spec for spec in specs if isinstance(spec, dict)]
-    if run.loggers:
-        settings = {**settings, "logger": False}
-    return arguments_of(TrainerSettings, settings, "trainer", run.trusted)
-
-
-def _module(run: Run, config: Tree) -> DistillationModule:
-    optim = built(OptimSettings, config["optim"], "optim", run.trusted)
-    arguments = arguments_of(LearningSettings, config["model"], "model", run.trusted)
-    return assemble(run.data.info, optim=optim, **arguments)
-
-
-def _together(run: Run) -> DistillationModule:
-    """One module of several students; each has the run's settings but for those of its own."""
-    modules: dict[str, DistillationModule] = {}
-    for name, differences in run.config["students"].items():
-        config = change(run.config, [differences or {}], run.trusted)
-        config["students"] = None
-        text = run.as_yaml(config)
-        run.student_configs[name] = text
-        remember(text, config)
-        _seed(run)
-        modules[name] = _module(run, config)
-    return DistillationModule.together(modules)
 
 
 def make_trainer(run: Run) -> Trainer:
@@ -306,8 +127,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     run.folder = RunFolder(runs, text, resumed_run, run.marker, config["name"])
     preflight = Preflight(config["preflight"], runs)
     preemption = Preemption(last, speaks=is_rank_zero() and not trains_teacher())
-    spec = built(MonitorSettings, config["monitor"], "monitor", run.trusted)
-    monitor = Monitor.of_own_run(OwnRun(), spec, preemption.stop_for)
+    monitor = Monitor.of_own_run(OwnRun(), run.monitor, preemption.stop_for)
     run.summary = Summary(run.folder, preflight, preemption, config["recipe"], config["seed"], best)
     run.rank_watch = RankWatch(config["rank_timeout_s"])
     callbacks: list[Callback] = [
@@ -333,7 +153,8 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     if config["trainer"]["enable_progress_bar"] is not False:
         callbacks.append(
             Progress(
-                monitor.phases.so_far if spec.enabled else None, "teacher: " * trains_teacher()
+                monitor.phases.so_far if run.monitor.enabled else None,
+                "teacher: " * trains_teacher(),
             )
         )
     return callbacks

@@ -1,0 +1,41 @@
+"""A finished run's folder, opened to use its student. Neither torch nor Lightning is imported before it is found."""
+
+from typing import TYPE_CHECKING
+
+from kd.run.request import Request
+from kd.run.run import Run
+from kd.storage.run_urls import finished_at
+
+if TYPE_CHECKING:
+    from kd.ship.finished import FinishedRun
+
+
+def open_run(place: str, request: Request | None = None) -> "FinishedRun":
+    """A finished run. Its student's file says what the student and its task are.
+
+    Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured.
+    """
+    folder = finished_at(place, "config.yaml")
+    from kd.run.build import data_of, student_in, task_in, teacher_specs
+    from kd.run.streams import quiet_libraries
+    from kd.ship.finished import FinishedRun
+    from kd.storage.student_metadata import student_metadata_in
+
+    quiet_libraries()
+    given = request or Request()
+    file = folder / "student.safetensors"
+    config, trusted = Run.settings(folder / "config.yaml", given)
+    model, preprocess, classes = student_in(file, trusted)
+    if classes and student_metadata_in(file).gives_features:
+        model.reset_classifier(0)  # type: ignore[operator]
+        classes = []
+    return FinishedRun(
+        folder,
+        config,
+        model,
+        preprocess,
+        classes,
+        task=task_in(file, trusted),
+        load_teachers=lambda: teacher_specs(config, trusted),
+        load_data=lambda: data_of(config, trusted, given.listed),
+    )
