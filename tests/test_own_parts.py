@@ -243,6 +243,64 @@ def test_a_description_tells_settings_apart_and_is_the_same_in_each_process() ->
     assert " at 0x" not in text
 
 
+def brighter(picture: Tensor) -> Tensor:
+    return picture + 1
+
+
+def darker(picture: Tensor) -> Tensor:
+    return picture - 1
+
+
+def brightened(picture: Tensor, levels: int) -> Tensor:
+    return picture + levels
+
+
+def shifted_by(levels: int) -> Any:
+    return lambda picture: picture + levels
+
+
+class Table:
+    def __init__(self, levels: np.ndarray) -> None:
+        self.levels = levels
+
+    def look_up(self, picture: Tensor) -> Tensor:
+        return torch.from_numpy(self.levels)[picture.long()]
+
+
+LEVELS = np.arange(5000)
+OTHER_LEVELS = np.where(LEVELS == 2500, 0, LEVELS)  # NumPy's text of both is the same
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    (brighter, darker),
+    (v2.Lambda(brighter), v2.Lambda(darker)),
+    (lambda picture: picture, lambda picture: picture.flip(-1)),
+    (shifted_by(1), shifted_by(2)),
+    (partial(brightened, levels=1), partial(brightened, levels=2)),
+    (Table(LEVELS), Table(OTHER_LEVELS)),
+    (Table(LEVELS).look_up, Table(OTHER_LEVELS).look_up),
+])  # fmt: skip
+def test_functions_and_tables_are_told_apart(one: Any, other: Any) -> None:
+    """Equal descriptions would give one transform the teacher's outputs for the views of the other."""
+    assert json.dumps(described(one)) != json.dumps(described(other))
+    assert " at 0x" not in json.dumps(described(one))
+
+
+def test_a_set_is_described_alike_in_each_process() -> None:
+    code = (
+        "from kd.data.own_transform import described\n"
+        "within = lambda name: name in {'apple', 'pear', 'plum', 'fig', 'kiwi'}\n"
+        "print(described([{'apple', 'pear', 'plum', 'fig', 'kiwi'}, within]))"
+    )
+    texts = set()
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=True)
+        texts.add(done.stdout)
+    assert len(texts) == 1
+
+
 def test_a_listed_transform_trains_and_a_file_names_no_other(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,11 @@
 """``data.augment.transform``: a transform of the user's own, or of another library, as a step of the training views."""
 
+import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -47,8 +50,10 @@ class OwnTransform(nn.Module):
         self._try(size)
 
     def forward(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """One view, uint8 ``(3, H, W)``, and its masks ``(H, W)`` where there are any, in the way of the transform's
+        """One view, uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where there is one, in the way of the transform's
         library.
+
+        Runs in the loader, under torch's generator seeded by picture and view.
         """
         if self.library == "albumentations":
             return self._with_arrays(picture, *masks)
@@ -130,10 +135,13 @@ def _seeded_by_torch() -> Iterator[None]:
 
 
 def described(value: object, depth: int = 8) -> object:
-    """What an object is made of, as plain values: two processes give the same for the same class and settings.
+    """What an object is made of, as values of JSON: two processes give the same for the same class and settings.
+
+    A cache of a teacher's answers is found by it (``data.augment.transform``), and a run resumed (``data.sampler``).
 
     Args:
-        value: a transform: its class path, and its attributes or what it says itself (``to_dict``).
+        value: a transform or a sampler: its class path, and its attributes or what it says itself (``to_dict``). Of a
+            function also its code, and the values that it carries.
         depth: of objects in objects; below it, and for what has no attributes, the text that Python shows. That may
             name an address: then no cache of an earlier run is found, and never one of other views.
     """
@@ -141,14 +149,47 @@ def described(value: object, depth: int = 8) -> object:
         return value
     if isinstance(value, Tensor):
         return value.tolist()
+    if isinstance(value, np.ndarray | np.generic):  # whose text leaves out most of many values
+        return described(value.tolist(), depth - 1)
     if isinstance(value, Mapping):
         return {str(name): described(inner, depth - 1) for name, inner in value.items()}
-    if isinstance(value, Sequence | set):
+    if isinstance(value, Sequence):
         return [described(inner, depth - 1) for inner in value]
-    kind = type(value)
-    path = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, Set):  # its order differs between processes
+        return sorted((described(inner, depth - 1) for inner in value), key=repr)
+    if isinstance(value, type):
+        return _path_of(value)
+    path = _path_of(type(value))
+    if depth > 0 and isinstance(value, FunctionType | MethodType | partial):
+        return {path: [described(part, depth - 1) for part in _parts_of(value)]}
     if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
         return {path: described(value.to_dict(), depth - 1)}
     if depth > 0 and hasattr(value, "__dict__"):
         return {path: described(vars(value), depth - 1)}
     return repr(value)
+
+
+def _path_of(named: type | FunctionType) -> str:
+    """Module and name of a class or function; several functions may share it (``<lambda>``)."""
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _parts_of(function: FunctionType | MethodType | partial[Any]) -> list[object]:
+    """What tells two functions apart: their attributes, unlike those of other objects, do not."""
+    if isinstance(function, partial):
+        return [function.func, function.args, function.keywords]
+    if isinstance(function, MethodType):
+        return [function.__func__, function.__self__]
+    carried = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = [function.__defaults__, function.__kwdefaults__]
+    return [_path_of(function), _digest_of(function.__code__), defaults, carried]
+
+
+def _digest_of(code: CodeType) -> str:
+    """A hash of a function's bytecode with the names and constants that it uses, functions within it too."""
+    constants = []
+    for constant in code.co_consts:
+        is_code = isinstance(constant, CodeType)
+        constants.append(_digest_of(constant) if is_code else described(constant))
+    text = repr((code.co_code, code.co_names, constants))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -31,7 +31,12 @@ def pack(
     shard_mb: int = 256,
     source: Source | None = None,
 ) -> int:
-    """Writes a split as tar shards and their index, masks as PNG files beside; returns the bytes written.
+    """Writes a split as tar shards and their index, masks as PNG files beside.
+
+    Shard ``n`` is ``NAME-0000n.tar``, with ``KEY.jpg`` (or ``.png``) and ``KEY.cls`` or ``KEY.mask.png`` of each picture.
+    The index is ``NAME.json``, a dict: "classes", "shards" (their names), "targets", "samples" ([shard, offset, size] of
+    each picture in bytes), "checksums" (a CRC-32 of each shard's pictures and masks); of masks also "masks" ([offset,
+    size], in the shard of the picture) and "ignore_index".
 
     Args:
         split: the pictures.
@@ -43,7 +48,7 @@ def pack(
         source: of the split; its kind of target decides how targets are written.
 
     Returns:
-        Bytes written.
+        Bytes of the pictures, as they are packed; masks, labels and the headers of the tar files are not counted.
 
     Raises:
         UserError: a picture can't be decoded, or ``out`` can't be written.
@@ -64,6 +69,9 @@ def pack(
     checksums: list[int] = []  # of the pictures and masks in each shard
     with in_one_line(f"out: {out} can't be written"), ExitStack() as open_shard:
         files.makedirs(path, exist_ok=True)
+        index_file = f"{path}/{name}.json"
+        if files.exists(index_file):  # of an older pack, whose shards are overwritten
+            files.rm_file(index_file)
         tar = None
         for i in bar(range(len(split.targets)), label=f"packing {name}"):
             picture, ending, mask = _packed(split, i, short_side, has_masks)
@@ -96,7 +104,7 @@ def pack(
         if has_masks and source is not None:
             index["masks"] = masks
             index["ignore_index"] = source.ignore_index
-        files.pipe_file(f"{path}/{name}.json", json.dumps(index).encode())
+        files.pipe_file(index_file, json.dumps(index).encode())
     return sum(size for _, _, size in samples)
 
 
@@ -112,7 +120,9 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:
 def _packed(
     split: Split, i: int, short_side: int | None, has_masks: bool
 ) -> tuple[bytes, str, bytes]:
-    """A picture as it is packed: its bytes, the ending of its name, and its mask as bytes, empty without one.
+    """A picture as it is packed: its bytes, the ending of its name (``jpg``; ``png`` for a PNG), its mask as a PNG file.
+
+    The mask is empty without one, and scaled with its picture.
 
     Args:
         split: holds it.

@@ -43,11 +43,17 @@ def usual(split: Split) -> Check:
 
 def _store(split: Split) -> Store | None:
     """The object store that a split's pictures come from, below subsets too; None: on this disk, or in no files."""
+    listed = _as_listed(split)
+    if isinstance(listed, FileSplit):
+        return listed.store
+    return None
+
+
+def _as_listed(split: Split) -> Split:
+    """The split as its source has listed it, of which ``split`` may be a subset."""
     while isinstance(split, Subset):
         split = split.split
-    if isinstance(split, FileSplit):
-        return split.store
-    return None
+    return split
 
 
 class Scan(NamedTuple):
@@ -73,7 +79,11 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
     """
     if check == "off":
         return Scan({}, [])
-    memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"
+    what = f"{check}-{max_pixels}"
+    listed = _as_listed(split)
+    if isinstance(listed, MaskSplit):  # settings decide which values its masks may hold
+        what += f"-{listed.classes}-{listed.ignore}"
+    memory = cache_dir() / "scans" / f"{fingerprint(split)}-{what}.json"
     count = len(split.targets)
     with _alone(memory.with_suffix(".lock")):
         remembered = _remembered(memory, count, check)

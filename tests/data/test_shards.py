@@ -69,6 +69,18 @@ def test_shards_are_plain_tar_files_of_limited_size(tmp_path: Path) -> None:
         assert int(seen[f"{i:08d}.cls"]) == split.targets[i] == read.targets[i]
 
 
+def test_a_pack_over_an_older_one_that_stops_midway_is_unfinished(tmp_path: Path) -> None:
+    """The older index would name places in the new shards, which hold other pictures there."""
+    source = ImageFolder(str(draw_folder(tmp_path / "data")))
+    split = source.load("train")
+    pack(split, source.classes, str(tmp_path / "pack"), "train", short_side=8)
+    Path(split.name(40)).write_bytes(b"no picture")
+    with pytest.raises(UserError, match="can't be read"):
+        pack(split, source.classes, str(tmp_path / "pack"), "train")
+    with pytest.raises(UserError, match="is not a finished pack: no train.json"):
+        Shards(str(tmp_path / "pack")).load("train")
+
+
 def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
     packed(recipe, tmp_path / "small", "short_side=20")
     packed(recipe, tmp_path / "whole", "short_side=1000")

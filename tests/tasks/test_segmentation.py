@@ -11,6 +11,7 @@ from PIL import Image
 from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import ORIENTATION, decode
+from kd.data.scan import scan
 from kd.data.sources import SegmentationFolder, Shards
 from kd.distill.inherit import inherit_together
 from kd.errors import UserError
@@ -251,6 +252,19 @@ def test_damaged_masks_are_named_by_path(damage, message: str, root: Path) -> No
         on_bad_image="skip",
     )
     assert skipping.info.train == 7
+
+
+def test_masks_are_checked_anew_once_other_values_are_allowed(root: Path) -> None:
+    """A check is cached: the settings by which it has refused masks must have an effect when they are mended."""
+    without_ignored = SegmentationFolder(str(root), NAMES).load("train")
+    assert "holds the value 9, not one of 0..2" in scan(without_ignored, "train").damaged[0]
+    split = SegmentationFolder(str(root), NAMES, 9).load("train")
+    assert not scan(split, "train").damaged
+    save(root / "masks/train/3.png", np.full((30, 40), 2))
+    split = SegmentationFolder(str(root), NAMES, 9).load("train")
+    assert not scan(split, "train").damaged
+    two_classes = SegmentationFolder(str(root), NAMES[:2], 9).load("train")
+    assert len(scan(two_classes, "train").damaged) == 1
 
 
 def test_a_mask_is_turned_as_its_picture_is(root: Path) -> None:
