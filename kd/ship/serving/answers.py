@@ -44,15 +44,21 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
 
 
 def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str, Any]:
-    """One picture's numbers as a client reads them.
+    """One picture's numbers as a client reads them: values of JSON by name, of the manifest's task.
 
-    ``labels`` with probabilities; ``mask`` and ``shares``; ``features``; or ``numbers`` by name. A mask is a PNG of
-    class ids in base64, of 16 bits where there are more than 256 classes.
+    - Classes: ``labels``, the likeliest first, each ``{"label": NAME, "p": 0..1}``; and, where classes have numbers that
+      belong to them, ``facts`` (:func:`kd.data.class_facts.facts_of`).
+    - Segmentation: ``mask``, a PNG of class ids in base64, of 16 bits where there are more than 256 classes; ``shares``
+      of the pixels, as ``labels``.
+    - ``features``: a list; ``numbers``: by the name of each.
 
     Args:
-        numbers: ``(C,)``, ``(C, H, W)`` or ``(D,)``.
+        numbers: logits ``(C,)`` or ``(C, H, W)``, numbers ``(C,)`` or features ``(D,)``.
         manifest: of the model.
         top: the likeliest labels that are listed.
+
+    Raises:
+        ValueError: one of them is NaN or infinite.
     """
     if not np.isfinite(numbers).all():
         raise ValueError("the model's answer is NaN or infinite")

@@ -52,7 +52,7 @@ class Server:
         manifest: what all models take and answer.
         models: what runs each, by name: ``student``, and ``teacher`` where it is served beside it.
         limits: what is accepted.
-        hosts: names by which the server may be reached, beside ``localhost`` and IP addresses.
+        hosts: names by which the server may be reached, in lower case, beside ``localhost`` and IP addresses.
         rule: the teacher answers only the pictures of which the student is not sure; None: all models answer.
     """
 
@@ -64,14 +64,9 @@ class Server:
         hosts: Collection[str] = (),
         rule: CascadeRule | None = None,
     ) -> None:
-        """Makes the batchers and what bounds their memory; nothing runs before the application starts.
+        """Makes the batchers, the decoders' threads and what bounds their memory; the arguments are the class's.
 
-        Args:
-            manifest: of the model.
-            models: what runs each, by name.
-            limits: on sizes, counts and times.
-            hosts: names by which it answers, beside addresses.
-            rule: when the teacher is asked; None: no cascade.
+        No model runs before the application starts (:meth:`life`).
         """
         self.rule = rule
         if rule is None:
@@ -132,7 +127,12 @@ class Server:
             self.open_requests -= 1
 
     async def _predict(self, request: Request) -> Response:
-        """``POST /predict`` and ``/invocations``: pictures in, what every model answers out."""
+        """``POST /predict`` and ``/invocations``: pictures in, what every model answers out.
+
+        JSON: ``arch``, ``task`` and ``predictions``, of each picture ``file`` (its name) and what
+        :func:`~kd.ship.serving.answers.answer` gives of the student; beside it under ``teacher`` the same of the teacher
+        where it is served. With a rule there is one answer, and ``by`` names who gave it.
+        """
         top = _top(request.query_params.get("top", "5"))
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
             uploads = await read_uploads(request, self.limits, share, self._in_decoder)
@@ -163,6 +163,9 @@ class Server:
         Args:
             views: uint8, one of each picture, in the manifest's layout.
             rule: when the teacher is asked.
+
+        Returns:
+            In the pictures' order, ``student`` or ``teacher`` and its logits ``(C,)``.
         """
         student_batches = self.batchers["student"]
         teacher_batches = self.batchers["teacher"]
@@ -204,7 +207,7 @@ class Server:
         """The response of a cascade: each picture's answer with the name of the model that gave it.
 
         Args:
-            answers: model and its numbers ``(C, ...)``, by picture.
+            answers: of :meth:`_cascade`.
             uploads: name and bytes of each picture.
             top: classes in an answer.
         """
@@ -244,7 +247,11 @@ class Server:
         )
 
     def _name(self, request: Request) -> str:
-        """The model that a path names; a Refused for an unknown one."""
+        """The model that a path names, ``student`` or ``teacher``.
+
+        Raises:
+            Refused: 404, unknown, or of another version than 1.
+        """
         name = request.path_params["name"]
         version = request.path_params.get("version", "1")
         if name not in self.batchers or version != "1":
@@ -276,6 +283,7 @@ class Server:
         return await asyncio.shield(future)
 
     def _release_decoder(self, future: "asyncio.Future[Any]") -> None:
+        """Called in the event loop when a decoder's call has ended, also after its request has gone."""
         self._free_decoders.release()
         if not future.cancelled():
             future.exception()  # read, so that asyncio does not warn of it where the request has gone
@@ -364,6 +372,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
+    """A Refused of one of the pages that are read (GET), which :meth:`Server._answered` does not see."""
     assert isinstance(error, Refused), "registered for these alone"
     return _error(error.status, str(error))
 
@@ -373,6 +382,7 @@ def _busy() -> Response:
 
 
 def _top(text: str) -> int:
+    """How many labels a client wants, from its query ``?top=``; raises a Refused (400) for anything else."""
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 0 < int(text) <= 1000):
         raise Refused(400, f"top: must be a whole number from 1 to 1000, got '{text[:20]}'")
     return int(text)

@@ -15,7 +15,7 @@ from kd.ship.export.base import Runtime
 from kd.ship.serving.bodies import Busy, Limits
 from kd.ship.serving.metrics import Metrics
 
-ENDING_S = 5.0  # A batch that runs at the server's end has so long
+ENDING_S = 5.0  # Seconds that a batch has which runs at the server's end
 P = ParamSpec("P")
 T = TypeVar("T")
 Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
@@ -23,7 +23,12 @@ Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
 
 class Daemons:
-    """A pool of daemon threads; ThreadPoolExecutor's are joined at the interpreter's end, whatever they do."""
+    """A pool of daemon threads; ThreadPoolExecutor's are joined at the interpreter's end, whatever they do.
+
+    Args:
+        count: of the threads, which start at once.
+        name: begins their names.
+    """
 
     def __init__(self, count: int, name: str) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -48,6 +53,7 @@ class Daemons:
         return future
 
     def _work(self) -> None:
+        """Runs submitted calls one after another, in each thread and for good; a call raises nothing."""
         while True:
             self._calls.get()()
 
@@ -58,7 +64,7 @@ class Batcher:
     Args:
         runtime: runs the model.
         limits: ``max_batch``, ``max_wait_ms`` and ``queue`` count here.
-        metrics: of the server.
+        metrics: of the server, whose batchers share them.
     """
 
     def __init__(self, runtime: Runtime, limits: Limits, metrics: Metrics) -> None:
@@ -98,7 +104,7 @@ class Batcher:
             self._queue.put_nowait((picture, future))
         except asyncio.QueueFull as error:
             raise Busy from error
-        self.metrics.waiting.set(self._queue.qsize())
+        self.metrics.waiting.inc()
         return future
 
     async def _run(self) -> None:
@@ -112,7 +118,11 @@ class Batcher:
                 self._queue.task_done()
 
     async def _answer(self, batch: list[Waiting]) -> None:
-        """Runs the model on a batch; where anything of it fails, its clients get the error and the server continues."""
+        """Runs the model on a batch; where anything of it fails, its clients get the error and the server continues.
+
+        Args:
+            batch: pictures, and the futures that get their rows or the exception.
+        """
         try:
             pictures = np.stack([picture for picture, _ in batch])
             start = time.perf_counter()
@@ -131,11 +141,11 @@ class Batcher:
                 future.set_result(answer)
 
     async def _gather(self) -> list[Waiting]:
-        """The next batch: what comes within ``max_wait_ms`` of its first picture."""
+        """The next batch, 1 to ``max_batch`` pictures: what comes within ``max_wait_ms`` of its first picture."""
         batch = [await self._queue.get()]
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.max_wait_ms / 1000):
                 while len(batch) < self.limits.max_batch:
                     batch.append(await self._queue.get())
-        self.metrics.waiting.set(self._queue.qsize())
+        self.metrics.waiting.dec(len(batch))
         return batch

@@ -37,7 +37,11 @@ class Busy(Exception):
 
 
 class Room:
-    """What all requests together may hold at a time, in bytes or pictures."""
+    """What all requests together may hold at a time, in bytes or pictures; each takes its :class:`Share` of it.
+
+    Args:
+        most: of all requests together.
+    """
 
     def __init__(self, most: float) -> None:
         self.most = most
@@ -52,7 +56,17 @@ class Share:
         self._mine = 0.0
 
     def take(self, amount: float) -> None:
-        """Takes more. Room for as much again must be left, so that large requests are refused before small ones."""
+        """Takes more.
+
+        There must be room for it, and for as much again as this request held before: so where room is short, a request
+        that already holds much is refused before one that holds little.
+
+        Args:
+            amount: in the room's unit.
+
+        Raises:
+            Busy: there is not; nothing is taken, and what the request holds is given back at its end.
+        """
         if self._room.held + self._mine + amount > self._room.most:
             raise Busy
         self._room.held += amount
@@ -84,7 +98,7 @@ class Limits:
     max_pictures: int = 32
     """Pictures of a request."""
     decoders: int = 2
-    """Threads that decode."""
+    """Threads that decode and scale pictures, and read JSON."""
 
 
 async def read_uploads(
@@ -176,7 +190,7 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
     parser = MultiPartParser(
         request.headers,
         _bounded(request, limits, share),  # type: ignore[arg-type]
-        max_files=limits.max_pictures + 1,
+        max_files=limits.max_pictures + 1,  # one too many is left to check_count, which says why
         max_fields=100,
     )
     # in memory: a process has few files
@@ -201,12 +215,20 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
 
 
 def count_marks(text: bytearray) -> int:
-    """Brackets, commas and colons of JSON: it has no more values than these."""
+    """How many opening brackets, commas and colons a JSON text has: it has at most one value more."""
     return sum(text.count(mark) for mark in (b"[", b"{", b",", b":"))
 
 
 def _from_json(body: bytearray, most: int) -> list[Upload]:
-    """The pictures of a JSON body, decoded from base64 and named by number; at most ``most``."""
+    """The pictures of a JSON body, decoded from base64 and named by number.
+
+    Args:
+        body: ``{"images": ["BASE64", ...]}``, or ``{"image": "BASE64"}`` for one.
+        most: pictures that a request may have.
+
+    Raises:
+        Refused: other JSON or none (400), or too many pictures (413).
+    """
     try:
         if count_marks(body) > MARKS:
             raise ValueError

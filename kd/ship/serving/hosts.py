@@ -12,7 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 class KnownHosts:
     """Refuses other hosts' names and other sites' pages (DNS rebinding); IP addresses are always known.
 
-    The name ``*`` stands for every host.
+    Args:
+        app: the application that answers the requests that pass.
+        names: known beside ``localhost``, in lower case and without ports; ``*`` stands for every host.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
@@ -29,7 +31,10 @@ class KnownHosts:
         return await self.app(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> str:
-        """Why a request does not pass; "" where it does."""
+        """Why a request does not pass; "" where it does.
+
+        A browser sends ``Origin`` with a page's requests: it must be of the very host and port of ``Host``.
+        """
         host = headers.get("host", "").lower()
         if not self._known(host):
             return f"unknown host '{host[:60]}': hosts=NAME lets it pass"

@@ -6,13 +6,17 @@ from kd.ship.export.base import need
 
 EXTRA = "serve"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the histograms of durations."""
+"""Upper bounds of the histograms of durations, in seconds."""
 PICTURES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Upper bounds of the histogram of batch sizes."""
 
 
 class Metrics:
-    """Prometheus metrics of one server, in a registry of their own."""
+    """Prometheus metrics of one server, in a registry of their own.
+
+    Where a teacher is served too, both models' batches are in the same histograms, and :attr:`waiting` is the sum of what
+    waits for either. All are updated in the event loop.
+    """
 
     def __init__(self) -> None:
         """Registers the metrics that ``/metrics`` shows; their names are read by dashboards."""

@@ -149,7 +149,14 @@ def _json(text: bytearray) -> dict[str, Any]:
 
 
 def _typed(content: dict[str, Any], key: str, kind: type[T], default: T) -> T:
-    """The value of a key, which must be of a kind; ``default`` where the key is missing."""
+    """The value of a key; ``default`` where the key is missing.
+
+    Args:
+        content: an object of the request's JSON.
+        key: of the value.
+        kind: that the value must be of; of another one the request is refused with 400.
+        default: of that kind, too.
+    """
     value = content.get(key, default)
     if not isinstance(value, kind):
         raise Refused(400, f"{key}: must be a JSON {kind.__name__}, got {type(value).__name__}")
@@ -162,6 +169,12 @@ def _pictures(
     """The pictures of the input tensor: in its JSON, or in ``raw``, the bytes after the JSON.
 
     UINT8 ``[N, H, W, 3]`` holds pixels, BYTES ``[N]`` encoded pictures.
+
+    Returns:
+        N arrays of pixels ``(H, W, 3)``, or N files.
+
+    Raises:
+        Refused: another tensor, or data that do not fit its shape (400); too many pictures (413).
     """
     datatype = tensor.get("datatype")
     shape = _typed(tensor, "shape", list, [])
@@ -197,6 +210,7 @@ def _pictures(
 
 
 def _check_elements(shape: list[int], count: int) -> None:
+    """Refuses data of ``count`` elements (pixels' values, or files) that a tensor of this shape does not have."""
     expected = math.prod(shape)
     if count != expected:
         raise Refused(400, f"{INPUT}: the shape {shape} has {expected} elements, the data {count}")
@@ -216,6 +230,7 @@ def _pixels_of_json(data: list[Any], depth: int) -> bytes:
 
 
 def _files_of_json(data: list[Any]) -> list[bytes]:
+    """The encoded pictures of a JSON array of base64; anything else is refused with 400."""
     if not all(isinstance(text, str) for text in data):
         raise Refused(400, f"{INPUT}: in JSON, the data of BYTES must be strings of base64")
     return [from_base64(i, text) for i, text in enumerate(data)]

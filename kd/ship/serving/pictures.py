@@ -46,7 +46,11 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
 
 
 def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> Image.Image:
-    """The view of a picture; a mask is of the whole picture, so nothing is cut off for it."""
+    """The view of a picture, of ``manifest.size``; a mask is of the whole picture, so nothing is cut off for it.
+
+    As :func:`kd.storage.decoding.frame` says, in pixels: a part of the picture is cut out (left, top, width, height),
+    scaled (width, height), and the view is cut out of that at ``corner`` (x, y).
+    """
     crop_ratio = None
     if manifest.task != "segmentation":
         crop_ratio = manifest.crop_ratio

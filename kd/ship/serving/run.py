@@ -30,7 +30,12 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close
 
 
 class _Lingering:
-    """A transport whose ``close`` calls ``end`` instead, so that unread bytes are read first."""
+    """A transport whose ``close`` calls ``end`` instead, so that unread bytes are read first.
+
+    Args:
+        transport: of asyncio, which all other calls go to.
+        end: :meth:`_Connection._end`, which sets :attr:`ended`.
+    """
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
         self._transport = transport
@@ -92,10 +97,12 @@ class _Connection(H11Protocol):
             unread._socket.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed, by either side: its timer ends with it; Uvicorn calls it."""
         self._due.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of a request; of a connection that is ended they are dropped."""
         if not self._ended:
             super().data_received(data)
 
@@ -151,7 +158,12 @@ class _Connection(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Answers open requests on SIGTERM and ends with status 0; uvicorn's server would raise the signal again."""
+    """Answers open requests on SIGTERM and ends with status 0; uvicorn's server would raise the signal again.
+
+    Args:
+        config: of Uvicorn.
+        server: the application, which is not ready from SIGTERM on.
+    """
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
