@@ -32,12 +32,12 @@ class CascadeRule:
     asked: int
     """Pictures that asked the teacher where the rule was measured."""
     pictures: int
-    """Of so many."""
+    """How many pictures the rule was measured on."""
     head: list[float] | None = None
     """Weights of the score ``head``."""
 
     def asks(self, probabilities: np.ndarray) -> np.ndarray:
-        """Which pictures ask the teacher, bool ``(N,)``, by the student's probabilities ``(N, C)``."""
+        """Which pictures ask the teacher, bool ``(N,)``, by the student's probabilities ``(N, C)``; NaN ask, too."""
         features = features_of(np.asarray(probabilities, np.float64))
         return score_of(features, self.score, self.head) < self.threshold
 
@@ -97,12 +97,14 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{key}: {run / FILE} can't be read; {measures} anew") from error
+    # the score below which this share of the measured pictures lies: its percentiles 0, 1, ..., 100 are in the file
     share = _share(defer)
     threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
     return CascadeRule(score, threshold, round(share * pictures), pictures, head)
 
 
 def _share(text: str) -> float:
+    """A share of pictures in [0, 1), written ``0``, ``.1`` or ``0.1``; raises a UserError for anything else."""
     if re.fullmatch(r"0?\.\d+|0", text) and float(text) < 1:
         return float(text)
     raise UserError(f"defer: must be true or a share >= 0 and < 1, got '{text}'")

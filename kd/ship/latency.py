@@ -19,9 +19,9 @@ from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
 
 ROUNDS = 5
-"""Each model is timed so often, in turns with the others."""
+"""Each model is timed so often at each batch, in turns with the others."""
 TURNS = ROUNDS + 1
-"""Of a model at one batch: before the rounds it warms up, which finds out how long a run takes."""
+"""A model's steps of the bar at one batch: one warms up and finds out how long a run takes, then come the rounds."""
 RUNNABLE = ("onnx", "openvino", "executorch", "litert", "torch_export", "triton")
 """Formats whose exports can be timed here."""
 Row = dict[str, Any]
@@ -70,8 +70,15 @@ def measure(
         reopen: opens it again in another process.
         runtimes: settings of each, by name.
         batches: pictures at a time.
-        threads: of a model.
-        seconds: that a model is timed, over all rounds.
+        threads: numbers of threads that each model is timed with.
+        seconds: that a model is timed at each batch and number of threads, over all rounds.
+
+    Returns:
+        ``latency.json``'s content: ``machine`` (:func:`kd.machine.processor`) and ``rows`` (:func:`_row`; the student's
+        have ``times_the_teacher``, too, where the teacher is timed).
+
+    Raises:
+        UserError: a model can't be loaded, or its process has ended.
     """
     rows: list[Row] = []
     loaders_by_threads = {}
@@ -150,7 +157,7 @@ def _turns(
         runtimes: settings of each, by name.
         batches: pictures at a time.
         threads: of a model.
-        seconds: that a model is timed, over all rounds.
+        seconds: that a model is timed at each batch, over all rounds.
         shown: the bar over the whole command.
     """
     watches: dict[tuple[str, str], Stopwatch] = {}
@@ -193,7 +200,7 @@ def in_turns(
 
     Args:
         measures: times a model so many runs, by the model's key.
-        seconds: that a model is timed, over all rounds.
+        seconds: that a model is timed, over all rounds; at least two runs a round.
         shown: a bar, advanced by each turn.
     """
     repeats: dict[K, int] = {}
@@ -225,7 +232,7 @@ def _start(
 
 
 def _repeats(measure: Measure, seconds: float) -> int:
-    """So many that a round takes its share of ``seconds``; these first runs warm up."""
+    """How many runs make a round, so that :data:`ROUNDS` rounds take ``seconds``; the three runs that tell warm up."""
     ms, _ = measure(3)
     return max(2, round(1000 * seconds / ROUNDS / max(ms[-1], 0.01)))
 
@@ -233,7 +240,10 @@ def _repeats(measure: Measure, seconds: float) -> int:
 def _loaders(
     run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int
 ) -> dict[tuple[str, str], Any]:
-    """What opens each model in its process, by model and runtime; arguments as of :func:`measure`."""
+    """What opens each model in its process, by model (``student``, ``teacher``) and runtime; picklable.
+
+    The arguments are those of :func:`measure`, ``threads`` one of its numbers.
+    """
     loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
         if run.has_teacher:
@@ -293,7 +303,9 @@ def _row(
 
 
 def _compare_with_teacher(rows: list[Row]) -> None:
-    """Adds to the student's rows how often it answers while the teacher answers once, all else equal."""
+    """Adds to the student's rows ``times_the_teacher``: how often it answers while the teacher answers once, both with as
+    many threads and the same batch; the teacher always in torch, the student in any runtime.
+    """
     teacher_ms = {}
     for row in rows:
         if row["model"] == "teacher":

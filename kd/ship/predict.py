@@ -33,7 +33,7 @@ from kd.storage.shown import Table, on_terminal
 from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
-BATCH = {"cpu": 32, "cuda": 512}  # to begin with: halved until it fits
+BATCH = {"cpu": 32, "cuda": 512}  # pictures, to begin with: halved until it fits
 Predicted = tuple[str, torch.Tensor, tuple[int, int]]
 """A picture's name, the student's answer, the picture's height and width."""
 
@@ -57,7 +57,14 @@ def choose_device(name: str | None) -> torch.device:
 def predict(
     opened: FinishedRun, files: Sequence[str], device: torch.device, bad: dict[str, str]
 ) -> Iterator[Predicted]:
-    """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
+    """The student's answers in the files' order.
+
+    Args:
+        opened: the run; its model is brought to the device.
+        files: of the pictures.
+        device: runs the student.
+        bad: gets the files that can't be read, each with the reason in words; they have no answer.
+    """
     model = opened.model.to(device).eval()
     # masks: nothing cut
     crop_ratio = None
@@ -165,7 +172,11 @@ Rows = Iterator[dict[str, Any]]
 
 
 def _columns(row: dict[str, Any]) -> dict[str, object]:
-    """A row's cells by column: ``file``, the numbers, ``label_1``, ``p_1``, ..., ``FACT_of_label``, ``FACT_expected``."""
+    """A row's cells by column: ``file``, the numbers, ``label_1``, ``p_1``, ..., ``FACT_of_label``, ``FACT_expected``.
+
+    Args:
+        row: ``file``, and what :func:`kd.ship.serving.answers.answer` gives; all rows of a run have the same keys.
+    """
     columns = {"file": row["file"], **row.get("numbers", {})}
     labels = row.get("labels", [])
     facts = row.get("facts", {})
@@ -203,7 +214,7 @@ def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
 
 
 def _print_rows(rows: Rows) -> None:
-    """Prints each picture's answer as a line on the terminal, above a bar."""
+    """Prints each picture's answer as a line on the terminal, above the progress bar: ``FILE: apple 97.1%, ...``."""
     for row in rows:
         parts = []
         for label in row.get("labels", []):
@@ -224,7 +235,14 @@ def _print_rows(rows: Rows) -> None:
 def _write_masks(
     answers: Iterator[Predicted], root: Path, opened: FinishedRun, folder: Path
 ) -> None:
-    """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
+    """Class ids and colours at each picture's own size, in the pictures' tree below their common folder.
+
+    Args:
+        answers: logits ``(C, H', W')`` of each picture.
+        root: the pictures' common folder.
+        opened: the run; its classes are listed in ``classes.txt``, one a line, whose number (from 0) is the class id.
+        folder: gets the masks, ``PATH.ids.png`` and ``PATH.colours.png`` with each picture's path below ``root``.
+    """
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
         place = Path(name).resolve().relative_to(root)

@@ -73,7 +73,12 @@ def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None)
 
 
 def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a run's source by which a list's pictures are found."""
+    """The arguments of a run's source by which a list's pictures are found: of ``image_dir``, ``path_column`` and
+    ``delimiter`` those that it has; none of a source that is not a list.
+
+    Args:
+        source: ``data.source`` of the run, a class path and its arguments.
+    """
     if not source.get("class_path", "").endswith(".Manifest"):
         return {}
     arguments = source["init_args"]

@@ -114,7 +114,7 @@ class Backbone(Format):
 
 
 def _metadata(student: StudentMetadata, job: ExportJob) -> dict[str, str]:
-    """What the file says of the model without its classifier: JSON by name."""
+    """What the file says of the model without its classifier, strings by name: ``arch`` as it is, all else as JSON."""
     return {
         "arch": student.arch,
         "kwargs": json.dumps({**student.kwargs, "num_classes": 0}),
@@ -124,6 +124,7 @@ def _metadata(student: StudentMetadata, job: ExportJob) -> dict[str, str]:
 
 
 def _contiguous(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same tensors as safetensors takes them: it refuses views of another order in memory."""
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 

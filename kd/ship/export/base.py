@@ -122,7 +122,15 @@ class Format(ABC):
     quantiser: Mapping[str, Sequence[str]] = {"openvino": ("nncf",)}
 
     def check(self, key: str, int8: bool) -> None:
-        """Raises a UserError that names ``key`` and the extra where one is missing."""
+        """Checks that the packages of a format can be imported; called before torch is loaded.
+
+        Args:
+            key: the setting that asks for the format (``to=onnx``); the message begins with it.
+            int8: whether the export is quantised, which needs :attr:`quantiser` too.
+
+        Raises:
+            UserError: one is missing; the message names the extra that brings it.
+        """
         with quiet():
             for extra, modules in self.needs.items():
                 for module in modules:
@@ -227,7 +235,11 @@ def converting(job: ExportJob, key: str) -> Iterator[None]:
 
 
 def _why(error: BaseException) -> str:
-    """The unsupported operator, or else the first line of what went wrong."""
+    """The unsupported operator, or else the first line of what went wrong first, at most 200 characters.
+
+    Args:
+        error: of a converter; it and its causes are searched for an operator, the outermost first.
+    """
     reason = ""
     for cause in causes(error):
         text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))  # without colours

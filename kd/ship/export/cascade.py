@@ -183,7 +183,7 @@ def _rule(job: ExportJob) -> CascadeRule:
 
 
 def _teachers_job(job: ExportJob) -> ExportJob:
-    """The same job for the teacher.
+    """The same job for the teacher: its model in the data's classes, on pictures of the same size and layout.
 
     Raises:
         UserError: no single teacher whose weights kd loads.
@@ -207,7 +207,10 @@ def _teachers_job(job: ExportJob) -> ExportJob:
 
 
 def _runtime(student: Runtime, teacher: Runtime, rule: CascadeRule) -> Runtime:
-    """The cascade as one runtime: the student's logits ``(N, C)``, replaced by the teacher's where the rule asks it."""
+    """The cascade as one runtime: the student's logits ``(N, C)``, replaced by the teacher's where the rule asks it.
+
+    The exported programs (:data:`PROGRAM`, :data:`TRITON_PROGRAM`) compute the same without kd.
+    """
 
     def run(pictures: np.ndarray) -> np.ndarray:
         """Pictures in the manifest's layout -> logits ``(N, C)``."""

@@ -89,7 +89,7 @@ class CoreML(Format):
         run = in_torch(lambda images: self._trace(images.float()), self._layout_of(file))
 
         def one_by_one(pictures: np.ndarray) -> np.ndarray:
-            """As the file takes them."""
+            """uint8 ``(N, *manifest.shape)`` -> answers, one picture at a time, as the file takes them."""
             answers = [run(picture[None]) for picture in pictures]
             return np.concatenate(answers)
 
@@ -109,7 +109,7 @@ class CoreML(Format):
         return self._simulation
 
     def _layout_of(self, file: Path) -> Any:
-        """The layout in which the gate gives pictures, from the file's own metadata."""
+        """The layout in which the gate gives pictures, ``nhwc`` or ``nchw``, from the file's own metadata."""
         tools = need("coremltools", EXTRA, str(file))
         metadata = tools.utils.load_spec(str(file)).description.metadata.userDefined
         return "nchw" if "nchw" in metadata["kd.layout"] else "nhwc"

@@ -59,6 +59,10 @@ class ExecuTorch(Format):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Runs the file with ExecuTorch's XNNPACK; a larger batch than the file allows runs in parts.
 
+        Args:
+            file: ``model.pte``.
+            threads: of this process's pool, which all files of the process share; 0: as it is.
+
         Raises:
             UserError: the extra is missing, or the file is not a program of ExecuTorch.
         """
@@ -119,6 +123,10 @@ def _quantized(model: "torch.nn.Module", job: ExportJob) -> "torch.nn.Module":
     Weights are symmetric, one scale for each output channel. A CNN's activations have scales calibrated on training
     pictures. A transformer's few large activations would take most of such a scale, so there each batch's activations
     give it when the file runs.
+
+    Args:
+        model: the student with its preprocessing, in float32.
+        job: its shape of pictures, and its training pictures.
     """
     import torch
 

@@ -253,7 +253,7 @@ def _run_probes(
 
 
 def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
-    """The ranges of the graph's float32 weights that an operation uses."""
+    """The ranges of the graph's float32 weights that an operation uses, with numbers: they need no pictures."""
     import onnx
     from onnx.numpy_helper import to_array
 
@@ -279,6 +279,7 @@ def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
 
 
 def _share(part: float, whole: float) -> float:
+    """``part / whole``, at most 1; 0 where there is nothing to lose a part of."""
     if whole:
         return min(float(part / whole), 1.0)
     return 0.0
@@ -355,7 +356,7 @@ def _join_casts(graph: "onnx.GraphProto") -> None:
 
 
 def _types_of_results(graph: "onnx.GraphProto") -> dict[str, int]:
-    """Element types that a converted graph states."""
+    """Element types that a converted graph states, by tensor, as ONNX numbers them."""
     return {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
 
 
@@ -385,6 +386,7 @@ def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
     del graph.value_info[:]
 
     def widen(tensor: "onnx.TensorProto") -> None:
+        """Makes a constant float32 in place, of the same numbers; one of another type stays."""
         if tensor.data_type == float16:
             tensor.CopyFrom(from_array(to_array(tensor).astype(np.float32), tensor.name))
 

@@ -205,7 +205,7 @@ def failure(measured: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
 
 
 def size_mb(path: Path) -> float:
-    """Of a file, or of all files in a folder."""
+    """The size of a file, or of all files in a folder, in MB of 10**6 bytes."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 
@@ -254,7 +254,10 @@ def export(
         vouch: called with the content of a ``torch_export``, so that later commands of this machine trust it.
 
     Returns:
-        Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``.
+        Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
+            of one that is not kept: what was requested (``to``, ``int8``, ``fp16``, ``layout``), ``file`` (its path),
+            ``size_mb``, ``compared`` (with what), the numbers of :func:`compare`, ``kept``; and where they apply
+            ``note``, ``float32_layers`` and ``simulated`` (the numbers of :func:`compare` in simulated FP16).
 
     Raises:
         UserError: no pictures to compare it on, or a certificate of features.
@@ -353,7 +356,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     """The measured numbers of an export as aligned lines for the terminal.
 
     Args:
-        record: of ``verified.json``: shares in [0, 1], times in ms, size in MB.
+        record: of :func:`export`: shares in [0, 1], times in ms, size in MB.
     """
     rows = {
         "largest difference": f"{record['max_difference']:.3g}",

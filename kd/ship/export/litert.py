@@ -82,6 +82,13 @@ def _quantized(file: Path, job: ExportJob) -> bytes:
 
     Weights have one scale for each output channel. A CNN's activations have scales calibrated on training
     pictures, a transformer's are scaled when the file runs (as in :mod:`kd.ship.export.executorch`).
+
+    Args:
+        file: ``model.tflite`` in float32.
+        job: its student and its training pictures.
+
+    Returns:
+        The content of the int8 file.
     """
     package = need("ai_edge_quantizer.quantizer", EXTRA, KEY)
     names = need("ai_edge_quantizer.qtyping", EXTRA, KEY).TFLOperationName

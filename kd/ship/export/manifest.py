@@ -140,5 +140,6 @@ def read_manifest(folder: Path) -> ExportManifest:
 
 
 def _manifest(content: dict) -> ExportManifest:
+    """The manifest of JSON's values by field; raises a ValueError, TypeError or KeyError for values that are not one."""
     height, width = content["size"]
     return ExportManifest(**{**content, "size": (int(height), int(width))})

@@ -17,14 +17,14 @@ class Prepared(nn.Module):
     Args:
         model: the student, in eval mode.
         preprocess: its input.
-        size: height and width of the pictures.
-        layout: of the pictures.
+        size: height and width in pixels of the pictures that the export takes; scaled where the student's differ.
+        layout: of these pictures, ``nhwc`` or ``nchw``.
     """
 
     rows: Tensor
-    """Scaling matrix of the rows, where the student's size is another."""
+    """Scaling matrix of the rows, ``(student's height, height)``, where the student's size is another."""
     columns: Tensor
-    """Scaling matrix of the columns, transposed."""
+    """Scaling matrix of the columns, transposed: ``(width, student's width)``."""
     mean: Tensor
     """``(1, 3, 1, 1)``, of values in 0..255."""
     std: Tensor
@@ -33,13 +33,9 @@ class Prepared(nn.Module):
     def __init__(
         self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout
     ) -> None:
-        """Puts scaling and normalisation before the model; all is frozen and in eval mode.
+        """Puts scaling and normalisation before the model; the arguments are the class's.
 
-        Args:
-            model: the student.
-            preprocess: its input.
-            size: height and width of the pictures that the export takes; scaled where the student's differ.
-            layout: of these pictures, ``nhwc`` or ``nchw``.
+        All is frozen and in eval mode, the model itself too: it is not copied.
         """
         super().__init__()
         self.model = model
@@ -73,7 +69,9 @@ class Prepared(nn.Module):
 
 
 def _scaling(before: int, after: int) -> Tensor:
-    """The matrix ``(after, before)`` of an antialiased bilinear resize along one side."""
+    """The matrix ``(after, before)`` of an antialiased bilinear resize along one side, from ``before`` to ``after`` pixels:
+    its columns are the resized unit vectors.
+    """
     lit_pixels = torch.eye(before, dtype=torch.float64)[None, None]  # one a row
     scaled = F.interpolate(lit_pixels, (before, after), mode="bilinear", antialias=True)
     return scaled[0, 0].T.float().contiguous()

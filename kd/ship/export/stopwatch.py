@@ -34,12 +34,7 @@ class Stopwatch:
     """
 
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
-        """Starts the process and loads the model there.
-
-        Args:
-            load: makes the model; it is pickled.
-            threads: that the model may use.
-        """
+        """Starts the process and waits until it has loaded the model; the arguments are the class's."""
         # a program of its own: multiprocessing's spawn would run the caller's script again
         self._pipe, child_end = multiprocessing.Pipe()
         number = child_end.fileno()
@@ -54,7 +49,14 @@ class Stopwatch:
         self._request(load)
 
     def _request(self, message: object) -> tuple[list[float], float]:
-        """Sends a message to the process and returns its answer: times in ms, and peak memory in MB."""
+        """Sends a message to the process, waits for its answer and returns it: times in ms, and peak memory in MB.
+
+        Args:
+            message: pictures and how often they run; the first message is what loads the model, answered by "ready".
+
+        Raises:
+            UserError: the process has ended, whatever the reason; its own error is printed by itself.
+        """
         try:
             self._pipe.send(message)
             return self._pipe.recv()

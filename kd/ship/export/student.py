@@ -31,10 +31,12 @@ from kd.tasks import Task
 
 
 def student_metadata(student: Student) -> dict[str, str]:
-    """What one needs to use the weights, as safetensors metadata: all values are JSON strings.
+    """What one needs to use the weights, as safetensors metadata: strings, ``arch`` as it is and all others as JSON.
 
-    ``arch``, ``kwargs``, ``classes``; ``img_size``, ``mean``, ``std`` where kd prepares the pictures; ``dense`` for a
-    segmenter above a timm backbone; ``builder`` for a model that timm has not built.
+    ``arch``, ``kwargs``, ``classes`` and ``task`` always; ``img_size`` (pixels: the side, or height and width), ``mean``
+    and ``std`` where kd prepares the pictures; ``dense`` for a segmenter above a timm backbone; ``builder`` for a model
+    that timm has not built; ``facts``, numbers of the classes, where the data have some; ``classifies`` (false) where
+    nothing has trained the classifier. :func:`kd.storage.student_metadata.student_metadata_in` reads them.
     """
     prepare: Any = student.prepare
     dense = isinstance(student.model, DenseModel)
@@ -190,6 +192,9 @@ def load_student(
     Args:
         path: the file. It is data: what it says of its model runs no code but timm's and :mod:`kd.models`'.
         builder: the class that has built its model, where that is one of your own.
+
+    Raises:
+        UserError: no such file, a damaged one, or one whose model can't be built.
     """
     with _reading(path):
         make, preprocess, classes = _described(path, builder)
@@ -205,6 +210,9 @@ def untrained_student(path: Path, seed: int, builder: type | None = None) -> nn.
         path: the file, see :func:`load_student`.
         seed: of the weights; the random state of torch is left as it was.
         builder: see :func:`load_student`.
+
+    Raises:
+        UserError: as of :func:`load_student`.
     """
     with _reading(path), torch.random.fork_rng(devices=[]):
         make, _, _ = _described(path, builder)
@@ -274,7 +282,16 @@ def _of_timm(path: Path, metadata: StudentMetadata) -> Callable[[], nn.Module]:
 def _of_builder(
     path: Path, metadata: StudentMetadata, builder: type | None
 ) -> Callable[[], nn.Module]:
-    """A model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over."""
+    """What makes a model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over.
+
+    Args:
+        path: the file, for messages and its tensors' shapes.
+        metadata: of the file.
+        builder: the user's class; None: only kd's own builder is called.
+
+    Raises:
+        UserError: the file names another class, or arguments that do not fit its tensors.
+    """
     if not metadata.builder:
         raise UserError(
             f"{path}: its builder's arguments fit no file, so nothing can build it again"

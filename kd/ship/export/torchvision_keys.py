@@ -99,9 +99,14 @@ def _ssdlite_features() -> nn.Module:
 
 
 def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
-    """The model's tensors under the names of ``body``, layer by layer in order; None where a shape differs.
+    """The model's tensors under the names of ``body``, layer by layer in order; None where a name or shape differs.
 
-    A norm divides by ``sqrt(variance + epsilon)``, so a variance makes up for another epsilon.
+    A norm divides by ``sqrt(variance + epsilon)``, so a variance makes up for another epsilon. Layers that the model has
+    beyond those of ``body`` (its classifier) are left out.
+
+    Args:
+        body: torchvision's part of a detector.
+        model: timm's.
     """
     expected = body.state_dict()
     layers = dict(model.named_modules())

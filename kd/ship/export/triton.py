@@ -11,7 +11,7 @@ from kd.ship.export.onnx import Onnx
 from kd.storage.writing import make_folder, write_text
 
 NAME = "student"
-MAX_BATCH = 64
+MAX_BATCH = 64  # pictures that Triton joins into one batch at most
 
 CONFIG = """\
 name: "{name}"
@@ -45,7 +45,11 @@ class Triton(Format):
     needs = Onnx.needs
 
     def write(self, job: ExportJob, folder: Path) -> Path:
-        """The repository in ``folder``; the answer's shape is measured by running the ONNX file once."""
+        """The repository in ``folder``, which is returned; the answer's shape is measured by running the ONNX file once.
+
+        Raises:
+            UserError: as of :meth:`kd.ship.export.onnx.Onnx.write`.
+        """
         manifest = job.manifest
         model = folder / NAME
         Onnx().write(job, make_folder(model / "1"))
