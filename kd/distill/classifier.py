@@ -40,7 +40,7 @@ BATCH = 64
 
 @torch.no_grad()
 def fit_new_classifier(student: Student, sample: Sample | None, device: torch.device = CPU) -> str:
-    """Sets a new linear classifier to a ridge regression of labelled pictures' features.
+    """Sets a new linear classifier to a ridge regression of the labels on labelled pictures' features.
 
     Left as they are: a classifier that came with the weights, one that is inherited, and one that labels do not train
     (SimKD's is the teacher's).
@@ -143,9 +143,14 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     """The classifier's input for up to ``count`` labelled pictures, ``(N, D)``, and their targets, ``(N,)`` or ``(N, C)``.
 
-    Both are empty without any.
+    Both are on the CPU, and empty (of shape ``(0,)``) without any such picture.
 
-    The student is on ``device``; both results are on the CPU.
+    Args:
+        student: runs on ``device``.
+        classifier: its last layer, whose input is recorded.
+        sample: gives the pictures.
+        count: of pictures, at most.
+        device: of the student.
     """
     features: list[Tensor] = []
     labels: list[Target] = []

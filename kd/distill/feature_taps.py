@@ -14,7 +14,8 @@ from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer, Layer
 
 Read = Callable[[list[str], str], list[Tensor]]
-"""Gives the student's features, by layers and form of tokens."""
+"""Gives the student's features, one tensor for each path, by the layers' paths and the form of tokens (``patch``,
+``class``, ``all``)."""
 
 
 class _Layers(NamedTuple):
@@ -23,9 +24,9 @@ class _Layers(NamedTuple):
     student: list[str]
     """Their paths in the student."""
     tokens: str
-    """The form in which they are read."""
+    """The form in which they are read: ``patch``, ``class`` or ``all`` tokens; maps have none."""
     teacher: list[Layer]
-    """The teacher's."""
+    """The teacher's, each as (name of the teacher, path, form of tokens)."""
     teacher_shapes: list[tuple[int, ...]]
     """Of the teacher's layers, for two pictures."""
 
@@ -130,7 +131,11 @@ class FeatureTaps:
             raise UserError(f"{key}: {error}") from error
 
     def shapes(self, names: Iterable[str]) -> dict[Layer, tuple[int, ...]]:
-        """The teachers' layers that losses read, with their shapes for two pictures."""
+        """The teachers' layers that losses read, with their shapes for two pictures.
+
+        Args:
+            names: losses; those that read no layer are left out.
+        """
         shapes: dict[Layer, tuple[int, ...]] = {}
         for name in names:
             if name in self:
@@ -174,7 +179,17 @@ class FeatureTaps:
     def regressions(
         self, losses: Mapping[str, DistillLoss], features: Read, answer: Answer
     ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
-        """Those of the losses that regress a layer, each with what student and teacher gave there for a batch."""
+        """Those of the losses that regress a layer, each with what student and teacher gave there for a batch.
+
+        Args:
+            losses: by name.
+            features: gives the student's.
+            answer: of the teacher.
+
+        Yields:
+            The loss of one layer (of a loss over several layers one after another), the student's features there, and
+            the teacher's.
+        """
         for name, loss in losses.items():
             if isinstance(loss, EachLayer):
                 of_each_layer = list(loss.losses)

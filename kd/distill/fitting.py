@@ -28,6 +28,11 @@ def check_listeners(
 ) -> None:
     """Checks ``model.teacher_of``: losses and the teachers that they read.
 
+    Args:
+        teacher_of: the name of a teacher by the name of a loss.
+        losses: of the student, by name, also those of weight 0.
+        teacher: of the run; None: there is none, so none can be named.
+
     Raises:
         UserError: a loss or a teacher that does not exist.
     """
@@ -93,6 +98,11 @@ def check_loss(
 
 def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:
     """Checks that a batch is large enough for losses that compare its samples, over all processes where they gather.
+
+    Args:
+        losses: by name.
+        batch_size: pictures of one process's batch.
+        processes: that train.
 
     Raises:
         UserError: a loss needs more pictures than a step has.

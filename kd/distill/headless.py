@@ -34,7 +34,7 @@ class HeadlessStudent(Student):
         """
         super().__init__(*args, **kwargs)
         self._taps_of_final = self.taps
-        """On the weights that are validated (:attr:`final`)."""
+        """On the weights that are validated (:attr:`final`): the average's, where there is one."""
         if self.average is not None:
             layers_by_loss = self.objective.layers_of_student.values()
             layers = [layers for layers, _ in layers_by_loss]
@@ -95,6 +95,7 @@ class HeadlessStudent(Student):
 
     @property
     def _measures(self) -> Features:
+        """The task, which holds the metrics."""
         assert isinstance(self.task, Features)
         return self.task
 
@@ -148,5 +149,11 @@ def student_of(objective: Objective) -> type[Student]:
 
 
 def _rows(x: Tensor, real: slice | Tensor, count: int) -> Tensor:
-    """Of a layer's output what belongs to the ``real`` of ``count`` pictures: windows are several rows a picture."""
+    """Of a layer's output what belongs to the ``real`` of ``count`` pictures: windows are several rows a picture.
+
+    Args:
+        x: ``(count * W, ...)``, a picture's W rows one after another; W is 1 but for layers that work on windows.
+        real: which of the pictures are no padding.
+        count: of all pictures of the batch.
+    """
     return x.unflatten(0, (count, -1))[real].flatten(0, 1)

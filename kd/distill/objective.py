@@ -106,6 +106,9 @@ class Objective(nn.Module):
     ) -> None:
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
 
+        Called once, by the student that is built around it. A loss over one layer whose tap names several is replaced
+        by a loss for each pair of layers.
+
         Args:
             data: classes and sizes.
             teacher: the run's teacher, or None.
@@ -225,7 +228,9 @@ class Objective(nn.Module):
 
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
-        """What each active loss over features reads: the student's layers and their form."""
+        """What each active loss over features reads, by its name: paths of the student's layers, and which tokens
+        (``patch``, ``class``, ``all``).
+        """
         return self.feature_taps.layers_of_student(self.active)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
@@ -313,7 +318,12 @@ class Objective(nn.Module):
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
     def _with_dropping(self, features: Read, answer: Answer) -> Terms:
-        """Each picture learns from the teachers that :func:`teacher_shares` leaves it; with all left it is the sum."""
+        """The losses of one batch where ``teacher_drop`` is set: a picture learns from the teachers that
+        :func:`teacher_shares` leaves it, ``total = T * sum_tn share_tn * loss_tn`` for T teachers.
+
+        Where it leaves all of them to all N pictures each share is ``1 / (T N)``, so the total is the sum of the losses'
+        means. ``named`` has these means of all pictures, whoever is dropped.
+        """
         losses_by_teacher: dict[str, Tensor] = {}  # (N,) each
         named = {}
         for name, loss in self.active.items():
@@ -338,7 +348,7 @@ class Objective(nn.Module):
             answer: the teacher's.
 
         Returns:
-            ``<name>_loss`` of :attr:`measurable`, and ``feature_loss``, their weighted sum.
+            Scalars: ``<name>_loss`` of :attr:`measurable`, unweighted, and ``feature_loss``, their weighted sum.
         """
         losses: dict[str, Tensor] = {}
         weighted_sum = torch.zeros(())

@@ -51,6 +51,7 @@ def fit_on(
 
 
 def _copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's weights and buffers by name, copied to the CPU's memory."""
     return {name: value.to(CPU, copy=True) for name, value in model.state_dict().items()}
 
 

@@ -31,7 +31,8 @@ def settle_losses(
 ) -> None:
     """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
 
-    What the student's own start has read already is not read again.
+    What the student's own start has read already is not read again. Called in every process before the first step, when
+    the students have their first weights and the teacher is on its device.
 
     Args:
         students: of the run; those whose losses need neither are left alone.
@@ -107,6 +108,11 @@ def _read_anew(student: Student, teacher: RunTeacher, pictures: Tensor) -> Sampl
 
     Projections are fitted to an inherited student alone. Of another one only the size of its maps is read, which the
     first part shows.
+
+    Args:
+        student: run in eval mode.
+        teacher: answers to each part what the student's losses read.
+        pictures: the sample, uint8 ``(N, 3, H, W)``; 64 run at once.
     """
     tapped_batches: list[dict[str, Tensor]] = []
     teacher_batches = []
@@ -126,9 +132,12 @@ def _read_anew(student: Student, teacher: RunTeacher, pictures: Tensor) -> Sampl
 
 
 def _joined(student: Student, outputs: SampleOutputs) -> tuple[Read, Answer]:
-    """How to read the student's layers, for all pictures that it has run on, and the teacher's answer for all."""
+    """The batches of a sample as if they were one: how to read the student's layers, for all pictures that it has run on,
+    and the teacher's answer for all.
+    """
 
     def read(layers: list[str], form: str) -> list[Tensor]:
+        """As :data:`kd.distill.feature_taps.Read`, of the whole sample."""
         batches = [student.taps.read(caught, layers, form) for caught in outputs.student]
         by_layer = zip(*batches, strict=True)
         return [torch.cat(of_layer) for of_layer in by_layer]

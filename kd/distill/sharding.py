@@ -10,8 +10,8 @@ class Sharding(Protocol):
     """A strategy that shards what is trained: all processes must run the students equally often.
 
     Attributes:
-        shards_weights: whether weights and gradients lie in shards, or the optimizer's state alone.
-        clips_gradients: whether its step clips them.
+        shards_weights: whether weights and gradients lie in shards; False: the optimizer's state alone does.
+        clips_gradients: whether its own step clips the gradients, so that nothing else may.
     """
 
     shards_weights: bool

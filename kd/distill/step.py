@@ -138,7 +138,7 @@ def objective_of(
     teacher: RunTeacher | None = None,
     student: nn.Module | None = None,
 ) -> Objective:
-    """What a student learns; the arguments are those of :class:`Distillation`, whose types are checked here.
+    """What a student learns; the arguments are those of :class:`Distillation`, whose types are checked here (TypeError).
 
     A ``student`` without a classifier (timm's ``num_classes=0``) whose losses read no logits learns features alone,
     from pictures without labels, where no task is given.
@@ -214,8 +214,13 @@ def make_student(
     The other arguments are those of :class:`Distillation`; ``objective`` holds its task and losses.
 
     Args:
-        ema_decay: in [0, 1); None: no average.
+        ema_decay: in (0, 1); None: no average.
         optim: how it is optimized; None: the default.
+
+    Raises:
+        TypeError: an argument of another kind.
+        ValueError: an ``ema_decay`` outside (0, 1).
+        UserError: model, losses and data that do not fit each other.
     """
     check_type("student", model, nn.Module, "a torch.nn.Module")
     check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
@@ -229,7 +234,12 @@ def make_student(
 
 
 def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
-    """Float pictures are normalised for the student: teachers whose mean and std are known renormalise them."""
+    """Float pictures are normalised for the student: teachers whose mean and std are known renormalise them.
+
+    Args:
+        teacher: changed in place: of each such member ``prepare``, which is copied first.
+        prepare: the student's; a function of the user's, whose mean and std are not known, changes nothing.
+    """
     if teacher is None or not isinstance(prepare, Preprocess):
         return
     for member in teacher.members.values():
@@ -241,7 +251,7 @@ def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
 def as_teacher(
     teacher: GivenTeacher, prepare: Callable[[Tensor], Tensor] | None = None, name: str = "teacher"
 ) -> RunTeacher | None:
-    """The run's teacher of what a user may give as one.
+    """The run's teacher of what a user may give as one; None of None.
 
     Args:
         teacher: any model, any callable, several of them by name, or a teacher, which stays as it is.
@@ -271,7 +281,11 @@ def as_teacher(
 
 
 def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:
-    """Of the model's weights, frozen; None without a decay.
+    """A copy of the model that will be the moving average of its weights, frozen; None without a decay.
+
+    Args:
+        model: as it is before the first step.
+        decay: of the average per optimizer step, in (0, 1): ``average <- decay * average + (1 - decay) * weights``.
 
     Raises:
         ValueError: a decay outside (0, 1).

@@ -84,6 +84,7 @@ class Student(nn.Module):
         self.parent = parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
+        """Peak learning rate, of the fastest parameters; from :meth:`build_optimizer` on the one that is used."""
         self.classifier_is_fitted = False
         """Whether its new classifier was fitted before training, in this process."""
         self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
@@ -101,7 +102,11 @@ class Student(nn.Module):
 
     @staticmethod
     def info_of(task: Task, model: nn.Module) -> DataInfo:
-        """What a task, or the last layer of a model, knows of the data."""
+        """What a task, or the last layer of a model, says of the data where nothing else does.
+
+        Raises:
+            UserError: neither has a number of classes.
+        """
         count = task.num_classes or classes_of(model)
         if not count:
             wanted = f"task={type(task).__name__}(num_classes) or data=kd.DataInfo(classes)"
@@ -122,9 +127,11 @@ class Student(nn.Module):
 
     @property
     def _has_checkpoint(self) -> bool:
+        """Whether its first weights, the classifier's among them, come from a file that the settings name."""
         return self.spec is not None and self.spec.checkpoint is not None
 
     def _trial(self) -> object:
+        """What the model gives for two small pictures, as it is."""
         return trial(self.model, self.prepare, TRIAL)
 
     def train(self, mode: bool = True) -> "Student":
@@ -138,7 +145,15 @@ class Student(nn.Module):
         return self
 
     def _prepare_classifier(self, teacher: RunTeacher | None) -> None:
-        """DeiT: a distillation token learns from logit losses. SimKD: the classifier is the teacher's, not trained."""
+        """DeiT: a distillation token learns from logit losses. SimKD: the classifier is the teacher's, not trained.
+
+        Args:
+            teacher: of the run; None: there is no classifier to take.
+
+        Raises:
+            UserError: SimKD beside a loss that would train the classifier, with a teacher whose classifier can't be read,
+                or with a model that has no linear one.
+        """
         model: Any = self.model
         self.has_two_heads = (
             hasattr(model, "set_distilled_training") and self.objective.trains_logits
@@ -202,6 +217,7 @@ class Student(nn.Module):
 
     @property
     def _models(self) -> list[Any]:
+        """The model that trains and, where there is one, the one that holds its average."""
         if self.average is not None:
             return [self.model, self.average.module]
         return [self.model]
@@ -300,6 +316,11 @@ class Student(nn.Module):
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
         """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.
 
+        Sets :attr:`lr`.
+
+        Args:
+            pace: how many steps and epochs the run has, and how many pictures a step.
+
         Raises:
             UserError: ``optim.lr_batch`` beside loaders whose batch size is not known.
         """
@@ -315,7 +336,10 @@ class Student(nn.Module):
         return optimizer, schedule
 
     def follow_precision(self) -> None:
-        """With ``trainer.precision=bf16-true``: it is fed in the type of its weights."""
+        """With ``trainer.precision=bf16-true``: it is fed in the type of its weights.
+
+        Called when Lightning has cast these, before the first step.
+        """
         if isinstance(self.prepare, Preprocess):
             self.prepare.dtype = next(self.model.parameters()).dtype
 

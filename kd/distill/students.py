@@ -129,7 +129,10 @@ class Students(nn.ModuleDict):
         return [student.begin(pictures) for student in self.named().values()]
 
     def compile_in_place(self) -> None:
-        """Compiles the models whose settings ask for it; names of parameters do not change."""
+        """Compiles the models whose settings ask for it (``compile``); names of parameters do not change.
+
+        Called after the first weights are set and the losses settled, which run the models uncompiled.
+        """
         for student in self.named().values():
             if student.spec is not None:
                 student.spec.compile_in_place(student.model)
@@ -164,7 +167,8 @@ class Students(nn.ModuleDict):
         Args:
             batch: on the students' device.
             answer: the teacher's to the same pictures.
-            before_each: called before each student's turn.
+            before_each: called before each student's turn; it seeds random numbers, so that each student draws what it
+                would draw if it were trained alone.
         """
         terms = {}
         for name, student in self.named().items():
@@ -178,13 +182,20 @@ class Students(nn.ModuleDict):
             student.objective.set_epoch(epoch, max_epochs)
 
     def move_averages(self, step: int) -> None:
-        """After the optimizer's ``step`` (from 1)."""
+        """Moves the average of each student's weights, where it has one; called after each optimizer step.
+
+        Args:
+            step: how many steps the optimizer has made, from 1; the average's decay grows with it.
+        """
         for student in self.named().values():
             if student.average is not None:
                 student.average.update(student.model, step)
 
     def take_classifiers(self) -> None:
-        """Brings classifiers that are made of the teacher's up to date."""
+        """SimKD: brings classifiers that are made of the teacher's up to date, :meth:`Student.take_classifier`.
+
+        Called before validation, before a checkpoint is written and when training ends; in between they lag behind.
+        """
         for student in self.named().values():
             student.take_classifier()
 
