@@ -272,13 +272,9 @@ def metric_lines(run: RunRecords) -> list[Section | None]:
                     lines[name.removeprefix(place)] = name
             shown = set(lines.values())
             rows = [row for row in run.metrics if not shown.isdisjoint(row)]
-            steps = _binned(rows, _last_step)
+            steps = _binned(rows, lambda slice_: slice_[-1].get("step", 0.0))
             charts.append(_chart(f"{title}{of}", steps, "step", rows, lines))
     return charts
-
-
-def _last_step(rows: Sequence[dict[str, float]]) -> float:
-    return rows[-1].get("step", 0.0)
 
 
 def health_lines(run: RunRecords) -> list[Section | None]:
@@ -297,7 +293,7 @@ def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section |
         student: its name; "" for a single one.
     """
     of = f" of {student}" if student else ""
-    steps = _binned(health, _first_step)
+    steps = _binned(health, lambda slice_: slice_[0]["step"])
     charts = []
     for title, lines in HEALTH.items():
         title = title.format(of=of, student=student or "student")
@@ -309,7 +305,3 @@ def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section |
             groups.update({name: name for name in row})
         charts.append(_chart(f"{title}{of}", steps, "step", rows, groups))
     return charts
-
-
-def _first_step(readings: Sequence[dict[str, Any]]) -> float:
-    return readings[0]["step"]

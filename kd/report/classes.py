@@ -17,6 +17,8 @@ NAMES = {"iou": "intersection over union", "f1": "F1"}
 def classes_of_fidelity(content: dict[str, Any], of: str) -> Section | None:
     """Teacher beside student, of the best epoch; the classes that lost most come first.
 
+    At most :data:`BARS` classes are drawn; a class's score is a share of 1.
+
     Args:
         content: of ``fidelity.json``.
         of: `` of NAME`` where there are several students.

@@ -49,7 +49,7 @@ def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
             if metric in values:
                 of_teachers[f"{teacher} {metric}"] = dict.fromkeys(epochs, values[metric])
 
-    of = _of(student)
+    of = f" of {student}" if student else ""
     ranks = {f"{name} rankme": by_epoch(run, f"{place}val/rankme")}
     title = f"Accuracy of the features{of}, without training on labels"
     return [
@@ -159,7 +159,3 @@ def _timed_rows(run: RunRecords, models: Iterable[str]) -> list[list[object]]:
         of_models = [ms.get(name, "") for name in models]
         rows.append([f"ms, {setting}", *of_models])
     return rows
-
-
-def _of(student: str) -> str:
-    return f" of {student}" if student else ""

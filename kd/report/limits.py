@@ -271,7 +271,14 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int,
 
 
 def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
-    """The optimizer takes a share ``at`` of the step, which is usually a few percent."""
+    """The optimizer takes a share ``at`` of the step, which is usually a few percent.
+
+    With a fused one a step would take the rest and :data:`FUSED_OPTIMIZER_SHARE` of it.
+
+    Args:
+        facts: of the run.
+        at: share of the step, 0 to 1.
+    """
     taken = phase_share(facts.phases, "optimizer")
     if taken < at:
         return None

@@ -467,7 +467,10 @@ def is_run(folder: Path) -> bool:
 
 
 def read_results(folder: Path) -> RunRecords:
-    """A run's settings, summary and metrics, without its records, which are large. Files that lack are noted."""
+    """A run's settings, summary and metrics, without its records, which are large.
+
+    Files that are missing or damaged are named in its ``notes``.
+    """
     run = RunRecords(folder)
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)

@@ -492,7 +492,7 @@ def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
     book.apply("Overtraining", lambda rule: rule(scores, values("val/kl"), metric=metric))
     header = next(iter(run.headers.values()), {})
     pictures = header.get("val", 0)
-    book.apply("FeaturesCollapse", lambda rule: rule(values("val/rankme"), pictures))
+    book.apply("FeaturesCollapse", lambda rule: rule(values("val/rankme"), pictures), student)
     book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, distill_losses()))
     if run.summary.get("status") == "done":
         book.apply(

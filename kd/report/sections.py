@@ -288,7 +288,12 @@ def _cost_by_group(facts: Facts) -> Section | None:
 
 
 def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
-    """What could not be read, and what could not be worked out from the rest."""
+    """What could not be read, and what could not be worked out from the rest; None without either.
+
+    Args:
+        run: with its notes.
+        failures: of :attr:`kd.report.rules.Explained.failures`.
+    """
     shown = list(run.notes)
     if status(run) == "running" and "summary.json is missing" in shown:
         shown.remove("summary.json is missing")  # it is written at the end

@@ -479,10 +479,10 @@ def print_disputed(found: dict[str, Any] | None) -> None:
 
 
 def disputed_line(found: dict[str, Any]) -> str:
-    """How many labels are disputed, and how good the judge is.
+    """How many labels of a split are disputed, by which model's features, and how many are likely wrong.
 
     Args:
-        found: of :meth:`kd.run.disputes.Disputes.found`.
+        found: of :meth:`kd.run.disputes.Disputes.found`, or the content of ``disputed.json``.
     """
     share = found["disputed"] / found["pictures"]
     return (

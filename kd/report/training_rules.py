@@ -368,7 +368,7 @@ def similar_across_runs(
         own: train/loss by step.
         others: of other runs, by name.
         least: steps in common.
-        near: difference that counts as none.
+        near: difference that counts as none, as a share of the loss (of 1 for a smaller one).
     """
     for name, loss in others.items():
         common = [step for step in own if step in loss]
@@ -479,7 +479,12 @@ def _above(shares: Mapping[str, float], limit: float) -> dict[str, float]:
 
 
 def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000) -> Finding | None:
-    """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
+    """At the first reading the activations' standard deviations differ by ``factor`` between layers.
+
+    Args:
+        spread: standard deviation of the outputs, by layer.
+        factor: the largest over the smallest of them.
+    """
     finite = []
     for layer, deviation in spread.items():
         if math.isfinite(deviation):
@@ -495,7 +500,12 @@ def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000
 
 
 def saturated_activation(saturated: Mapping[str, float], share: float = 0.8) -> Finding | None:
-    """More than ``share`` of a sigmoid's or tanh's outputs lie at its ends, where it has no gradient."""
+    """More than ``share`` of a sigmoid's or tanh's outputs lie at its ends, where it has no gradient.
+
+    Args:
+        saturated: the share of outputs at the ends in the newest reading, in [0, 1], by layer.
+        share: above which a layer counts.
+    """
     layers = _above(saturated, share)
     if not layers:
         return None

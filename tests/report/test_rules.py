@@ -263,6 +263,16 @@ def test_counts_of_settings_are_whole_numbers(tmp_path: Path) -> None:
     assert counts_of("BatchSize") == ["window", "skip"]
 
 
+def test_collapsed_features_name_their_student(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    run.config = {**run.config, "students": {"small": {}, "large": {}}}
+    for header in run.headers.values():
+        header["val"] = 200
+    run.metrics = [{"epoch": 0.0, "small/val/rankme": 50.0, "large/val/rankme": 3.0}]
+    findings = [f for f in Explained(run).findings if f.rule == "FeaturesCollapse"]
+    assert [finding.text.partition(":")[0] for finding in findings] == ["large"]
+
+
 def test_a_run_that_balances_its_classes_is_not_warned_of_them(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     run.counts["train"] = [1000, 50]

@@ -186,6 +186,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         name = option.removeprefix("sbatch.")
         if name == option:
             continue
+        # what the script sets itself is found by its text
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
             raise UserError(
                 f"{option}: {name} is not an option of sbatch, or one of the job's own keys sets it"

@@ -33,8 +33,8 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
         The search, and how many trials run at a time (1 to 100).
 
     Raises:
-        UserError: a mistake in it, or what SageMaker's tuning does not have: several objectives, conditional keys, a
-            sampler of another kind.
+        UserError: a mistake in it, or what SageMaker's tuning does not have: several objectives, conditional keys,
+            ranges or a number of trials in a grid.
     """
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
@@ -42,6 +42,7 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
             f"{foreign.split('=')[0]}: not supported by SageMaker's tuning; kd-tune takes it"
         )
     jobs = whole_number(take(request, "jobs"), "jobs", 1, high=100)
+    has_trials = request.value_of("trials") is not None
     request.here = False
     search = plan(request)
     if len(search.objectives) > 1 or not search.objectives[0].name.startswith("val/"):
@@ -53,7 +54,25 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
             raise UserError(
                 f"search.{space.key}: SageMaker varies every key in every trial; some choices don't have this one"
             )
+    if search.sampler == "grid":
+        _check_grid(search, has_trials)
     return search, jobs
+
+
+def _check_grid(search: SearchPlan, has_trials: bool) -> None:
+    """Refuses what SageMaker's strategy ``Grid`` does not take: ranges, and another number of trials than it has.
+
+    Args:
+        search: a grid.
+        has_trials: whether the user has given ``trials``.
+    """
+    for space in search.space:
+        if space.choices is None:
+            raise UserError(
+                f"search.{space.key}: SageMaker's grid takes choices alone ([1, 2, 3]), got {space.text()}"
+            )
+    if has_trials:
+        raise UserError("trials: SageMaker's grid runs every combination; leave it out")
 
 
 class SageMakerSearch(sagemaker.SageMaker):
@@ -161,16 +180,16 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
     for space in search.space:
         kind, entry = _range(space)
         ranges.setdefault(kind, []).append(entry)
+    limits = {"MaxParallelTrainingJobs": jobs}
+    if search.sampler != "grid":  # a grid has as many as there are combinations
+        limits["MaxNumberOfTrainingJobs"] = search.trials
     return {
         "HyperParameterTuningJobName": job.name,
         **sagemaker.tags(job),
         "HyperParameterTuningJobConfig": {
             "Strategy": STRATEGIES[search.sampler],
             "HyperParameterTuningJobObjective": {"Type": direction, "MetricName": objective.name},
-            "ResourceLimits": {
-                "MaxNumberOfTrainingJobs": search.trials,
-                "MaxParallelTrainingJobs": jobs,
-            },
+            "ResourceLimits": limits,
             "ParameterRanges": ranges,
         },
         "TrainingJobDefinition": {

@@ -22,12 +22,12 @@ def write(sizes: Mapping[str, Any], folder: Path) -> Path:
     """Writes ``sizes.json``, ``sizes.html`` and, where there is a choice, ``student.yaml``; returns ``folder``."""
     write_json(folder / FILE, sizes)
     if sizes["choice"]:
-        write_text(folder / "student.yaml", _overlay(sizes, folder))
+        write_text(folder / "student.yaml", _overlay(sizes))
     write_page(folder / "sizes.html", f"{sizes['recipe']}: sizes of the student", sections(sizes))
     return folder
 
 
-def _overlay(sizes: Mapping[str, Any], folder: Path) -> str:
+def _overlay(sizes: Mapping[str, Any]) -> str:
     """The YAML of ``student.yaml``: the settings of the choice, an overlay for ``kd-train config=FILE``; needs one."""
     row = _chosen(sizes)
     assert row is not None
@@ -244,7 +244,7 @@ def _trained(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def show(sizes: Mapping[str, Any]) -> None:
-    """Prints the table, the front of candidates alone, and the headline."""
+    """Prints the table, with the candidates on the front alone, and the headline."""
     conditions = Conditions(**sizes["conditions"])
     count = len(sizes["candidates"])
     title = f"{sizes['recipe']}: {count} sizes, {conditions}"

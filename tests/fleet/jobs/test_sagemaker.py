@@ -248,6 +248,26 @@ def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]
     assert "pruner: not supported by SageMaker's tuning" in capsys.readouterr().err
 
 
+def test_a_grid_in_sagemaker(
+    portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its strategy Grid takes categorical parameters alone, and as many jobs as it has combinations."""
+    asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "job=grid", "channel.train=s3://kd-test/food",
+             "--tune", "sampler=grid", "objective=val/acc1"]  # fmt: skip
+    line = ["sagemaker", *PLACE, *asked, "search.trainer.max_epochs=[1, 2]", "--dry-run"]
+    assert main("launch", line) == 0
+    config = json.loads(capsys.readouterr().out)["HyperParameterTuningJobConfig"]
+    assert config["Strategy"] == "Grid"
+    assert config["ResourceLimits"] == {"MaxParallelTrainingJobs": 1}
+    assert main("launch", [*line, "trials=6"]) == 2
+    assert "trials: SageMaker's grid runs every combination" in capsys.readouterr().err
+    assert main("launch", ["sagemaker", *PLACE, *asked, "search.trainer.max_epochs=1..3"]) == 2
+    assert (
+        "search.trainer.max_epochs: SageMaker's grid takes choices alone ([1, 2, 3]), got 1..3"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_run_from_launch_to_report(
     portable: Path, pictures: Path, cloud: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
