@@ -15,8 +15,8 @@ TARGET = ("target", "targets", "label", "labels")
 """Names under which it may have its targets."""
 
 
-# Of float pictures: normalised ones stay below it, also with a small standard deviation.
 HIGHEST = 20.0
+"""Normalised float pictures stay below it, also with a small standard deviation; those in 0..255 do not."""
 
 
 class Batch(TypedDict, total=False):
@@ -92,7 +92,12 @@ def as_batch(given: object) -> Batch:
 
 
 def real_rows(batch: Batch) -> slice | Tensor:
-    """Which pictures are no padding: a slice where the loader has counted them, for which no device is asked."""
+    """Which pictures are no padding, as an index into the batch.
+
+    Returns:
+        A slice where the loader has counted them ("real"), or has no padding at all (no "index"): the host does not wait
+        for a GPU. Else bool ``(N,)`` on the batch's device.
+    """
     if "index" not in batch or "real" in batch:
         return slice(batch.get("real"))
     return batch["index"] >= 0

@@ -22,6 +22,7 @@ from kd.storage.elsewhere import bytes_of, text_of, yaml_of
 LARGEST_PICTURE = 2**28
 """Bytes."""
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+"""Elements of VOC's ``bndbox``, in the order of :attr:`Box.sides`."""
 
 Sample = tuple[Tensor, dict[str, Tensor]]
 """A picture ``(3, H, W)`` in 0..1, with ``boxes`` ``(N, 4)`` in pixels (left, top, right, bottom) and ``labels`` ``(N,)``
@@ -75,6 +76,12 @@ class BoxPictures(Dataset):
         return len(self.files)
 
     def __getitem__(self, number: int) -> Sample:
+        """Picture ``number`` with its boxes; boxes without an area are left out, so there may be none (``(0, 4)``).
+
+        Raises:
+            RuntimeError: the picture can't be decoded.
+            OSError: its file can't be read, or has more than :data:`LARGEST_PICTURE` bytes.
+        """
         pixels_3HW = decode(bytes_of(self.files[number], LARGEST_PICTURE))
         _, height, width = pixels_3HW.shape
         boxes = []
@@ -125,6 +132,7 @@ def boxes_below(folder: Path, key: str) -> BoxFolder:
 
 # -- Pascal VOC ------------------------------------------------------------------------------------------------------
 def _voc(root: Path, key: str) -> BoxFolder:
+    """The two splits that ``ImageSets/Main`` lists, by the first word of each line; the classes are those of any box."""
     lists = root / "ImageSets" / "Main"
     names = ("train", "val")
     if (lists / "test.txt").is_file():
@@ -141,6 +149,7 @@ def _voc(root: Path, key: str) -> BoxFolder:
 
 
 def _voc_boxes(file: Path, key: str) -> list[Box]:
+    """The boxes of one picture's XML, in pixels as they are written there; a UserError names the file and ``key``."""
     text = _text(file, key)
     try:
         if "<!ENTITY" in text:  # an entity may unfold to more than memory holds
@@ -158,6 +167,7 @@ def _voc_boxes(file: Path, key: str) -> list[Box]:
 
 # -- YOLO ------------------------------------------------------------------------------------------------------------
 def _yolo(root: Path, key: str) -> BoxFolder:
+    """The splits ``train`` and ``val``: the pictures in ``images``, each with the boxes of its file in ``labels``."""
     kinds = _yolo_kinds(root, key)
     splits = []
     for name in ("train", "val"):
@@ -215,6 +225,14 @@ def _yolo_boxes(file: Path, kinds: Sequence[str], key: str) -> list[Box]:
 def _folder(
     splits: Sequence[tuple[list[Path], list[list[Box]]]], kinds: list[str], root: Path, key: str
 ) -> BoxFolder:
+    """The folder's content; a split without a single box is refused.
+
+    Args:
+        splits: files and boxes of the pictures to train with, then of those to judge by.
+        kinds: names of the classes.
+        root: the folder, for messages.
+        key: the setting that names it, likewise.
+    """
     parts = []
     for files, boxes in splits:
         if not any(boxes):
@@ -225,6 +243,7 @@ def _folder(
 
 
 def _picture(folder: Path, stem: str, key: str) -> Path:
+    """The picture's file: ``stem`` with the first ending that exists; a UserError begins with ``key`` where none does."""
     for suffix in sorted(IMAGE_SUFFIXES):
         file = folder / f"{stem}{suffix}"
         if file.is_file():
@@ -233,6 +252,7 @@ def _picture(folder: Path, stem: str, key: str) -> Path:
 
 
 def _text(file: Path, key: str) -> str:
+    """What a file of text holds; a UserError names ``key`` and the file that can't be read."""
     try:
         return text_of(file)
     except (OSError, ValueError) as error:

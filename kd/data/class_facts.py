@@ -96,7 +96,16 @@ def _table(file: str, key: str) -> list[list[str]]:
 def facts_of(
     facts: Mapping[str, Sequence[float | None]], p: np.ndarray
 ) -> dict[str, dict[str, float | None]]:
-    """A picture's facts: ``of_label``, the likeliest class's, and ``expected`` under probabilities ``p`` ``(C,)``."""
+    """What the facts of the classes say of one picture; the server returns it.
+
+    Args:
+        facts: by name, a number for each class; None where it is not known (:data:`ClassFacts`).
+        p: probabilities of the classes, ``(C,)``.
+
+    Returns:
+        By name: ``of_label``, the number of the likeliest class, and ``expected``, the mean over the classes with a known
+        number, weighted by ``p``. Both rounded to six decimals; None where no such number is known.
+    """
     facts_of_picture: dict[str, dict[str, float | None]] = {}
     for name, numbers in facts.items():
         values = np.array(numbers, dtype=np.float64)  # None becomes NaN

@@ -62,7 +62,7 @@ class Position:
         self._batches = batches
 
     def state(self, trainer: Trainer | None) -> dict[str, Any]:
-        """Where the run is in its epoch, counted in samples of all processes."""
+        """Where the run is: "epoch", and "samples" of all processes that are done in it. {} without a trainer or batches."""
         if trainer is None or self._batches is None:
             return {}
         epoch = trainer.current_epoch
@@ -92,7 +92,7 @@ class Position:
 
 
 def _batches_left(trainer: Trainer) -> float:
-    """How many batches of the present epoch the trainer has still to take."""
+    """How many batches of the present epoch the trainer has still to take; infinite for a loader without a length."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return trainer.num_training_batches - done
 
@@ -220,6 +220,7 @@ class DistillationDataModule(LightningDataModule):
         return self.splits.split(name)
 
     def _rank(self) -> tuple[int, int]:
+        """Number of this training process, and how many there are; (0, 1) before a trainer is attached."""
         if self.trainer:
             return (self.trainer.global_rank, self.trainer.world_size)
         return (0, 1)
@@ -303,7 +304,11 @@ class DistillationDataModule(LightningDataModule):
         return import_module(f"kd.data.engines.{self.engine}")
 
     def _training(self) -> Loaded:
-        """Random views: samples and their collate function; sets what an engine leaves to the device."""
+        """Samples of random views, and their collate function.
+
+        With an engine that leaves work to the device it also sets :attr:`_finish`, which makes the views there; with a
+        cache of the teacher's answers both are wrapped by :attr:`reading`.
+        """
         split = self.split("train")
         kind = self.source.kind
         classes = len(self.source.classes)
@@ -469,7 +474,7 @@ class DistillationDataModule(LightningDataModule):
         return data
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is in its epoch, counted in samples of all processes."""
+        """Where the run is, as :meth:`Position.state`; Lightning writes it into each checkpoint."""
         return self.position.state(self.trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -487,7 +492,11 @@ class DistillationDataModule(LightningDataModule):
 
     @cached_property
     def samples_identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the run before, to see each sample once with the same label."""
+        """What a resumed run must have in common with the run before, to see each sample once with the same label.
+
+        Read by :func:`check_same_samples` from a checkpoint: settings by name, "train", the number of training pictures,
+        and "content", a hash of their names, sizes and labels.
+        """
         split = self.split("train")
         return {
             "seed": self.seed,
@@ -533,7 +542,7 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     """Refuses to resume with other samples, labels or order than the checkpoint's run had.
 
     Args:
-        before: what :meth:`DistillationDataModule.samples_identity` gave in that run; what is missing is not compared.
+        before: :attr:`DistillationDataModule.samples_identity` of that run; what is missing is not compared.
         now: of this run.
 
     Raises:
@@ -562,8 +571,8 @@ class SampledPictures:
     A picture is decoded when its pair is taken.
 
     Args:
-        pictures: the split's, as validation shows them.
-        targets: the split's.
+        pictures: the split's samples, as validation shows them.
+        targets: of all pictures in the split.
         numbers: of the pictures that are taken.
         stack: makes one tensor of targets, as a batch has them.
     """

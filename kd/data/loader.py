@@ -56,7 +56,11 @@ class Loader(DataLoader):
         )
 
     def __iter__(self) -> Any:
-        """Starts the workers with the signals held back, so that there is no moment in which one could kill them."""
+        """Starts the workers with the signals held back, so that there is no moment in which one could kill them.
+
+        Raises:
+            RunError: the processes can't be started, or shared memory is full.
+        """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         try:
             return super().__iter__()
@@ -96,8 +100,10 @@ class Shared:
 
 
 def listen_to_parent(worker: int) -> None:
-    """Runs in each worker as it starts: blocks signals to the whole job, and ends the worker when its parent is
-    gone.
+    """Runs in each worker process as it starts: holds back :data:`HELD_BACK` signals, and obeys those of its parent.
+
+    Args:
+        worker: number of the worker, as torch gives it to every ``worker_init_fn``.
     """
     # A worker that was not forked has not inherited it.
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
@@ -106,7 +112,10 @@ def listen_to_parent(worker: int) -> None:
 
 
 def _end_when_told(parent: int) -> None:
-    """The training process ends a worker by SIGTERM where it does not end by itself."""
+    """A worker's thread: ends the worker at once when the process ``parent`` (its id) sends a held-back signal.
+
+    The training process sends SIGTERM to a worker that does not end by itself. Signals of other processes are dropped.
+    """
     while signal.sigwaitinfo(HELD_BACK).si_pid != parent:
         pass
     os._exit(0)

@@ -63,7 +63,7 @@ def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | N
 
 
 def encode_jpeg(picture: Tensor, quality: int) -> bytes:
-    """uint8 ``(3, H, W)`` -> a JPEG file's bytes."""
+    """uint8 ``(3, H, W)`` -> a JPEG file's bytes; ``quality`` is Pillow's, 0 to 95."""
     return _encoded(picture.permute(1, 2, 0), "JPEG", quality=quality)
 
 
@@ -93,6 +93,7 @@ def decode_grey(data: bytes) -> Tensor:
 
 
 def _encoded(pixels: Tensor, kind: str, **options: int) -> bytes:
+    """uint8 ``(H, W, 3)``, or ``(H, W)`` for grey -> a file's bytes; ``kind`` and ``options`` as of Pillow's ``save``."""
     stream = BytesIO()
     Image.fromarray(pixels.contiguous().numpy()).save(stream, kind, **options)
     return stream.getvalue()

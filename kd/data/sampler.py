@@ -37,7 +37,7 @@ class TrainBatches(Sampler[list[Key]]):
 
     With ``views``, views repeat after so many epochs (cached answers). With ``classes``, the class of each labelled
     sample, all classes are seen equally often: an epoch keeps its length, takes another part of a large class each
-    time, and repeats the samples of a small one. ``repeats``: every epoch shows the first one's samples and views.
+    time, and repeats the samples of a small one.
 
     Args:
         length: labelled samples in the set.
@@ -53,6 +53,11 @@ class TrainBatches(Sampler[list[Key]]):
         classes: the class of each labelled sample, ``(length,)``, to see all classes equally often: an epoch is as long
             as without, takes another part of a large class each time, and repeats the samples of a small one.
         draw: chooses the labelled samples of each epoch, in place of each once.
+
+    Attributes:
+        epoch: whose batches the next iteration gives; Lightning sets it.
+        repeats: whether every epoch shows the first one's samples and views (``trainer.overfit_batches``).
+        resume_at: (epoch, samples of all processes that were seen in it) of a resumed run; None: from the beginning.
     """
 
     length: int
@@ -97,7 +102,10 @@ class TrainBatches(Sampler[list[Key]]):
         self.epoch = epoch
 
     def batches_before(self, samples: int) -> int:
-        """How many batches count as done after ``samples`` samples of an epoch: all but those still to come."""
+        """How many batches count as done after ``samples`` samples (of all processes) of an epoch: all but those to come.
+
+        The run that was stopped may have had batches of another size.
+        """
         global_batch = self.batch_size * self.world_size
         batches_to_come = (self.epoch_length() - samples) // global_batch
         return len(self) - batches_to_come

@@ -55,6 +55,7 @@ class Samples(Dataset[Any]):
         return len(self.split.targets)
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
+        """The samples of one batch, in the order of ``keys``; torch's loader calls it. Remote pictures come together."""
         fetch(self.split, [index for index, _ in keys])
         return [self[key] for key in keys]
 
@@ -96,7 +97,9 @@ class PictureSet(Samples):
         return [self[key] for key in keys]
 
     def _decode_ahead(self, indices: Sequence[int]) -> None:
-        """Decodes a batch's pictures, by their ``indices``, before any of its views is made.
+        """Decodes a batch's pictures, by their ``indices``, before any of its views is made, and keeps them for all epochs.
+
+        Once :data:`DECODED_BYTES` are kept it does nothing: each further picture is decoded as its view is made.
 
         Decoder and views in turn evict each other's code from the processor's cache: 1.3 times the time.
         """

@@ -59,11 +59,11 @@ class Splits:
         self.check = given.check
         self.max_pixels = given.max_pixels
         self.cache_bytes = source.cache_bytes
-        self.holds_out = False
-        self.skipped: list[str] = []
-        self._listed: dict[str, list[Split]] = {}
-        self._splits: dict[str, Split] = {}
-        # Identities of the pictures: hashes of their bytes, or their paths.
+        self.holds_out = False  # whether ``val`` is a part of the source's training pictures
+        self.skipped: list[str] = []  # damaged pictures that are left out: "NAME (REASON)"
+        self._listed: dict[str, list[Split]] = {}  # its parts by the split's name
+        self._splits: dict[str, Split] = {}  # by name, checked
+        # Identities of the intact pictures by the split's name: hashes of their bytes, or their paths.
         self._pictures: dict[str, Sequence[str]] = {}
 
     def check_fraction(self) -> None:
@@ -254,7 +254,10 @@ class Splits:
 
     @property
     def shared(self) -> list[tuple[str, str]]:
-        """Validation pictures that are training pictures too, each with one of those; both splits have been checked."""
+        """Names of validation pictures that are training pictures too, each with the name of the first such picture.
+
+        Call it once both splits have been checked: before, it is empty.
+        """
         first_number: dict[str, int] = {}  # in training, by the picture's identity
         for i, picture in enumerate(self._pictures.get("train", ())):
             first_number.setdefault(picture, i)
@@ -292,7 +295,10 @@ class Splits:
             )
 
     def _doubt_labels(self) -> None:
-        """Notes training pictures that are the same file, byte for byte, with different labels."""
+        """Adds a warning to the source's notes: training pictures that are the same, byte for byte, with different labels.
+
+        Where pictures were not read whole, the same path counts as the same picture.
+        """
         split = self.split("train")
         pictures = self._pictures.get("train", ())
         labelled_count = len(split.targets) - self.unlabelled()
@@ -367,6 +373,9 @@ def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
     Args:
         probe: ``data.probe``.
         cache_bytes: most bytes of an object store's copies on this disk; None: all may be kept.
+
+    Raises:
+        UserError: the folder is no image folder, has one class, or a picture of both splits.
     """
     source = ImageFolder(probe.root or "")
     source.key = PROBE

@@ -85,7 +85,13 @@ class Targets:
         return packed
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """The pictures ``chosen`` are mirrored along ``axis``: changes ``target``, ``(N, ...)``, in place."""
+        """The pictures ``chosen`` are mirrored: changes ``target``, ``(N, ...)``, in place. Class ids stay as they are.
+
+        Args:
+            target: of the batch's views.
+            chosen: numbers of the pictures in the batch.
+            axis: -1 mirrored left and right, -2 top and bottom.
+        """
 
 
 class LabelSets(Targets):
@@ -232,12 +238,20 @@ class Masks(Targets):
         return packed[places_Nhw]
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """Flips the chosen masks, of ``(N, H, W)``, along an axis, in place; ``chosen`` is bool or numbers."""
+        """Mirrors the chosen masks of ``(N, H, W)``; arguments as of :meth:`Targets.flip`."""
         target[chosen] = target[chosen].flip(axis)
 
     @staticmethod
     def _whole(target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
-        """A picture's mask; without labels -1, which the task skips, not ``ignore_index``, which distillation skips."""
+        """A picture's mask, uint8 ``(1, H, W)``; without labels (``target`` -1) 255 everywhere, or 254 where 255 is ignored.
+
+        That is no class, so a task skips these pixels. It is not ``ignore_index``, whose pixels distillation skips too.
+
+        Args:
+            target: the mask, or -1.
+            size: height and width of the picture.
+            ignore_index: of the source.
+        """
         import torch
         from torchvision import tv_tensors
 

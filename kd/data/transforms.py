@@ -365,6 +365,7 @@ def inside(images: Tensor, boxes: Tensor) -> Tensor:
 
 
 # -- damaged views of validation pictures ------------------------------------------------------------------------------
+# Each takes uint8 (N, 3, H, W) and one of STRENGTHS, and gives uint8 (N, 3, H, W). kd-eval scores models on them.
 STRENGTHS = (1, 2, 3)
 
 
@@ -375,7 +376,7 @@ def blur(images: Tensor, strength: int) -> Tensor:
 
 
 def noise(images: Tensor, strength: int) -> Tensor:
-    """Gaussian, of 0.05, 0.1 or 0.15 of the range."""
+    """Gaussian, of 0.05, 0.1 or 0.15 of the range as standard deviation; a batch of the same shape gets the same noise."""
     with seeded(strength):
         return tvf.gaussian_noise(images, sigma=0.05 * strength)
 
