@@ -236,7 +236,7 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
     """Sentences that compare the tier of ``change`` with the same run without that part of the change.
 
     Raises:
-        UserError: see :func:`kd.report.what_if.what_if`.
+        UserError: see :func:`kd.report.what_if.predict`.
     """
     if not change.of_the_tier:
         return []

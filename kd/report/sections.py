@@ -17,7 +17,7 @@ from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
-from kd.report.metric import counted, duration, format_metric
+from kd.report.metric import counted, duration, format_metric, is_share
 from kd.report.pays import pays
 from kd.report.proven_cascade import cascade_sections
 from kd.report.ratio import ratio, share
@@ -145,7 +145,7 @@ def _cards(facts: Facts) -> Section:
 
 
 def _result_cards(facts: Facts) -> list[Card]:
-    """The best values of students and teacher, and what each student keeps of its teacher."""
+    """The best values of students and teacher, and, of a metric that is a share, the part that each student keeps."""
     run = facts.run
     metric = run.primary
     teacher = run.teacher
@@ -164,7 +164,7 @@ def _result_cards(facts: Facts) -> list[Card]:
     for name in run.students:
         score = facts.best_val(name)
         share_kept = ""
-        if teacher_value and score is not None:
+        if teacher_value and score is not None and is_share(metric):
             share_kept = f"{ratio(score, teacher_value):.1%}"
         cards.append((f"{name or 'student'} keeps", share_kept, "of its teacher"))
     return cards

@@ -11,7 +11,7 @@ from kd.report.facts import Facts, tier_of
 from kd.report.learning import headline
 from kd.report.machine_rules import load_balancing, straggler, swapping
 from kd.report.records import RunRecords
-from kd.report.sections import flat, notes, status
+from kd.report.sections import _cards, flat, notes, status
 from kd.report.step_facts import hot_cores_text
 from kd.report.training_rules import (
     class_imbalance,
@@ -65,6 +65,7 @@ def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
                    "teacher": {"arch": "t", "params": 2e6, "val": {"mae_kcal": 75.0, "mae": 75.0, "r2": 0.9}},
                    "student": {"params": 1e6, "best_val": best}}  # fmt: skip
     assert said in headline(Facts(run))["text"]
+    assert [title for title, *_ in _cards(Facts(run))["cards"]] == ["student", "teacher", "status"]
     page = card(run)
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
     assert (
