@@ -165,9 +165,9 @@ class ImageFolder(Source):
             self._doubt_classes(root, names)
             return SplitFolders(train=".", val=None)
         if train is None:
-            train = choose(holders, "train", self.key, root)
+            train = self._choose(holders, "train")
             if train is None:
-                train = choose(splits, "train", self.key, root) or "train"
+                train = self._choose(splits, "train") or "train"
             self._doubt_train(root, train, names, splits)
             train = self._inner(root, train)
         if train == ".":
@@ -179,6 +179,11 @@ class ImageFolder(Source):
         if unread:
             self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
         return SplitFolders(train=train, val=val)
+
+    def _choose(self, names: Sequence[str], split: str) -> str | None:
+        """Which folder of the root is ``train`` or ``val``, by :func:`choose`; ``data.probe`` has no setting for them."""
+        has_setting = self.key == Source.key
+        return choose(names, split, self.key, joined(self.root), has_setting)
 
     def _val_folder(
         self, root: str, train: str, splits: Sequence[str], holders: Sequence[str]
@@ -192,8 +197,8 @@ class ImageFolder(Source):
             holders: those of them that hold class folders.
         """
         others = [name for name in holders if name != train.split("/")[0]]
-        val = choose(others, "val", self.key, root)
-        flat = choose([name for name in splits if name not in holders], "val", self.key, root)
+        val = self._choose(others, "val")
+        flat = self._choose([name for name in splits if name not in holders], "val")
         if val is None and flat is not None:
             if split_of(flat) == "val":
                 val = flat  # without class folders: refused where it is read
@@ -296,7 +301,7 @@ class ImageFolder(Source):
         if self.place.is_folder(folder):
             return split
         names = _visible(self.place, root)
-        return choose(names, split, self.key, self.root) or split
+        return choose(names, split, self.key, self.root, has_setting=False) or split
 
     def has(self, split: str) -> bool:
         """Whether the split has a folder; a name in the settings counts, :meth:`load` refuses a missing one."""

@@ -144,7 +144,8 @@ class SegmentationFolder(Source):
             names = self.place.folders(images)
         if split in names:
             return split
-        return choose(sorted(names), split, "data.source.root", images) or split
+        chosen = choose(sorted(names), split, "data.source.root", images, has_setting=False)
+        return chosen or split
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`.

@@ -68,10 +68,22 @@ def split_of(name: object) -> str | None:
     return None
 
 
-def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None:
+def choose(
+    names: Iterable[str], split: str, key: str, where: str, has_setting: bool = True
+) -> str | None:
     """Which of some names is the split ``train``, ``val`` or ``test``; None where no name means it.
 
-    A test split validates where there is no validation split. Two names that fit equally well are refused.
+    A test split validates where there is no validation split.
+
+    Args:
+        names: of folders, or of a data set's parts.
+        split: that is wanted.
+        key: the setting that names ``where``; it begins the message.
+        where: the folder or data set that has the names, for the message.
+        has_setting: whether the source has a setting ``data.source.SPLIT`` that names the split.
+
+    Raises:
+        UserError: two names fit equally well.
 
     >>> choose(["Testing", "valid", "Training", "cat"], "val", "data.source", "DIR")
     'valid'
@@ -93,9 +105,11 @@ def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None
     equal = [name for name in later if rank(name) == rank(first)]
     if equal:
         among = ", ".join([first, *equal])
+        remedy = "rename or move all but one"
+        if has_setting:
+            remedy = f"data.source.{split}=NAME says which"
         raise UserError(
-            f"{key}: {where} has several splits that could be {split}: {among}; data.source.{split}=NAME "
-            "says which"
+            f"{key}: {where} has several splits that could be {split}: {among}; {remedy}"
         )
     return first
 

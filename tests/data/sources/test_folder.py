@@ -1,12 +1,17 @@
 """A folder for each class."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
+from kd.data.sources.segmentation import SegmentationFolder
+from kd.data.splits import load_probe
 from kd.errors import UserError
+from kd.settings import Probe
 
 
 def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:
@@ -86,3 +91,19 @@ def test_classes_with_folders_below_them_stay_classes(tmp_path: Path) -> None:
     source = ImageFolder(str(tmp_path))
     source.load("train")
     assert source.classes == ["cat", "dog", "owl"]
+
+
+@pytest.mark.parametrize(("make", "remedy"), [
+    (lambda root: ImageFolder(root), "data.source.val=NAME says which"),
+    (lambda root: load_probe(Probe(root=root)), "rename or move all but one"),
+    (lambda root: SegmentationFolder(root, ["a", "b"], images=".", masks="."), "rename or move all but one"),
+])  # fmt: skip
+def test_two_folders_of_one_split_name_a_remedy_that_there_is(
+    make: Callable[[str], Any], remedy: str, tmp_path: Path
+) -> None:
+    for split in ("train", "Valid", "val_set"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / split / name / "1.png")
+    with pytest.raises(UserError, match=rf"could be val: Valid, val_set; {remedy}"):
+        make(str(tmp_path)).has("val")
