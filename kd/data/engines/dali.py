@@ -166,6 +166,7 @@ class DaliViews(DeviceViews):
         decoder = "mixed" if gpu else "cpu"
 
         def number(name: str, dtype: object, ndim: int) -> object:
+            """An input of the pipeline, by the name under which :meth:`schedule` feeds it."""
             return fn.external_source(name=name, dtype=dtype, ndim=ndim)
 
         def changed(picture: object, number_of_change: int) -> object:
@@ -250,6 +251,7 @@ class OneAhead:
             yield batch
 
     def _begun(self, batch: object) -> object:
+        """The same batch, once its views are scheduled."""
         if isinstance(batch, dict) and "plan" in batch:
             self.views.schedule(batch["plan"], self.device)
         return batch

@@ -50,7 +50,7 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
             style = rng.getrandbits(32)
             size = _SIZES[count - 1]
             distance = 0.0 if count == 1 else 0.98 - size  # of a piece from the middle
-            shadow_height = 0.9 if spin > 1 else 0.5
+            shadow_height = 0.9 if spin > 1 else 0.5  # flat below pieces that all lie upright
             for i in range(count):
                 even_angle = start + 2 * math.pi * i / count
                 angle = even_angle + rng.uniform(-0.25, 0.25)

@@ -47,7 +47,9 @@ def check(**counts: int) -> None:
 def build(
     cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False
 ) -> Path:
-    """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder.
+    """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder: ``SPLIT/FOOD/SEED.jpg`` below.
+
+    A damaged set is drawn again.
 
     Args:
         cache_dir: where the set's folder is made; a lock beside it keeps other processes out.
@@ -111,7 +113,7 @@ def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bo
         portions: draw portions of any size, not the usual one.
     """
     total = len(_jobs(train_per_class, val_per_class))
-    count = max(1, min(cores(), total // 20))
+    count = max(1, min(cores(), total // 20))  # workers, of 20 pictures or more each
     python_path = "\n".join(sys.path)
     command = [sys.executable, "-P", "-c", _WORKER, python_path]
     command += [str(root), str(train_per_class), str(val_per_class)]
@@ -124,7 +126,7 @@ def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bo
     lines = _follow(workers, total)
     if len(lines) != total:
         raise RuntimeError(f"FoodTag-mini: {len(lines)} of {total} pictures were drawn in {root}")
-    lines.sort(key=lambda line: line[66:])
+    lines.sort(key=lambda line: line[66:])  # by the path
     (root / _SUMS).write_text("".join(lines))
 
 
@@ -133,6 +135,7 @@ def _follow(workers: Sequence[subprocess.Popen[str]], total: int) -> list[str]:
     lines = []
 
     def follow_one(worker: subprocess.Popen[str]) -> None:
+        """A thread for each worker: takes its lines until it ends."""
         for line in worker.stdout or ():
             lines.append(line)
             progress.update()
@@ -180,7 +183,10 @@ def _sha256(file: Path) -> str:
 
 
 def _read_sums(root: Path) -> dict[str, str]:
-    """Sum of each picture by its path below ``root``; empty where the list can't be read."""
+    """Sum of each picture by its path below ``root``; empty where the list can't be read.
+
+    A line is as ``sha256sum`` writes it: 64 hex digits, two blanks, the path.
+    """
     try:
         lines = (root / _SUMS).read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -189,7 +195,7 @@ def _read_sums(root: Path) -> dict[str, str]:
 
 
 def _first_damaged(root: Path) -> str | None:
-    """The first path that is missing, changed or extra, or None for an intact set."""
+    """The first path, below ``root``, that is missing, changed or extra; None for an intact set. Reads every picture."""
     sums = _read_sums(root)
     if not sums:
         return _SUMS

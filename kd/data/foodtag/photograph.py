@@ -25,7 +25,7 @@ _HEIGHTS, _WIDTHS = np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j].astype(np.f
 
 
 def portion_of(label: int, seed: int) -> float:
-    """The side of a portion, of the usual one's, in a set that varies it."""
+    """The side of a portion as a multiple of the usual one's, 0.55 to 1.05, in a set that varies it."""
     return random.Random(f"{VERSION}/portion/{label}/{seed}").uniform(*_PORTIONS)
 
 
@@ -76,7 +76,13 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
 
 
 def _clouds(noise: np.random.RandomState, cells: int, rows: int = 0) -> np.ndarray:
-    """Smooth noise of about ±1 over the canvas; with fewer ``rows`` than cells it is drawn out into bands."""
+    """Smooth noise of about ±1 over the canvas, float32 ``(_CANVAS, _CANVAS)``.
+
+    Args:
+        noise: draws a normal number for each cell.
+        cells: across the canvas.
+        rows: of cells; 0: as many. Fewer than ``cells`` stretch the clouds into vertical bands.
+    """
     coarse = noise.standard_normal((rows or cells, cells)).astype(np.float32)
     smooth = Image.fromarray(coarse).resize((_CANVAS, _CANVAS), Image.Resampling.BICUBIC)
     return np.asarray(smooth)

@@ -49,7 +49,7 @@ class Source:
     kind = Targets()
     ignore_index: int | None = None
     root = ""  # of a source that is a folder or a URL
-    key = "data.source.root"
+    key = "data.source.root"  # the setting that names it; ``data.probe.root`` for the pictures of the probe
     cache_bytes: int | None = None
     """Bytes that copies of remote files may take; None: no bound."""
 
@@ -89,7 +89,7 @@ class Source:
 
 
 class Parts:
-    """Pictures of other splits under numbers of their own."""
+    """Pictures of other splits under numbers of their own; base of :class:`Subset` and :class:`Joined`."""
 
     def part(self, i: int) -> tuple[Split, int]:
         """The split that the picture ``i`` is in, and its number there."""
@@ -111,11 +111,11 @@ class Parts:
         return split.target(j)
 
     def stamp(self, i: int) -> str:
-        """What changes when the files of sample ``i`` change."""
+        """The stamp of picture ``i`` in its own split, see :meth:`Split.stamp`."""
         return stamp_of(*self.part(i))
 
     def key(self, i: int) -> str:
-        """A name of sample ``i`` that stays when the set is moved or reordered."""
+        """What picture ``i`` is, see :func:`key_of`; whether it stays when the set is moved is up to its own split."""
         return key_of(*self.part(i))
 
     def size(self, i: int) -> int:
@@ -227,14 +227,20 @@ def stamp_of(split: Split, i: int) -> str:
 
 
 def key_of(split: Split, i: int) -> str:
-    """What a picture is: it changes when the picture's content does; a pack's is the same wherever the pack lies."""
+    """What a picture is: it changes when the picture's content does. Caches of teachers' answers are found by it.
+
+    A pack's key is the same wherever the pack lies; of all other splits it holds the path, and so changes with the folder.
+    """
     if hasattr(split, "key"):
         return split.key(i)
     return f"{split.name(i)}\0{stamp_of(split, i)}"
 
 
 def fingerprint(split: Split) -> str:
-    """A hash of a split's names, labels and stamps: caches depend on it, so a change makes them unreadable."""
+    """A hash, of 16 hex digits, of a split's names, labels and stamps: a cached check of the pictures is found by it.
+
+    It changes when a file, a label or the order does, and when the folder is moved; :func:`identity` stays then.
+    """
     lines = []
     for i, target in enumerate(split.targets):
         name = split.name(i)
@@ -249,7 +255,10 @@ def content(split: Split) -> str:
 
 
 def identity(split: Split) -> str:
-    """A hash of a split's file names, sizes and labels in order: the same wherever the files lie."""
+    """A hash of a split's file names, sizes and labels in order: the same wherever the files lie.
+
+    A resumed run must find it unchanged (:func:`kd.data.datamodule.check_same_samples`). Times of change do not count.
+    """
     lines = []
     for i, target in enumerate(split.targets):
         file_name = Path(split.name(i)).name

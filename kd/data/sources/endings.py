@@ -53,7 +53,10 @@ def complete_endings(paths: Sequence[str], key: str) -> tuple[list[str], str]:
 
 
 def _files_by_stem(folder: str, key: str) -> dict[str, list[str]]:
-    """Names of the pictures in a folder by their name without the ending; a file without one is listed too."""
+    """Names of a folder's files: pictures by their name without the ending, all others by their whole name.
+
+    A folder that does not exist has none; a URL is listed in the store, and ``key`` begins the message where it can't be.
+    """
     if is_url(folder):
         names = list(listed(folder, key, below=False))
     elif Path(folder).is_dir():

@@ -13,7 +13,7 @@ UNLABELLED = -1  # the target of a picture without a label
 
 
 class FileSplit:
-    """A split of picture files; ``place``: where those named by URLs are; ``left_out``: other files by ending.
+    """A split of picture files.
 
     Args:
         paths: of the pictures.
@@ -79,7 +79,7 @@ class FileSplit:
             self.store.fetch(file for i in numbers for file in self.files(i))
 
     def stamp(self, i: int) -> str:
-        """Size and time of change of each of its files."""
+        """Size and time of change of each of its files, one after another (:meth:`Disk.stamp`, :meth:`Store.stamp`)."""
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
     def size(self, i: int) -> int:
@@ -105,7 +105,7 @@ def printable(name: str) -> str:
 
 
 def said(left_out: dict[str, int]) -> str:
-    """Files that were passed over, for the end of a message.
+    """Files that were passed over, for the end of a message: the five most frequent endings; "" for no files.
 
     >>> said({".heic": 20, ".txt": 1})
     '; left out: 20 of .heic, 1 of .txt'

@@ -144,6 +144,7 @@ class ImageFolder(Source):
         )
 
     def _noted(self, split: str) -> Note:
+        """Adds lines to the source's notes, each with the split's name before it."""
         return lambda line: self.note(f"{split}: {line}")
 
     # -- which folders are the splits --------------------------------------------------------------------------------
@@ -257,7 +258,10 @@ class ImageFolder(Source):
                 )
 
     def _inner(self, root: str, name: str) -> str:
-        """``seg_train/seg_train`` for a split folder whose only folder has a name of the same split."""
+        """A split's folder below the root: ``name``, or ``name/inner`` where its only folder means the same split.
+
+        ``seg_train/seg_train``, as some archives unpack.
+        """
         folders = _visible(self.place, joined(root, name))
         split = split_of(name)
         if split is None or len(folders) != 1:
@@ -361,7 +365,15 @@ def labelled_folder(
 ) -> FileSplit:
     """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
 
-    Folders without a usable picture are left out, and named to ``note``; others must be in ``classes``.
+    Args:
+        path: folder or URL.
+        classes: names of the classes by id, as :func:`plain` writes them.
+        key: the setting that names the folder, for messages.
+        place: where the folder is.
+        note: takes a line about folders without a usable picture, which are left out; None: it is dropped.
+
+    Raises:
+        UserError: no folders or pictures, or a folder with pictures that is not among ``classes``.
     """
     ids = {name: i for i, name in enumerate(classes)}
     paths: list[PathLike] = []

@@ -34,7 +34,7 @@ class FoodTagMini(ImageFolder):
 
     def has(self, split: str) -> bool:
         """Both splits are there: :meth:`load` draws them."""
-        return split in self.folders  # they are drawn by load()
+        return split in self.folders
 
     def describe(self) -> str:
         """The set's name and folder, and how one's own pictures are given."""

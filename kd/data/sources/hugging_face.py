@@ -69,11 +69,11 @@ class HuggingFace(Source):
         self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
         self._names: list[str] | None = None
-        """Of the data set's splits."""
+        """Of the data set's splits; None: not listed yet."""
         self._whole: dict[str, LabelledRows] = {}
-        """By the data set's split."""
+        """By the name of the data set's split, its rows as they were read."""
         self._by_row: dict[str, SplitColumn] = {}
-        """Likewise."""
+        """By the same name, kd's split of each row where a column names it."""
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`. Any other split's name is one that the data set has."""
@@ -243,7 +243,7 @@ class HuggingFace(Source):
         return None if split == "val" else usual
 
     def has(self, split: str) -> bool:
-        """Whether the set has the split, or rows of it; a name in the settings counts. May ask the hub."""
+        """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
         name = self._name(split)
         if name is not None:  # a name that was given must be there: load() says so
             return split in self.given or name in self._split_names()
@@ -273,6 +273,8 @@ def _is_plain(data: HubTable, column: str) -> bool:
 
 
 class _HuggingFaceSplit:
+    """Some rows of a data set as a :class:`~kd.data.sources.base.Split`; pictures are decoded elsewhere."""
+
     def __init__(self, data: HubTable, column: str, targets: list[int], path: str) -> None:
         """Stores the rows.
 
@@ -296,7 +298,7 @@ class _HuggingFaceSplit:
             return file.read()
 
     def stamp(self, i: int) -> str:
-        # datasets hashes the files that it has built the set from.
+        """The same for all pictures: ``datasets`` hashes the files that it has built the set from."""
         return str(self.data._fingerprint)
 
     def name(self, i: int) -> str:

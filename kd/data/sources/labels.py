@@ -14,14 +14,15 @@ from kd.data.sources.split_names import Unfit
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of
 
-# What separates labels, in the order in which it is looked for; ";" always does.
 LIKELY = "|,"
+"""Marks that are most likely to separate labels, in the order in which they are tried; ";" always does."""
 POSSIBLE = "/+& "
 """Marks that may separate labels, but are part of many names too."""
-# Share of the labels that are labels of other cells too: several labels; and surely.
+# Of the labels in cells with a mark, the share that other cells have too (0..1):
 RECURRING = 0.5
+"""from which a mark of LIKELY separates labels, and one of POSSIBLE may."""
 CERTAIN = 0.9
-"""Share of the cells with a mark of which all parts recur, from which any mark separates labels."""
+"""from which a mark of POSSIBLE separates labels too."""
 QUOTED_OR_BARE = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([^\s,'\"][^,'\"]*)")
 """A word of a list's text: in single quotes, in double quotes, or bare."""
 NAMED = 5  # classes that a message names
@@ -192,7 +193,7 @@ class CellLabels(NamedTuple):
 
 
 def cells(values: Sequence[object], several: bool, separator: str | None = None) -> CellLabels:
-    """The labels in each cell of a column.
+    """The labels in each cell of a column, as :func:`plain` writes them; an empty label is none.
 
     A JSON list, or a list's text (``['red', 'round']``), holds several labels whatever the separator. Text is parted
     where ``separator`` is, or where the cells themselves show that ``;`` ``|`` ``,`` or another character separates
@@ -266,13 +267,16 @@ def _list_in(value: object) -> list[str] | None:
 
 
 def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
-    """What separates labels in cells of text, as far as the cells show it, and a note on it.
+    """What separates labels in cells of text, as far as the cells show it ("none": nothing), and notes on it.
 
     A character separates labels if the parts of the cells that have it are labels of other cells too.
 
     Args:
         texts: of the cells.
         several: whether a picture may have several labels; else cells that look so are refused.
+
+    Raises:
+        Unfit: cells look like several labels where a picture has one, or it is not clear what separates them.
     """
     cells_by_text = Counter(text for text in texts if text)
     if several and any(";" in text for text in cells_by_text):
@@ -325,9 +329,10 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
 def join_rows(
     paths: Sequence[str], labels: Sequence[list[str]], several: bool
 ) -> tuple[list[str], list[list[str]], list[str]]:
-    """Rows of which no two have the same path and different labels, and notes.
+    """Rows of which no two have the same path and different labels: their paths, their labels, and notes.
 
-    Where a picture may have several labels, those of its rows are joined.
+    Where a picture may have several labels, those of its rows are joined, in one row. Rows that repeat a path with the same
+    labels stay where all do.
 
     Args:
         paths: of the rows.

@@ -19,6 +19,7 @@ LABELS = {
     "labels", "class", "classes", "class_name", "category", "categories", "tag", "tags", "target", "species", "breed",
 }  # fmt: skip
 """Names of columns that usually hold labels, in lower case."""
+# Values of a one-hot column, in lower case: whether the row has the column's label.
 FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "": False, "false": False, "true": True}
 
 
@@ -119,7 +120,21 @@ def _labelled_rows(
     rest: Mapping[Column, Sequence[object]],
     notes: list[str],
 ) -> tuple[list[Row], bool]:
-    """The rows, and whether they have labels; ``rest``: columns without a use so far. Adds to ``notes``."""
+    """The rows, and whether they have labels.
+
+    A label is the cell of the one column, a list of the cells of several, a list of the names of one-hot columns with a 1,
+    or None where the list has paths alone.
+
+    Args:
+        names: of all columns.
+        records: the rows, by column.
+        columns: which ones hold path and label.
+        rest: values of the columns without a use so far, which may be one-hot.
+        notes: what was guessed is added.
+
+    Raises:
+        Unfit: a column of labels or numbers is missing.
+    """
     path = columns.path
     label = columns.label
     if isinstance(label, list):
@@ -172,7 +187,7 @@ def _no_column(
 
 
 def _is_number(text: str) -> bool:
-    """Whether a cell holds a finite number."""
+    """Whether a cell holds a number, as :func:`~kd.storage.elsewhere.number_of` reads it; an empty one and NaN count."""
     try:
         number_of(text)
     except ValueError:
@@ -181,18 +196,24 @@ def _is_number(text: str) -> bool:
 
 
 def _flag_text(value: object) -> str:
+    """A cell as a key of :data:`FLAGS`, where it is one."""
     if value is None:
         return ""
     return str(value).strip().lower()
 
 
 def _is_one_hot(values: Sequence[object]) -> bool:
+    """Whether a column holds 0 and 1 (or false and true) alone, and at least one 1."""
     texts = {_flag_text(value) for value in values}
     return texts <= {*FLAGS} and any(FLAGS[text] for text in texts)
 
 
 def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
-    """COCO's dict, a list of dicts, or one dict a line."""
+    """What a JSON file holds: COCO's dict, or the rows, from a list of dicts or one dict a line.
+
+    Raises:
+        ValueError: a line is no JSON.
+    """
     try:
         content = json_of(text)
     except ValueError:

@@ -157,7 +157,10 @@ class Manifest(Source):
         )
 
     def _ids(self, split: str, pictures: ListedPictures, train: ListedPictures) -> list[Any]:
-        """The targets of a split: class ids, or lists of them."""
+        """The targets of a split: class ids, with ``multi_label`` lists of them, or -1 for all where no picture has a label.
+
+        Also sets :attr:`classes`, from the training pictures.
+        """
         self.classes = in_order({label for labels in train.labels for label in labels})
         self.note(*doubts(self.classes))
         listed_classes = [plain(name) for name in self._content("train").classes]
@@ -209,6 +212,7 @@ class Manifest(Source):
 
     # -- what a list holds -------------------------------------------------------------------------------------------
     def _file(self, split: str) -> str:
+        """Path or URL of the list that has a split's rows: its own, else the training list."""
         return joined(self.lists.get(split) or self.lists["train"] or "")
 
     def folder_of(self, split: str) -> str:
@@ -276,6 +280,7 @@ class Manifest(Source):
         return bool(self.lists.get(split)) or bool(self._rows(split))
 
     def _listed(self, split: str) -> ListedPictures:
+        """The pictures of a split, read once."""
         if split not in self._pictures:
             self._pictures[split] = self._read(split)
         return self._pictures[split]

@@ -38,7 +38,7 @@ JUNK = {
 }
 """Folders that programs leave behind, of which no picture is used."""
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
-PREFIX_END = chr(0x10FFFF)
+PREFIX_END = chr(0x10FFFF)  # sorts after every other character
 
 
 class Disk:
@@ -92,7 +92,7 @@ class Disk:
         return open_regular(file, MAX_BYTES)
 
     def stamp(self, file: str) -> str:
-        """What differs once the file has changed; nothing of a missing one."""
+        """Size in bytes and time of change in nanoseconds, each followed by a NUL; "" of a missing file."""
         try:
             stat = Path(file).stat()
         except (OSError, ValueError):  # a missing file is named by the check that decodes it
@@ -201,7 +201,7 @@ class Store:
         )
 
     def open(self, file: str) -> IO[bytes]:
-        """A file's content, from the local copies where it is among them.
+        """A file's content, from the local copies where it is among them; else it is fetched whole, and copied there.
 
         Raises:
             FileNotFoundError: the listing does not have it.
@@ -218,11 +218,15 @@ class Store:
         return _kept(cache_dir() / "pictures" / _hash(self.root)[:16], self.limit)
 
     def _copy(self, file: str) -> str:
+        """Path of a file's copy below the folder of copies; a file that has changed has another."""
         name = _hash(f"{file}\0{self._states[file]}")
         return f"{name[:2]}/{name[2:32]}"
 
     def fetch(self, files: Iterable[str]) -> None:
-        """Copies these onto the disk, several at once; what can't be had is said by :meth:`open`."""
+        """Copies these onto the disk, :data:`AT_ONCE` at a time, where two or more are missing; one is left to :meth:`open`.
+
+        What can't be fetched is skipped: :meth:`open` raises the error for it.
+        """
         copies = self._copies()
         missing = []
         for file in files:
@@ -233,6 +237,7 @@ class Store:
                 list(pool.map(self._try, missing))
 
     def _try(self, file: str) -> None:
+        """Copies one file; runs in a thread of :meth:`fetch`."""
         with suppress(OSError, UserError):
             self.open(file)
 
@@ -241,7 +246,7 @@ class Store:
         return self.limit is None or sum(map(size_in, self._states.values())) <= self.limit
 
     def stamp(self, file: str) -> str:
-        """Size, and a hash of the ETag and of the time of change."""
+        """Size, and a hash of the ETag and of the time of change, as the listing has them; "" of a file not listed."""
         return self._states.get(file, "")
 
     def size(self, file: str) -> int:

@@ -59,10 +59,13 @@ class MaskSplit(FileSplit):
         return [self.paths[i], self.masks[i]]
 
     def target(self, i: int) -> "tv_tensors.Mask":
-        """The mask, uint8 ``(1, H, W)``, or a RuntimeError that names its path.
+        """The mask of picture ``i``, uint8 ``(1, H, W)``, turned upright by its EXIF orientation.
+
+        Whether it has the picture's size is not looked at here, see :meth:`check_mask`.
 
         Raises:
-            RuntimeError: no mask of class ids of the picture's size; the message names its path.
+            RuntimeError: it can't be read, has colours, or a value that is neither a class id nor ignored; the message names
+                its path.
         """
         import torch
         from torchvision import tv_tensors

@@ -27,8 +27,16 @@ def expanded_places(places: str | Sequence[str] | None) -> str | list[str] | Non
 def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) -> list[str] | None:
     """The shards of a folder whose names mean the split, where the folder's shards are of several splits; else None.
 
+    The split may be in the names of the files, or in those of folders below. A test split validates where there is no
+    validation split; the list is empty where the folder has other splits alone.
+
+    Args:
+        places: the setting; only a single folder is looked into.
+        split: ``train``, ``val`` or ``test``.
+        key: of the setting, for messages.
+
     Raises:
-        UserError: some shards have a split's name and others none.
+        UserError: some shards have a split's name and others none, or two folders mean the split.
     """
     if not isinstance(places, str) or not Path(places).is_dir():
         return None
@@ -114,7 +122,7 @@ def lines_of(file: Path, key: str, what: str) -> list[str]:
 
 
 def braces(pattern: str, key: str = "") -> list[str]:
-    """A pattern's names, as a shell writes them.
+    """A pattern's names, as a shell writes them; more than :data:`MOST_SHARDS` are refused, by a UserError with ``key``.
 
     >>> braces("a-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar']

@@ -183,7 +183,16 @@ def splits_by_row(
 def _named_splits(
     column: Column, values: Sequence[object], named: bool
 ) -> tuple[list[str | None] | None, str]:
-    """The splits that a column of words names, and a note; None where it names none."""
+    """The split of each row as a column of words names it, None where it names none; and a note, "" without one.
+
+    Args:
+        column: its name or number.
+        values: its cells.
+        named: whether the user has named the column (``data.source.split_column``).
+
+    Raises:
+        Unfit: it names splits in some rows and something else in others.
+    """
     usual = named or (
         isinstance(column, str) and re.sub(r"[\W]+", "_", column.strip().lower()) in SPLIT_COLUMNS
     )
@@ -253,7 +262,18 @@ def _flag(column: Column, values: Sequence[object]) -> str | None:
 def _flagged(
     columns: Mapping[Column, Sequence[object]], flags: Mapping[Column, str]
 ) -> list[str | None]:
-    """Rows' splits by columns of yes and no. A row of no yes is trained on, unless a column says which rows are."""
+    """Rows' splits by columns of yes and no.
+
+    A row without a yes is trained on. Where a column says which rows are (``train``) it is in no split, or validates if
+    that is the only column.
+
+    Args:
+        columns: the cells of each.
+        flags: the split that each is about, in the same order.
+
+    Raises:
+        Unfit: a row with two splits.
+    """
     default: str | None = "train"
     if "train" in flags.values():
         default = None

@@ -38,7 +38,7 @@ class Pictures(Source):
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
-        """All pictures below the split's folder, without labels; without a folder the embedded set is drawn.
+        """The pictures of :func:`unlabelled_folder`; where no folder was given (``root=null``), food is drawn to train on.
 
         Raises:
             UserError: no folder was given for the split, or no pictures are in it.

@@ -340,7 +340,12 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
 def index(shard: str, label: str, key: str) -> Shard:
-    """What a shard holds; from the cache where the shard has not changed.
+    """What a shard holds; from the user's cache folder where the shard has not changed.
+
+    Args:
+        shard: path of the tar file.
+        label: the setting of :class:`WebDataset`, which decides what is read as the label.
+        key: the setting that names the shard, for messages.
 
     Raises:
         UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
@@ -361,7 +366,7 @@ def index(shard: str, label: str, key: str) -> Shard:
 
 
 def _read(shard: str, label: str, key: str) -> Shard:
-    """What a shard holds, from its headers and its labels."""
+    """What a shard holds, from its headers and its labels; arguments and errors as of :func:`index`."""
     samples: list[Sample] = []
     left_out: Counter[str] = Counter()
     with open_regular(shard, LARGEST_DATA) as stream:
@@ -384,7 +389,11 @@ def _read(shard: str, label: str, key: str) -> Shard:
 
 
 def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
-    """First byte and size of each member, by the sample's name and what stands after its first dot."""
+    """(first byte, bytes) of each member, by the sample's name, then by what follows its first dot, in lower case.
+
+    Raises:
+        UserError: the shard is no uncompressed tar file, is truncated, or holds a member twice.
+    """
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     shard_size = Path(shard).stat().st_size
     with opened(Path(shard), key, compressed=False) as files:
@@ -466,7 +475,16 @@ def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict
 
 
 def _field(text: str, label: str, where: str) -> str | None:
-    """The label in a sample's JSON: of the first usual field, or of the one that ``label`` names."""
+    """The label in a sample's JSON: of the first of :data:`FIELDS`, or of the field that ``label`` (``json.FIELD``) names.
+
+    Args:
+        text: the JSON.
+        label: the setting; with ``auto`` a sample without such a field has no label (None).
+        where: the sample, for messages.
+
+    Raises:
+        UserError: no JSON, no such field, or a field of several labels.
+    """
     try:
         content: Any = json_of(text)
     except ValueError as error:

@@ -27,7 +27,7 @@ from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
 from kd.settings import TierSpec
 
-KNOCK_S = 10.0  # for an answer of the cluster's head
+KNOCK_S = 10.0  # seconds for an answer of the cluster's head
 
 
 def _ray() -> ModuleType:
@@ -93,7 +93,12 @@ class BatchMaker:
         self.works[work] = data, collate
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
-        """A batch, its tensors as arrays, and the seconds that it took."""
+        """A batch, its tensors as arrays, or a message of what failed; and the seconds that it took.
+
+        Args:
+            work: number of the kind of batches, known from :meth:`learn`.
+            keys: of the samples, in order.
+        """
         data, collate = self.works[work]
         return self._batch(collate, lambda: data.__getitems__(keys), time.perf_counter())
 
@@ -295,7 +300,7 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """Name and cores of the machines that carry the label, by id.
+        """Name and cores of the machines that carry the label, by id. Also stores how many cores there are to each GPU.
 
         Args:
             gpus: those with GPUs, and how many, instead.
@@ -349,11 +354,11 @@ class RayCluster:
                 self.ray.kill(maker)
 
     def put(self, work: Work) -> tuple[object, ...]:
-        """Lays a kind of batch where all machines can read it."""
+        """Puts a kind of batch (samples, collate function) into the cluster's store; returns Ray's references to both."""
         return tuple(self.ray.put(part) for part in work)
 
     def finished(self, calls: Sequence[object], timeout: float) -> list[object]:
-        """Those of several calls that have ended, one way or another; waits for the first."""
+        """At most one of several calls that has ended, by a result or an error; an empty list after ``timeout`` seconds."""
         return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
 
     def result(self, call: object) -> Any:
@@ -375,14 +380,21 @@ class RayCluster:
 
 
 def _knock(address: str) -> None:
-    """Raises an OSError where nobody listens: Ray itself would try for minutes."""
+    """Connects to ``HOST:PORT`` once; an OSError where nobody listens: Ray itself would try for minutes."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def unpacked(answer: tuple[Any, float]) -> Made:
-    """A maker's answer as tensors of this process's own: the cluster's store gets its memory back at once."""
+    """A maker's answer as tensors of this process's own: the cluster's store gets its memory back at once.
+
+    Args:
+        answer: as :meth:`BatchMaker.make` returns it: the batch as arrays, or a message of what failed; and seconds.
+
+    Returns:
+        The batch with its size in bytes; for a message a RunError in its place, which the reader of the batch raises.
+    """
     arrays, seconds = answer
     if isinstance(arrays, str):
         return Made(RunError(f"data.source: {arrays}"), 0, seconds)

@@ -200,7 +200,7 @@ class Tier:
                 self._scheduler.drop(stream)
 
     def reading(self) -> dict[str, object]:
-        """What the tier has done so far, for a record."""
+        """As :meth:`Scheduler.reading`, with "waited_s", seconds that training has waited; {} before the first batch."""
         with self._lock:
             if self._scheduler is None:
                 return {}
@@ -266,6 +266,7 @@ class Tier:
                 self._take(call)
 
     def _look_out(self) -> None:
+        """Thread: polls the cluster's machines every :data:`LOOK_S` seconds, until the tier is closed."""
         while not self._stop.wait(LOOK_S):
             self._look()
             self._answered = time.monotonic()
@@ -299,7 +300,7 @@ class Tier:
             )
 
     def _start(self, machine: Machine, scheduler: Scheduler) -> None:
-        """A maker on a machine; it is given work once it has said that it is there."""
+        """Starts a maker on a machine; call it with the lock. It gets batches once it has greeted (:meth:`_welcome`)."""
         cores = scheduler.share_of_a_core
         handle = self.cluster.start(machine.node, cores, self.on_gpus)
         maker = Worker(machine, handle)
@@ -332,6 +333,8 @@ class Tier:
 
     def _take(self, reference: object) -> None:
         """Takes the result of a call: a batch, a maker's first words, or an error; then hands out what became free.
+
+        The dispatching thread calls it without the lock: a batch is copied out of the cluster's store meanwhile.
 
         Args:
             reference: Ray's, of a call in ``_calls``.

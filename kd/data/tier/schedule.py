@@ -123,11 +123,11 @@ class Stream:
         self.work = work
         self.batches = batches
         self.most = most
-        self.batch_bytes = 0  # known once the first is there
-        self.asked = 0
+        self.batch_bytes = 0  # of the largest batch so far; 0 before the first
+        self.asked = 0  # batches requested, and used, of this pass
         self.used = 0
-        self.jobs: dict[int, BatchJob] = {}
-        self.ready: dict[int, Batch | Exception] = {}
+        self.jobs: dict[int, BatchJob] = {}  # by the batch's number, those not made yet
+        self.ready: dict[int, Batch | Exception] = {}  # likewise, those made and not used yet
         self.all_asked = False
 
     def ahead(self, makers: int) -> int:
@@ -162,7 +162,17 @@ class Stream:
 
 
 class Scheduler:
-    """Who makes what. Every method is to be called with the same lock held."""
+    """Who makes what. Every method is to be called with the same lock held (:class:`~kd.data.tier.loader.Tier` has it).
+
+    Attributes:
+        machines: by their id in the cluster, those that have gone too.
+        makers: the workers that were started and have not ended, ready or not.
+        streams: the passes that are read now.
+        again: batches whose maker has ended, to be made before any new one.
+        took: seconds from giving a batch out to its end, of the last 64.
+        second_tries: batches that were given to a second machine as well.
+        repeated: batches that were lost with their maker.
+    """
 
     def __init__(
         self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False
@@ -240,7 +250,10 @@ class Scheduler:
 
     @property
     def share_of_a_core(self) -> float:
-        """What a maker may ask for: so much less than one that all find room where there are more makers than cores."""
+        """The share of a core (or GPU) that a maker requests from the cluster, 1 or less.
+
+        Less than 1 where there are more makers than cores, so that all find room.
+        """
         cores = sum(machine.cores for machine in self.working)
         makers = self.world_size
         if self.count is not None and not self.one_each:
@@ -292,8 +305,10 @@ class Scheduler:
     def _late(self, maker: Worker, now: float) -> BatchJob | None:
         """A batch that another machine has had for :data:`SLOW` times the usual time, and at least :data:`SLOW_S`.
 
+        The usual time is the median of :attr:`took`; before any batch is made the limit is 4 s (``SLOW * SLOW_S``).
+
         Args:
-            maker: may make it too.
+            maker: may make it too; on another machine than all that make it now.
             now: seconds on any steady clock.
         """
         limit = SLOW * SLOW_S
@@ -373,7 +388,7 @@ class Scheduler:
         return batch
 
     def drop(self, stream: Stream) -> None:
-        """Forgets a pass: its jobs, and its batches that were made."""
+        """Forgets a pass: its jobs, and its batches that were made. :meth:`done` drops what makers still have of it."""
         stream.jobs.clear()
         stream.ready.clear()
         stream.all_asked = True
@@ -382,7 +397,14 @@ class Scheduler:
 
     # -- report ------------------------------------------------------------------------------------------------------
     def reading(self) -> dict[str, object]:
-        """Batches that wait to be used, and may be asked for; what each machine has done so far."""
+        """What the tier does now and has done so far; ``kd.monitor.tier`` writes it into a run's records.
+
+        Returns:
+            "ready" and "ready_mb": batches made and not used, and their megabytes; "may_ask": batches that may be requested
+            and not used; "under_way": batches that makers have; "made_again", "made_twice": :attr:`repeated`,
+            :attr:`second_tries`; "machines": of each machine its id, name, cores, whether it has gone, its ready makers, and
+            "batches", "busy_s" (seconds of all makers) and "mb" of what was made there and used.
+        """
         ready: float = 0  # MB
         for stream in self.streams:
             ready += len(stream.ready) * stream.batch_bytes / MB
