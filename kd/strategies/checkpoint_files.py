@@ -14,9 +14,13 @@ from kd.storage.writing import write_whole
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Whole files only. Before ``last.ckpt`` is replaced, the old one becomes ``previous.ckpt``."""
+    """Whole files only. Before ``last.ckpt`` is replaced, the old one becomes ``previous.ckpt``.
+
+    A run's trainer gets one as its checkpoint plugin; :mod:`kd.storage.checkpoints` names the files.
+    """
 
     def __init__(self) -> None:
+        # whether this run was resumed from previous.ckpt and has not saved since
         self._last_is_damaged = False
 
     def save_checkpoint(
@@ -24,17 +28,17 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> None:
         """Writes one file, whole or not at all; when it returns, the file is on the disk.
 
-        The ``last.ckpt`` before is kept.
-
-        Lightning calls it.
+        The ``last.ckpt`` before is kept as ``previous.ckpt``, unless it was found damaged when the run was resumed.
+        Lightning calls it, on rank 0 alone.
 
         Args:
             checkpoint: saved by ``torch.save``.
-            path: of the file.
+            path: of the file; only one that is called ``last.ckpt`` leaves a ``previous.ckpt``.
             storage_options: of Lightning's interface; not read.
 
         Raises:
-            RunError: it can't be written; older checkpoints are unchanged.
+            RunError: it can't be written (an ``OSError``, also where torch has wrapped it); older checkpoints are
+                unchanged.
         """
         path = Path(path)
         keep = None
@@ -59,7 +63,18 @@ class CheckpointFiles(TorchCheckpointIO):
         map_location: Callable | None = lambda storage, loc: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
+        """Reads one file. Never runs code from it: what is no tensor or plain value is refused.
+
+        Lightning calls it, on every rank.
+
+        Args:
+            path: of the file.
+            map_location: as of ``torch.load``; by default every tensor stays on the CPU.
+            weights_only: of Lightning's interface; not read, as no file may run code.
+
+        Raises:
+            UserError: the file can't be read, or holds other objects.
+        """
         # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt
         self._last_is_damaged = Path(path).name == PREVIOUS
         return read_checkpoint(path, map_location)

@@ -20,8 +20,9 @@ class DDP(HookedDDP):
         module: imported first; importing it registers the backend with ``torch.distributed``.
         compression: ``bf16`` halves what travels and rounds; ``powersgd`` sends factors of a low rank (arXiv
             1905.13727). What its error feedback has gathered is in no checkpoint: a resumed run starts it anew.
-        powersgd_rank: rank of the factors: more is closer to the gradient, and more to send.
-        powersgd_start_step: uncompressed steps before it begins.
+        powersgd_rank: rank of the factors: more is closer to the gradient, and more to send. Other compressions do
+            not read it.
+        powersgd_start_step: optimizer steps with uncompressed gradients before ``powersgd`` begins.
         **kwargs: as for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel`` (``static_graph``,
             ``timeout``, ``gradient_as_bucket_view``, ...).
 
@@ -55,7 +56,7 @@ class DDP(HookedDDP):
         self._powersgd_start_step = powersgd_start_step
 
     def setup_distributed(self) -> None:
-        """Joins the process group.
+        """Joins the process group; Lightning calls it in every process, before the model is placed.
 
         Backends from elsewhere do not get Lightning's ``device_id``, and Lightning's barrier around ``prepare_data``,
         for which it makes a gloo group, is removed for the rest of the process.
@@ -78,7 +79,11 @@ class DDP(HookedDDP):
         self.join_process_group()
 
     def register_hooks(self) -> None:
-        """Registers the hook that compresses gradients, on a CPU too: Lightning's own registers on GPUs alone."""
+        """Registers the hook that compresses gradients, on a CPU too: Lightning's own registers on GPUs alone.
+
+        Called once, when ``self.model`` is wrapped in torch's DDP; the hook then runs for each bucket of gradients in
+        the backward pass.
+        """
         if self._compression is None:
             super().register_hooks()
             return
@@ -106,7 +111,15 @@ class SMDDPStrategy(DDP):
 
 
 def _import(module: str, backend: str | None) -> None:
-    """Imports ``module``, which must register the process-group backend; a user's error names what is missing."""
+    """Imports ``module``, which must register the process-group backend.
+
+    Args:
+        module: its dotted name.
+        backend: name of the process-group backend, in any case of letters.
+
+    Raises:
+        UserError: the module is not installed, or ``backend`` is None or still unknown to torch afterwards.
+    """
     try:
         import_module(module)
     except ImportError as error:

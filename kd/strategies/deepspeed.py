@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import deepspeed
 
 PRECISIONS = ("32-true", "bf16-mixed")
+"""The values of ``trainer.precision`` that it allows: weights are in float32 in both."""
 
 
 class DeepSpeed(DDPStrategy):
@@ -43,14 +44,14 @@ class DeepSpeed(DDPStrategy):
         zero: further keys of the ``zero_optimization`` section of DeepSpeed's configuration, for example
             ``{"offload_optimizer": {"device": "cpu"}}``.
         process_group_backend: default: nccl on GPUs, gloo on CPUs.
-        timeout: of a collective.
+        timeout: after which a collective fails.
 
     Raises:
         UserError: DeepSpeed is not installed.
     """
 
     shards_weights = False  # of stage 3 it does; the count of memory leaves that out
-    clips_gradients = True
+    clips_gradients = True  # in its step; see kd.distill.sharding.Sharding
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class DeepSpeed(DDPStrategy):
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
         self.stage = stage
         self._zero = zero or {}
+        # the trained parameters of each group; the engine puts flat shards into the groups in their place
         self._trained: list[list[nn.Parameter]] = []
 
     @property
@@ -73,10 +75,12 @@ class DeepSpeed(DDPStrategy):
         return self.model
 
     def shard(self, students: Students) -> None:
-        """Called by the module before the optimizer is made; the engine cuts them when there is one.
+        """Checks the students only: :meth:`setup_optimizers` cuts them, as the engine needs their optimizer.
+
+        The module calls it (``configure_model``) before the optimizer is made.
 
         Raises:
-            UserError: what does not go with it.
+            UserError: a moving average under stage 3, or ``optim.zero``.
         """
         for student in students.named().values():
             if student.average is not None and self.stage == 3:
@@ -93,6 +97,9 @@ class DeepSpeed(DDPStrategy):
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Builds the optimizer and gives it to the engine, together with what it trains.
+
+        Lightning calls it on every rank, after the weights of a checkpoint were loaded. Afterwards ``self.model`` is the
+        engine and ``self.optimizers`` holds its sharded optimizer.
 
         Raises:
             UserError: an optimizer, a precision or a clipping that ZeRO's flat shards do not allow.
@@ -122,7 +129,7 @@ class DeepSpeed(DDPStrategy):
         self.optimizers = [sharded]
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
-        """Refuses optimizers, precisions and clipping that DeepSpeed does not have; errors name the key."""
+        """Refuses an optimizer, a precision or a clipping that does not work here, with a UserError that names the key."""
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
             raise UserError(
                 f"optim: must be AdamW, Adam or SGD with DeepSpeed, got {type(optimizer).__name__}"
@@ -136,7 +143,10 @@ class DeepSpeed(DDPStrategy):
             raise UserError("trainer.gradient_clip_algorithm: DeepSpeed clips by norm, got 'value'")
 
     def _config(self, trainer: Trainer) -> dict[str, Any]:
-        """DeepSpeed's own configuration, as it reads it; batches and accumulation stay Lightning's."""
+        """DeepSpeed's own configuration, by its keys (``ds_config.json``); batches and accumulation stay Lightning's.
+
+        Gradients are clipped to the norm ``trainer.gradient_clip_val``; 0 there means no clipping.
+        """
         return {
             "train_micro_batch_size_per_gpu": 1,  # for a log of its own: Lightning makes the batches,
             "gradient_accumulation_steps": 1,  # divides the loss, and ends an accumulation with the epoch
@@ -153,7 +163,10 @@ class DeepSpeed(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Inside, gradients add up; Lightning enters it for all batches but the last one before a step."""
+        """Inside, gradients add up in this process; Lightning enters it for all batches but the last one before a step.
+
+        The last batch's backward pass, outside, averages the sums over the processes.
+        """
         self.engine.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -212,7 +225,14 @@ class DeepSpeed(DDPStrategy):
         return state
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
+        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it.
+
+        Lightning calls it for a checkpoint. All ranks must call it: each state is gathered from all of them.
+
+        Returns:
+            ``state`` (parameter's number -> name of the state -> tensor on the CPU; empty before the first step, and
+                on other ranks) and ``param_groups`` (settings, with the numbers under ``params``).
+        """
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states = list(optimizer.state.values())
@@ -237,8 +257,12 @@ class DeepSpeed(DDPStrategy):
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes its shards of the optimizer's state in any strategy's checkpoint; the weights were loaded before they
-        were cut.
+        """Takes its shards of the optimizer's state in any strategy's checkpoint.
+
+        Lightning calls it on every rank when a run resumes. The weights were loaded earlier, before they were cut.
+
+        Args:
+            checkpoint: as loaded, the same on all ranks; ``optimizer_states`` holds one whole state.
         """
         (optimizer,) = self.optimizers
         (saved,) = checkpoint["optimizer_states"]
@@ -294,8 +318,10 @@ def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
 
 
 def _link_states(optimizer: Any) -> None:
-    """Has DeepSpeed connect weights and states again: it does so once, after the step of the first group, when the
-    others' state is not there yet.
+    """Has DeepSpeed connect weights and states again, so that its functions find a weight's whole state.
+
+    It does so once by itself, after the step of the first group, when the other groups have no state yet. Of stage 3
+    nothing is to be done.
     """
     if hasattr(optimizer, "_hp_optimizer_states_linked"):  # stages 1 and 2
         optimizer._hp_optimizer_states_linked = False
@@ -303,7 +329,13 @@ def _link_states(optimizer: Any) -> None:
 
 
 def _set_state(parameter: nn.Parameter, whole: Tensor, key: str) -> None:
-    """Sets one state of a parameter's optimizer (``exp_avg``, ...) from the whole tensor; each rank keeps its shard."""
+    """Sets one state of a parameter's optimizer from the whole tensor; each rank keeps its shard.
+
+    Args:
+        parameter: of the student, as the engine holds it.
+        whole: of the parameter's whole shape, on the strategy's device.
+        key: the state's name: ``exp_avg``, ``momentum_buffer``, ...
+    """
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     if not hasattr(parameter, "ds_tensor"):

@@ -24,17 +24,21 @@ class FSDP(ShardedDataParallel):
         **kwargs: ``process_group_backend`` and ``timeout``, as for Lightning's ``ModelParallelStrategy``.
     """
 
+    # see kd.distill.sharding.Sharding
     shards_weights = True
-    clips_gradients = False
+    clips_gradients = False  # kd.module.pace.clip does
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
 
     def shard(self, students: Students) -> None:
-        """Shards the students and the losses in place; called by the module before the optimizer is made.
+        """Shards the students, and the losses that have weights to train, in place.
+
+        The module calls it (``configure_model``) on every rank, before the optimizer is made. Under ``bf16-mixed`` a
+        student's weights are gathered in bfloat16, which halves what travels; the shards themselves stay float32.
 
         Raises:
-            UserError: what does not go with it.
+            UserError: a moving average, or ``optim.zero``.
         """
         mesh = self.device_mesh["data_parallel"]
         mixed = self.precision_plugin.precision == "bf16-mixed"
@@ -55,7 +59,14 @@ class FSDP(ShardedDataParallel):
                     shard(loss, mesh)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
+        """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it.
+
+        Lightning calls it for a checkpoint. All ranks must call it: each state is gathered from all of them.
+
+        Returns:
+            ``state`` (parameter's number -> name of the state -> tensor on the CPU) and ``param_groups`` (settings,
+                with the numbers under ``params``); empty on other ranks.
+        """
         assert self.model is not None
         options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
         plain = optimizer
@@ -63,7 +74,7 @@ class FSDP(ShardedDataParallel):
             plain = optimizer.optimizer
         state = state_dict.get_optimizer_state_dict(self.model, plain, options=options)
         if not state.get("param_groups"):
-            return state  # another rank
+            return state  # empty: another rank
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
 
     def load_checkpoint(
@@ -73,6 +84,9 @@ class FSDP(ShardedDataParallel):
 
         Raises:
             UserError: weights or states that are not those of this run.
+
+        Returns:
+            The whole checkpoint, of which Lightning takes the rest (loops, callbacks, schedules).
         """
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
@@ -85,7 +99,7 @@ class FSDP(ShardedDataParallel):
         state_dict.set_model_state_dict(self.model, weights, options=options)
         by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, states, strict=True):
-            order = []
+            order = []  # names of the parameters, as this run's optimizer numbers them
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     order.append(by_parameter[p])
