@@ -23,9 +23,15 @@ __all__ = ["Memory", "apply_auto", "restore_auto"]
 def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher | None:
     """Measures what the settings leave to it: batch size, loader processes, and whether a cache pays.
 
+    The module's ``setup`` calls it before training, on every rank. The order matters: how long loading takes, and so
+    whether a cache pays, depends on the batch size and the loader processes.
+
     Args:
-        run: the module, attached to its trainer.
+        run: the module, attached to its trainer; its teacher is in place and its losses are settled.
         data: whose batch size and workers are set.
+
+    Raises:
+        UserError: a batch too small for a loss that compares its samples, or ``auto`` where it can't be measured.
 
     Returns:
         The teacher, behind a cache of its answers where that is set, or pays; None without one.
@@ -41,7 +47,15 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
 
 
 def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) -> None:
-    """Lets the data repeat the views that a cache has answers for, and read the pixels that it keeps."""
+    """Lets the data repeat the views that a cache has answers for, and read the pixels that it keeps.
+
+    Without a cache each epoch has views of its own, and pictures are decoded; that undoes an earlier call.
+
+    Args:
+        data: its ``views`` (how many views of a picture before they repeat; None: they never do) and ``reading`` are
+            set.
+        answering_teacher: behind a cache or not; None without a teacher.
+    """
     caches = list(caches_of(answering_teacher).values())
     if caches:
         data.views = caches[0].views
@@ -54,8 +68,12 @@ def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) 
 def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
     """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
 
+    The batch size comes first: how long a step takes, and so how many loader processes it needs, depends on it. Rank 0
+    prints the reason of each choice.
+
     Raises:
-        UserError: a batch size that the learning rate does not follow.
+        UserError: a batch size that the learning rate does not follow (``optim.lr_batch`` not given), or one that
+            would be tried beside a teacher in shards.
     """
     for name, student in run.students.named().items():
         if "batch_size" in data.auto and student.optim.lr_batch is None:
@@ -90,7 +108,8 @@ def _choose_cache(
     itself.
 
     Raises:
-        UserError: caches that can't be measured or shared; it names the key.
+        UserError: a teacher in shards, ``auto`` for some of several teachers only, or a cache that can't be opened; it
+            names the key.
     """
     modes = teacher.cache_modes
     if modes == {"off"}:
@@ -114,7 +133,10 @@ def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: 
     Args:
         run: the module, attached to its trainer.
         measure: gives the decision and its reason; called on rank 0 alone, so it must hold no collective.
-        what: begins the printed line.
+        what: begins the printed line; what comes before a colon at its end names the measurement.
+
+    Returns:
+        The decision, the same on every rank.
     """
     on_rank_zero = run.trainer.is_global_zero
     if on_rank_zero:
@@ -136,11 +158,17 @@ def restore_auto(
 ) -> RunTeacher | None:
     """The teacher with or without a cache as the resumed run began, where ``cache=auto`` chose.
 
+    A cache repeats its views, so with another choice the resumed run would see other pictures than the one before. The
+    module calls it on every rank when a checkpoint is loaded, after :func:`apply_auto` has chosen anew.
+
     Args:
         run: the module, attached to its trainer.
         answering_teacher: with the cache that was chosen now, or without.
         data: follows the choice.
         before: whether the run began with a cache.
+
+    Returns:
+        The teacher that answers in training; ``answering_teacher`` itself where nothing is to change.
     """
     teacher = run.teacher
     now = answering_teacher is not teacher
@@ -164,7 +192,7 @@ def _cache(
         run: the module, attached to its trainer.
         teacher: the live one.
         data: follows the cache's views.
-        announce: whether a line about the cache is printed.
+        announce: whether a line about the cache's size is printed before anything is written.
     """
     modes = {member.spec.cache_pixels for member in teacher.members.values()}
     pixels = False

@@ -42,7 +42,7 @@ def median_ms(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds, once the device has done what was queued."""
+    """Seconds on a clock without a date, read once the device has done what was queued: two readings bound its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -57,7 +57,7 @@ class StepCost:
     student_ms: float
     """The student's forward and backward pass."""
     loading_ms: float
-    """From disk to batch, by one process."""
+    """From disk to batch, if one process makes all batches."""
     num_workers: int
     """Loader processes; with 0, loading and computing take turns."""
 
@@ -75,11 +75,13 @@ class StepCost:
         return max(compute, self.loading_ms / self.num_workers)
 
     def gain(self, epochs: int, views: int, filled: float = 0.0) -> float:
-        """How many times as fast a run is with a cache of the teacher's answers.
+        """How many times as fast a run is with a cache of the teacher's answers as without one: 1 is no gain.
+
+        The teacher runs live in the first ``views`` epochs, which fill the cache, and in no later one.
 
         Args:
             epochs: of the run.
-            views: of each picture, after which they repeat.
+            views: of each picture, one an epoch, after which they repeat.
             filled: share of the answers that is in the cache already, in 0..1.
         """
         live_ms = self.step_ms(teacher=True)
@@ -94,9 +96,12 @@ class StepCost:
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     """Times the parts of a step, in ms, on a batch of the training set; leaves the students as they are.
 
+    Loading is timed on 32 pictures at most and scaled to the batch. Compute is timed on a whole batch, in this process
+    alone; the optimizer's step is left out. A teacher that answers from elsewhere (a file, an address) counts as 0 ms.
+
     Args:
         run: the module, attached to its trainer.
-        data: of the run.
+        data: of the run; its batch size is set already.
     """
     device = run.trainer.strategy.root_device
     batch_size = data.batch_size
@@ -118,8 +123,12 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
 
 
 def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
-    """A function that runs a forward and backward of copies of all students on pictures ``(N, 3, H, W)``, on
-    ``device``.
+    """A function that costs what learning costs: forward and backward of copies of all students.
+
+    The run's own students get no gradients, and their BatchNorm averages stay. The copies live as long as the function.
+
+    Returns:
+        Takes pictures ``(N, 3, H, W)``, uint8, on ``device``; returns nothing.
     """
     copies = []
     for student in run.students.named().values():
@@ -127,6 +136,7 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
         copies.append((student.prepare, model))
 
     def learn(images: Tensor) -> None:
+        """Forward in the run's precision and backward of each copy, one after the other."""
         for prepare, model in copies:
             with run.trainer.precision_plugin.forward_context():
                 learn_from(model(prepare(images))).backward()
@@ -175,16 +185,17 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
 def tried_size(
     size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
 ) -> int:
-    """The largest batch that went through, 1 where none did.
+    """The largest batch, in pictures, that went through in a trial; 1 where none did.
 
-    What a picture takes is read of two trials, instead of counted.
+    A size that does not fit is cut by a fifth until it does. Then the bytes of a picture are read off two trials, at
+    ``size`` and at half of it, instead of counted; if they leave room for more, that is tried once.
 
     Args:
-        size: as counted; made smaller until it goes through.
-        most: pictures.
-        memory: what else there is.
-        available: bytes.
-        peak: runs a step with so many pictures, and gives the most bytes that it took; ``None``: more than there are.
+        size: pictures of a process, as counted.
+        most: pictures of a process at most, by the training set.
+        memory: what a step takes beside its pictures.
+        available: bytes that the step may take.
+        peak: runs a step with so many pictures, and gives the most bytes that it took; None: more than there are.
             Called for a few numbers of pictures.
     """
     peak_of_all = peak(size)
@@ -207,7 +218,14 @@ def tried_size(
 def _peak_bytes(
     run: AttachedModule, data: DistillationDataModule, device: torch.device, size: int
 ) -> float | None:
-    """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
+    """The most bytes of the GPU that torch holds in a step of teacher and students; None: it does not fit.
+
+    Args:
+        run: the module, attached to its trainer.
+        data: gives the pictures' height and width.
+        device: a GPU.
+        size: black pictures of the step.
+    """
     try:
         torch.cuda.reset_peak_memory_stats(device)
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
@@ -233,6 +251,10 @@ def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The fewest loader processes that make a step fastest, and a message; all ranks must call it together.
+
+    It tries 0, 1, 2, ... under the real step, up to this rank's share of the machine's cores less one, and ends when two
+    more processes have not made it faster by :data:`NEAR`. All ranks find the same, as each trial's time is the slowest
+    rank's. The run's random numbers are as before afterwards.
 
     Args:
         run: the module, attached to its trainer.
@@ -266,10 +288,10 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
 
 
 def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
-    """Costs what a step on a batch costs but for the optimizer; the run's own students stay as they are.
+    """A function that costs what a step on a batch costs but for the optimizer; the run's own students stay as they are.
 
-    The teacher runs unless its answers are read from a cache or it is elsewhere. Copies of the students run
-    forwards, and backwards from a stand-in for the loss.
+    It takes a batch of the training loader, on the host. The teacher runs unless its answers are read from a cache or it
+    is elsewhere. Copies of the students run forwards, and backwards from a stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
     learn_on_copies = _copies(run, device)
@@ -296,16 +318,18 @@ def _trial_ms(
 ) -> float:
     """Milliseconds of a step of the slowest rank, without the batches that the loader had ready at the start.
 
+    Every rank must call it: they wait for each other before the timing and exchange their times after it.
+
     Args:
         run: the module, attached to its trainer.
-        data: whose ``num_workers`` is set.
+        data: whose ``num_workers`` is set, and stays so.
         num_workers: loader processes to try.
         steps: that are timed.
         learn: does a step on a batch.
     """
     strategy = run.trainer.strategy
     device = strategy.root_device
-    ahead = 2 * num_workers + 1
+    ahead = 2 * num_workers + 1  # batches that torch's loader prepares, and the one that is learnt
     data.num_workers = num_workers
     batches = iter(data.trial_loader(ahead + steps))
     for _ in range(ahead):
@@ -321,7 +345,17 @@ def _trial_ms(
 def cache_pays(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
 ) -> tuple[bool, str]:
-    """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
+    """Whether a cache of the teacher's answers is worth its disk, and why, in one line.
+
+    It is where the run becomes :data:`WORTH` times as fast, and what is still to be written takes no more than
+    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk. Rank 0 alone calls it.
+
+    Args:
+        run: the module, attached to its trainer.
+        teacher: the live one, all of whose members have ``cache=auto``; the first one's ``cache_views`` and
+            ``cache_dir`` count.
+        data: pictures and views; batch size and loader processes are set.
+    """
     wanted = run.students.wanted
     try:
         check_cacheable(teacher, data, wanted)
@@ -352,6 +386,7 @@ def cache_pays(
 
 
 def _no_view_again(epochs: int, views: int) -> str:
+    """The reason against a cache in a run of ``epochs`` that sees each of ``views`` views of a picture once at most."""
     of_views = f"{views} views (model.teacher.cache_views)"
     return f"off: {epochs} epoch(s) of {of_views}: no view comes again"
 
@@ -361,7 +396,8 @@ def pixels_pay(
 ) -> tuple[bool, str]:
     """Whether pixels of views are worth their disk beside cached answers, and why, in one line.
 
-    They are where a step with loading takes :data:`WORTH` times the student alone, and views come again.
+    They are where a step with loading takes :data:`WORTH` times the student alone, and views come again; also where
+    they are stored already. Rank 0 alone calls it.
 
     Args:
         run: the module, attached to its trainer.
@@ -392,7 +428,11 @@ def pixels_pay(
 
 
 def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
-    """Epochs of the run, whichever of its limits comes first."""
+    """Epochs of the run, by its epochs or its optimizer steps, whichever ends first; 1 where nothing bounds it.
+
+    Before training: Lightning has not counted the loader's batches yet. ``trainer.limit_train_batches`` is a number of
+    batches (int) or a share of the epoch (float).
+    """
     per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
     limit = trainer.limit_train_batches
     if isinstance(limit, int):

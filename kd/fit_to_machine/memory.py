@@ -40,12 +40,14 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManager[object]) -> int:
-    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside.
+    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside; tensors of one storage count once.
+
+    The model's state may change (BatchNorm's averages).
 
     Args:
         model: on the device of ``images``.
-        images: the model's float input ``(N, 3, H, W)``.
-        context: a context manager, the autocast of training.
+        images: the model's float input ``(N, 3, H, W)``, resized and normalised.
+        context: the autocast of training; entered here.
     """
     of_parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}  # bytes by address
@@ -64,20 +66,22 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
 
 
 class Memory:
-    """Bytes of a training step's parts, from one forward of a few pictures without ``compile``.
+    """Bytes of a training step's parts in one process, from two forwards of a few pictures without ``compile``.
+
+    It measures on making; later changes of the models are not seen.
 
     Args:
         run: attached to its trainer.
 
     Attributes:
-        teacher: bytes of its weights.
+        teacher: bytes of its weights; 0 without one.
         student: bytes of the students' weights in this process, averages left out.
         gradients: bytes of them in this process.
-        optimizer: bytes of its state in this process.
-        unsharded: what the last three have together where nothing is in shards.
-        shards: over how many processes the optimizer's state lies.
-        per_picture: bytes that the forward of a picture keeps.
-        per_step: bytes that a forward keeps whatever the number of pictures.
+        optimizer: bytes of its state in this process, taken as two numbers for each trained one (Adam's).
+        unsharded: bytes that the last three have together where nothing is in shards.
+        shards: over how many processes the optimizer's state lies; 1: it is whole in each.
+        per_picture: bytes that the students' forwards of one picture keep for the backward pass.
+        per_step: bytes that they keep whatever the number of pictures, such as weights that autocast has cast.
     """
 
     def __init__(self, run: AttachedModule) -> None:
@@ -109,7 +113,7 @@ class Memory:
         of_two = sum(_activations(run, student, 2) for student in students)
         of_four = sum(_activations(run, student, 4) for student in students)
         self.per_picture = (of_four - of_two) / 2
-        # the weights as autocast casts them
+        # a forward of n pictures keeps per_step + n * per_picture; per_step: the weights as autocast casts them
         self.per_step = max(0.0, of_two - 2 * self.per_picture)
 
     @property
@@ -118,27 +122,29 @@ class Memory:
         return self.unsharded - self.student - self.gradients - self.optimizer
 
     def total(self, batch_size: int) -> float:
-        """Bytes of a step with ``batch_size`` pictures."""
+        """Bytes that a step of this process takes with ``batch_size`` pictures of its own."""
         fixed = self.teacher + self.student + self.gradients + self.optimizer + self.per_step
         return fixed + batch_size * self.per_picture
 
     def fits(self, available: float, each: float | None = None, room: float = HEAD_ROOM) -> int:
-        """The largest batch that leaves ``room`` of ``available`` bytes; a multiple of 8 where it is more.
+        """The largest batch of this process that leaves ``room`` of ``available`` bytes free, in pictures.
+
+        Above 8 it is rounded down to a multiple of 8; it is at least 1, even where that does not fit.
 
         Args:
-            available: bytes.
-            each: of a picture; default: as counted.
-            room: share that stays free.
+            available: bytes that the step may take, as of :func:`available_bytes` before anything of it is there.
+            each: bytes of a picture, as trials have shown; None: :attr:`per_picture`, as counted.
+            room: share of ``available``, in 0..1, that stays free.
         """
         most = int(((1 - room) * available - self.total(0)) / (each or self.per_picture))
         return max(1, most - most % 8 if most > 8 else most)
 
     def freed(self, processes: int, whole: bool) -> int:
-        """Pictures that fit beside what more sharding would free: the optimizer's state, or (``whole``) all of it.
+        """How many more pictures would fit in a process if its state were in shards; 0 where it is already.
 
         Args:
-            processes: that would share it.
-            whole: weights and gradients too.
+            processes: that would share it; each keeps 1 / ``processes``.
+            whole: weights and gradients would be in shards too (FSDP), not only the optimizer's state (ZeRO).
         """
         if self.shards > 1:
             return 0
@@ -148,11 +154,13 @@ class Memory:
         return int(state * (1 - 1 / processes) / self.per_picture)
 
     def report(self, batch_size: int, optimizer_bytes: int) -> dict[str, float]:
-        """MiB by part; for the optimizer the state that it really holds.
+        """MiB (2**20 bytes) of this process by part, rounded to a tenth, for ``summary.json``.
+
+        The keys are ``teacher``, ``student``, ``gradients``, ``optimizer`` and ``activations``.
 
         Args:
-            batch_size: pictures of this process.
-            optimizer_bytes: measured.
+            batch_size: pictures of a step of this process.
+            optimizer_bytes: what the optimizer's state really takes, measured after training; it replaces the estimate.
         """
         parts = {
             "teacher": self.teacher,
@@ -165,7 +173,9 @@ class Memory:
 
 
 def _shards(run: AttachedModule) -> tuple[int, bool]:
-    """Over how many processes the optimizer's state lies, and whether weights and gradients do too (FSDP)."""
+    """Over how many processes the optimizer's state lies (1: each has all of it), and whether weights and gradients do
+    too (FSDP).
+    """
     strategy = run.trainer.strategy
     if isinstance(strategy, Sharding):
         return run.trainer.world_size, strategy.shards_weights
@@ -190,11 +200,14 @@ def _activations(run: AttachedModule, student: Student, count: int) -> int:
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
     """Bytes that this process may still take: of the GPU, or its share of the machine's memory within the cgroup's
-    limit.
+    limit (v2).
+
+    On a GPU what torch's allocator holds in this process counts as free: weights that are there already are part of
+    :meth:`Memory.total`.
 
     Args:
         device: of the process.
-        local_processes: that share this machine's memory.
+        local_processes: that share this machine's memory in equal parts; not read on a GPU, which one process has alone.
     """
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)

@@ -12,10 +12,11 @@ def check_gpus(accelerator: str) -> None:
     """Refuses a run on a GPU that torch has no code for, where the run would use one.
 
     Args:
-        accelerator: the trainer's setting.
+        accelerator: the setting ``trainer.accelerator``: ``auto``, ``gpu``, ``cpu``, ...; with any but ``auto``, ``gpu``
+            and ``cuda`` nothing is checked.
 
     Raises:
-        UserError: names the GPU, and what torch has code for.
+        UserError: one of the visible GPUs is too old or too new; names the GPU, and what torch has code for.
     """
     if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return
@@ -39,8 +40,8 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     alone, with ``f`` on its family alone.
 
     Args:
-        capability: of the GPU, (major, minor).
-        built_for: names of architectures, as torch lists them.
+        capability: of the GPU, (major, minor): ``(7, 5)`` is ``sm_75``.
+        built_for: names of architectures, as torch lists them; a name of another form is passed over.
 
     >>> has_code((7, 0), ["sm_75", "sm_80"]), has_code((8, 6), ["sm_75", "sm_80"])
     (False, True)
@@ -69,4 +70,5 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
 
 
 def _shown(capability: tuple[int, int]) -> str:
+    """As NVIDIA writes it: ``7.5``."""
     return ".".join(str(number) for number in capability)

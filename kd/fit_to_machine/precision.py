@@ -15,6 +15,7 @@ BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 """Instructions for products in bfloat16: Intel's and AMD's, Arm's."""
 EMULATED = 10.0  # times as long as in float32, or longer: nothing but software computes it
 SIDE = 256  # of the matrices that are multiplied to measure
+# by the precisions that kd chooses on CPUs
 PLUGINS: dict[str, Callable[[], Precision]] = {
     "32-true": Precision,
     "bf16-mixed": partial(MixedPrecision, "bf16-mixed", "cpu"),
@@ -22,10 +23,15 @@ PLUGINS: dict[str, Callable[[], Precision]] = {
 
 
 def choose_precision(accelerator: str) -> tuple[str, str]:
-    """The Trainer's precision, bf16-mixed where the device has it, and the reason; "" on a GPU with bfloat16.
+    """The Trainer's precision for this machine, where ``trainer.precision`` is not set.
 
     Args:
         accelerator: the Trainer's word: ``auto``, ``gpu``, ``cpu``, ...
+
+    Returns:
+        The precision: ``bf16-mixed`` where the device has bfloat16, else ``16-mixed`` on a GPU and ``32-true`` on a CPU;
+            and a line for the user that says why, "" where the choice is the usual one (a GPU with bfloat16, or an
+            accelerator other than CPUs and NVIDIA's GPUs).
     """
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -42,11 +48,14 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
 def precision_of_cpu(
     capabilities: Mapping[str, object], measured: Callable[[], float]
 ) -> tuple[str, str]:
-    """The precision of a CPU and the reason; oneDNN emulates bfloat16 on any AVX512: that says nothing.
+    """The precision of a CPU (``bf16-mixed`` or ``32-true``), and a line that says why.
+
+    That oneDNN can compute in bfloat16 says nothing: it emulates it on any CPU with AVX512.
 
     Args:
-        capabilities: of the CPU, as torch names them.
-        measured: times a product of matrices in bfloat16, in units of float32's; called where no capability decides.
+        capabilities: of the CPU, as torch names them, with a truth value for each.
+        measured: how many times as long a product of matrices takes in bfloat16 as in float32 (below 1: bfloat16 is
+            faster, and is taken); called only where no capability decides.
     """
     named = next((name for name in BFLOAT16 if capabilities.get(name)), None)
     if named:
@@ -61,13 +70,16 @@ def precision_of_cpu(
 
 @cache
 def bfloat16_time() -> float:
-    """How many times as long a product of matrices in bfloat16 takes as one in float32 on this CPU; some 10 ms."""
+    """How many times as long a product of matrices in bfloat16 takes as one in float32 on this CPU.
+
+    It is measured once a process, which takes some 10 ms.
+    """
     matrix = torch.ones(SIDE, SIDE)
     return _seconds_of_product(matrix.bfloat16()) / _seconds_of_product(matrix)
 
 
 def _seconds_of_product(matrix: Tensor) -> float:
-    """The fastest of five products of a matrix with itself, after one that warms up."""
+    """Seconds of the fastest of five products of a square matrix with itself, after one that warms up."""
     seconds = timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6)
     return min(seconds[1:])
 
@@ -77,13 +89,15 @@ def choose_kernels(
 ) -> None:
     """On a GPU: how float32 matrices are multiplied, and the fastest convolutions of a CNN (a ViT has only one).
 
-    Sets torch's process-wide settings.
+    Sets torch's process-wide settings; on other devices nothing. A CNN is a model with two convolutions or more: a
+    ViT's only one, its patch embedding, is not worth the timing.
 
     Args:
         trainer: whose device counts.
-        models: of the run.
+        models: of the run, teacher and students.
         products: ``highest``, ``high`` or ``medium``, as torch names precisions of products.
-        benchmark: whether cuDNN times its convolutions.
+        benchmark: whether cuDNN may time its convolutions and take the fastest; which one that is may differ from run
+            to run, and with it the last bits of results.
     """
     if trainer.strategy.root_device.type != "cuda":
         return
@@ -97,12 +111,14 @@ def choose_kernels(
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
     """All processes train in rank 0's precision: machines with other CPUs may have chosen another.
 
+    Called on every rank before training; it changes nothing where all have chosen the same.
+
     Args:
         trainer: whose precision plugin is replaced.
-        chosen: precision by rank.
+        chosen: the Trainer's precision in each process (``bf16-mixed``), by rank; the same list on all ranks.
 
     Raises:
-        UserError: a plugin that can't be replaced, or precisions that kd does not choose.
+        UserError: the precisions differ, and one is not of :data:`PLUGINS`, or the strategy has a plugin of its own.
     """
     different = set(chosen)
     if len(different) == 1:

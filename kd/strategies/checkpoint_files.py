@@ -73,7 +73,8 @@ class CheckpointFiles(TorchCheckpointIO):
             weights_only: of Lightning's interface; not read, as no file may run code.
 
         Raises:
-            UserError: the file can't be read, or holds other objects.
+            ValueError: it is no training checkpoint, or a tensor in it is larger than its storage.
+            Exception: whatever torch raises for a damaged file, or for one that holds other objects.
         """
         # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt
         self._last_is_damaged = Path(path).name == PREVIOUS
