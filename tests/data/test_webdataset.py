@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import main
+from kd.data.scan import scan
 from kd.data.sources import ImageFolder, WebDataset
 from kd.errors import UserError
 from tests._helpers import CLASSES
@@ -103,6 +105,31 @@ def test_shards_without_labels_or_with_captions(tmp_path: Path, pictures: Path) 
     assert (source.classes, set(found.targets), len(found.targets)) == ([], {-1}, 1100)
     assert found.left_out == {".heic": 1, "no picture": 1}
     assert not source.has("val")
+
+
+def test_a_folder_of_other_splits_is_not_trained_on(tmp_path: Path, pictures: Path) -> None:
+    """All its shards were: pictures of validation and test, without a word."""
+    picture = ImageFolder(str(pictures)).load("train").read(0)
+    for name in ("val-0", "val-1", "test-0"):
+        shard(tmp_path / f"{name}.tar", [{"a.jpg": picture, "a.cls": b"0"}])
+    message = "has shards of the splits test, val and none of train; give a pattern"
+    with pytest.raises(UserError, match=message):
+        WebDataset(str(tmp_path)).load("train")
+    pattern = WebDataset(str(tmp_path / "val-*.tar"))
+    assert len(pattern.load("train").targets) == 2
+
+
+def test_a_shard_whose_name_is_not_utf_8_is_refused_in_a_line(
+    tmp_path: Path, pictures: Path
+) -> None:
+    picture = ImageFolder(str(pictures)).load("train").read(0)
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.tar"))
+    shard(file, [{"a.jpg": picture, "a.cls": b"0"}])
+    split = WebDataset(str(file)).load("train")
+    assert split.read(0) == picture
+    assert scan(split, "train").damaged == {
+        0: "its name is not UTF-8"
+    }  # in a line, as of any picture
 
 
 def test_what_can_not_be_read_is_named(

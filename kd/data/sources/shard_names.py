@@ -28,7 +28,7 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
     """The shards of a folder whose names mean the split, where the folder's shards are of several splits; else None.
 
     The split may be in the names of the files, or in those of folders below. A test split validates where there is no
-    validation split; the list is empty where the folder has other splits alone.
+    validation split; the list is empty where there is neither.
 
     Args:
         places: the setting; only a single folder is looked into.
@@ -36,7 +36,8 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
         key: of the setting, for messages.
 
     Raises:
-        UserError: some shards have a split's name and others none, or two folders mean the split.
+        UserError: some shards have a split's name and others none, none is of ``train`` where that is wanted, or two
+            folders mean the split.
     """
     if not isinstance(places, str) or not Path(places).is_dir():
         return None
@@ -57,8 +58,8 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
     splits = set(split_of_file.values())
     if len(splits) < 2:
         return None
+    named_splits = sorted(name for name in splits if name is not None)
     if None in splits:
-        named_splits = sorted(name for name in splits if name is not None)
         if named_splits == ["train"]:
             return None
         unnamed = next(file for file in files if split_of_file[file] is None)
@@ -69,6 +70,11 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
     wanted = split
     if split == "val" and "val" not in splits:
         wanted = "test"
+    if split == "train" and "train" not in splits:
+        raise UserError(
+            f"{key}: {places} has shards of the splits {', '.join(named_splits)} and none of train; give a pattern of "
+            "those to train with"
+        )
     return [str(file) for file in files if split_of_file[file] == wanted]
 
 

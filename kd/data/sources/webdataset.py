@@ -353,7 +353,7 @@ def index(shard: str, label: str, key: str) -> Shard:
     path = Path(shard)
     stat = path.stat()
     facts = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(facts.encode(errors="surrogateescape")).hexdigest()[:32]
     file = cache_dir() / "webdataset" / f"{digest}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):  # one of all processes reads the headers
