@@ -61,6 +61,14 @@ def reset_layer_scales(model: nn.Module) -> None:
             nn.init.ones_(parameter)
 
 
+def reset_norm(norm: Part) -> None:
+    """Sets a norm to scale 1 and shift 0, where it has them: the layer after it, which is fitted, has both."""
+    if norm.weight is not None:
+        nn.init.ones_(norm.weight)
+    if getattr(norm, "bias", None) is not None:
+        nn.init.zeros_(norm.bias)
+
+
 def embedded(model: ViT, pictures: Tensor) -> Tensor:
     """Tokens before a model's norm before its first block, if it has one: patches, prefix tokens, positions.
 

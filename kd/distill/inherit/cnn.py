@@ -24,7 +24,8 @@ from kd.models.preprocess import Images, Preprocess
 PART = 32
 """Pictures that run at once."""
 GUIDE = 4
-"""Parts of the sample that decide which channels, units and blocks are kept."""
+"""Parts of the sample that decide which channels, units and blocks are kept: a number of parts, not of pictures as
+:data:`kd.distill.inherit.measured.GUIDE` is."""
 MOST_BYTES = 1e9
 """Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
 
@@ -38,7 +39,11 @@ def views_of_both(
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         student_input: how the student's pictures are resized and normalised.
         teacher_input: how the teacher's are.
-        values: numbers in a picture's largest maps; as many pictures are taken as :data:`MOST_BYTES` has room for.
+        values: numbers in a picture's largest maps; as many pictures are taken as :data:`MOST_BYTES` has room for, one
+            part at least.
+
+    Returns:
+        The pictures normalised for the student, and the same pictures normalised for the teacher.
     """
     as_student_sees = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     few = pictures[: max(PART, int(MOST_BYTES / (4 * values)))]

@@ -24,7 +24,7 @@ from timm.layers import GlobalResponseNormMlp, Mlp, NormMlpClassifierHead
 from timm.models.convnext import ConvNeXt, ConvNeXtBlock
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import CNN, Part
+from kd.distill.inherit.anatomy import CNN, Part, reset_norm
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.cnn import (
     GUIDE,
@@ -198,10 +198,7 @@ def _reset_scales(student: CNN) -> None:
         kind = type(module).__name__
         is_norm = isinstance(module, nn.LayerNorm) or kind.startswith(("RmsNorm", "SimpleNorm"))
         if is_norm:
-            nn.init.ones_(module.weight)
-            has_shift = getattr(module, "bias", None) is not None
-            if has_shift:
-                nn.init.zeros_(module.bias)
+            reset_norm(module)
         if isinstance(module, ConvNeXtBlock) and module.gamma is not None:
             nn.init.ones_(module.gamma)
 
@@ -217,8 +214,9 @@ def _choose(
         inputs: the teacher's, part by part.
 
     Returns:
-        The channels of the stem and of each stage; how much each block of the teacher changes its stream, as a share of
-        its norm, summed over the parts.
+        The numbers of the channels of the stem's stream, then of each stage's, in rising order; and how much each block
+        of the teacher changes its stream, as a share of its norm, summed over the parts. Where the first stage has no
+        layer before its blocks, it goes on with the stem's stream: both entries are one tensor.
     """
     has_stem_stream = not isinstance(teacher.stages[0].downsample, nn.Identity)
     readers = _readers(teacher, has_stem_stream)
@@ -381,7 +379,8 @@ def _fit_block(
 
     Args:
         block: the student's.
-        followed: the teacher's blocks whose work it does; its inside is fitted to the first one's.
+        followed: the teacher's blocks whose work it does; its inside is fitted to the first one's, and what it adds to
+            the stream to what all of them add.
         ours: the student's stream before it, part by part.
         theirs: the teacher's.
         kept: the channels that the student has.
@@ -446,7 +445,7 @@ def _fit_filters(
         layer: the student's.
         streams: what it reads, ``(N, C, H, W)`` of each part.
         targets: what it should give, likewise.
-        start: of its weight.
+        start: of its weight, ``(C, 1, kh, kw)``.
     """
     count = max(4096, rows_needed(layer)) // len(streams)
     pairs = []

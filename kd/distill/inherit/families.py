@@ -39,7 +39,12 @@ class Family:
 
 
 def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
-    """Of a family whose students have nothing in common that is worth computing once."""
+    """:attr:`Family.inherit` of a family whose students have nothing in common that is worth computing once.
+
+    Args:
+        inherit: fits one student; its arguments are the student, the teacher, the pictures, the student's input, the
+            teacher's and the taps.
+    """
 
     def inherit_each(
         students: Students,
@@ -110,7 +115,7 @@ def inherit_together(
         teacher: a model of timm's, or a dense model on one.
         pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
         teacher_input: how the teacher's pictures are resized and normalised.
-        taps: get what tapped layers of the models give on the sample.
+        taps: get what tapped layers of the models give on the sample; None: none are tapped.
 
     Raises:
         ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.

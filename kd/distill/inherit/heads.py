@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kd.distill.inherit.maps import covariance
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -55,7 +57,7 @@ def map_heads(
     queries_RHS, keys_RHS, _ = by_head
     covariances = []  # of each teacher's head's outputs, (S_t, S_t)
     for outputs_S in outputs.split(teacher.size, dim=-1):
-        covariances.append(_covariance(outputs_S))
+        covariances.append(covariance(outputs_S))
     writes_HDS = write.double().unflatten(1, (teacher.count, teacher.size)).movedim(1, 0)
 
     sources = _strongest_heads(covariances, writes_HDS, student.count)
@@ -99,8 +101,8 @@ def _strongest_heads(
         student_count: heads of the student.
     """
     powers = []
-    for write, covariance in zip(writes_HDS, covariances, strict=True):
-        squares = write @ covariance * write
+    for write, spread in zip(writes_HDS, covariances, strict=True):
+        squares = write @ spread * write
         powers.append(squares.sum())
     count = min(student_count, len(powers))
     strongest = torch.stack(powers).topk(count).indices
@@ -128,7 +130,7 @@ def _map_products(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Ten
     """
     teacher_size = queries.shape[1]
     query_moment = queries.T @ queries / len(queries)
-    key_covariance = _covariance(keys)
+    key_covariance = covariance(keys)
     query_root, query_inverse = _root_and_inverse(query_moment)
     key_root, key_inverse = _root_and_inverse(key_covariance)
     left, strength, right = torch.linalg.svd(query_root @ key_root)
@@ -147,16 +149,14 @@ def _map_products(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Ten
     return query_map, key_map
 
 
-def _map_values(
-    covariance: Tensor, write: Tensor, size: int, portion: int
-) -> tuple[Tensor, Tensor]:
+def _map_values(spread: Tensor, write: Tensor, size: int, portion: int) -> tuple[Tensor, Tensor]:
     """A map of one head's values to ``size`` dimensions, and what multiplies them in the student's stream.
 
     With the root C of the covariance of the head's outputs o, and ``W C = U S V'``: ``W o = (U S) (V' C^-1 o)``, whose
     terms fall in what they write. A student's head takes ``size`` of them, the ``portion``-th (from 0).
 
     Args:
-        covariance: of the head's outputs, ``(S_t, S_t)``.
+        spread: the covariance of the head's outputs, ``(S_t, S_t)``.
         write: W, ``(D_student, S_t)``.
         size: the student's, S_s.
         portion: which terms: from ``portion * size`` on.
@@ -164,7 +164,7 @@ def _map_values(
     Returns:
         ``(S_s, S_t)`` and ``(D_student, S_s)``; 0 where no terms are left.
     """
-    root, inverse = _root_and_inverse(covariance)
+    root, inverse = _root_and_inverse(spread)
     left, strength, right = torch.linalg.svd(write @ root, full_matrices=False)
 
     # of the chosen terms, the rows of V' C^-1 and the columns of U S
@@ -180,13 +180,6 @@ def _map_values(
     value_map[:count] = value_rows
     student_write[:, :count] = write_columns
     return value_map, student_write
-
-
-def _covariance(vectors: Tensor) -> Tensor:
-    """``(..., D)`` -> ``(D, D)``, float64."""
-    rows = vectors.reshape(-1, vectors.shape[-1]).double()
-    rows = rows - rows.mean(0)
-    return rows.T @ rows / len(rows)
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:

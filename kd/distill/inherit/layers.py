@@ -583,7 +583,13 @@ def inherit_head(
 
 
 def _last_weight(block: Part, branch: int, layer: nn.Linear) -> Tensor:
-    """The weight of a branch's last layer with the layer scale after it, ``diag(gamma) W``."""
+    """The weight of a branch's last layer with the layer scale after it, ``diag(gamma) W``, ``(D, D_in)``.
+
+    Args:
+        block: of the teacher.
+        branch: 1, the attention, or 2, the MLP.
+        layer: the branch's last.
+    """
     scale = layer_scale(block, branch)
     if scale is None:
         return layer.weight
@@ -652,7 +658,7 @@ def strongest_columns(
 
 
 def _spread(parts: Sequence[Tensor], shares: Tensor | None, of_each_column: bool) -> Tensor:
-    """The covariance of activations over the parts of a sample, ``(D, D)``, or their variances, ``(D,)``.
+    """The covariance of activations over the parts of a sample, ``(D, D)``, or their variances, ``(D,)``, for D channels.
 
     By the law of total covariance, with f the share of each part: ``sum_p f_p (C_p + (m_p - m) (m_p - m)')``.
 

@@ -36,7 +36,15 @@ class Positions(NamedTuple):
 
 
 def drawn_positions(pictures: int, height: int, width: int, count: int, seed: int) -> Positions:
-    """Draws places in ``pictures`` maps of ``height`` x ``width``, ``count`` at most; the same for the same seed."""
+    """Draws places in ``pictures`` maps of ``height`` x ``width``; the same for the same seed.
+
+    Args:
+        pictures: maps of the part, one a picture.
+        height: of a map, in its own pixels.
+        width: likewise.
+        count: how many are drawn, some perhaps twice; where there are no more places, each is taken once, in order.
+        seed: of the draw; the global random state is left alone.
+    """
     places_of_one = height * width
     total = pictures * places_of_one
     numbers = torch.arange(total)
@@ -87,7 +95,10 @@ def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[n
 
     Args:
         layers: whose tensors.
-        output: catch what they give.
+        output: catch what they give; False: what they read.
+
+    Yields:
+        Tensors by layer, which fill while a model runs; those of a layer's last run are kept.
     """
     tensors: dict[nn.Module, Tensor] = {}
 
@@ -123,7 +134,7 @@ def _is_2d(layer: nn.Module) -> bool:
 
 
 def rows_needed(layer: nn.Module) -> int:
-    """How many positions a layer's fit reads."""
+    """How many positions a layer's fit reads, of all parts of the sample together."""
     weight: Any = layer.weight
     return max(ROWS, ROWS_PER_INPUT * weight[0].numel())
 
@@ -161,6 +172,8 @@ def fit_layer(
 def _measure(norm: Part, rows: Tensor, bias: Tensor) -> None:
     """Sets a BatchNorm's statistics to those of its input, and its scale and shift so that it only adds a bias.
 
+    With scale ``sqrt(v + eps)`` and shift ``m + b``, ``(x - m) / sqrt(v + eps) * scale + shift = x + b``.
+
     Args:
         norm: timm's or torch's BatchNorm.
         rows: its input on the sample, ``(R, C)``.
@@ -181,7 +194,13 @@ def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
 
     Args:
         changes: of the teacher's blocks, in any unit.
-        count: of the student's blocks.
+        count: of the student's blocks, at most as many.
+
+    Returns:
+        Of each of the student's blocks: the numbers of the teacher's, from 0.
+
+    >>> groups_by_change([0.9, 0.1, 0.5, 0.2], 2)
+    [[0, 1], [2, 3]]
     """
     following = range(1, len(changes))
     by_change = sorted(following, key=lambda number: -changes[number])
@@ -195,9 +214,9 @@ def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
     return groups
 
 
-def covariance(rows: Tensor) -> Tensor:
-    """``(R, C)`` -> ``(C, C)``, float64."""
-    rows = rows.double()
+def covariance(vectors: Tensor) -> Tensor:
+    """The covariance of the last axis over all others, ``(..., C)`` -> ``(C, C)``, float64."""
+    rows = vectors.reshape(-1, vectors.shape[-1]).double()
     rows = rows - rows.mean(0)
     return rows.T @ rows / len(rows)
 
@@ -257,5 +276,8 @@ def folded_with_norm(layer: nn.Conv2d, norm: Part) -> Tensor:
 
 
 def as_reader(weight: Tensor) -> Tensor:
-    """A convolution's weight, ``(C_out, C_in, kh, kw)``, as what it computes of its channels, ``(outputs, C_in)``."""
+    """A convolution's weight, ``(C_out, C_in, kh, kw)``, as what it computes of its channels, ``(outputs, C_in)``.
+
+    Each channel of its output at each place under the kernel counts as an output of its own: ``C_out * kh * kw``.
+    """
     return weight.transpose(0, 1).flatten(1).T

@@ -52,15 +52,17 @@ class BlockActivations:
     rotation: Rotation | None
     """Its rotary positions."""
     qkv: Tensor
-    """Queries, keys and values, ``(N, L, 3 * D)``."""
+    """Queries, keys and values, ``(N, L, 3 * H * S)`` of H heads of S dimensions; of a block bfloat16 in parts
+    after :data:`GUIDE`."""
     heads: Tensor
-    """Input of the attention's projection, ``(N, L, D)``; empty in parts after :data:`GUIDE`."""
+    """Input of the attention's projection, ``(N, L, H * S)``; empty in parts after :data:`GUIDE`."""
     units: Tensor
     """Input of the MLP's second layer, ``(N, L, hidden)``; empty in parts after :data:`GUIDE`."""
     hidden: list[Tensor]
-    """Outputs of the MLP's first layers, ``(N, L, hidden or twice that)`` each."""
+    """Outputs of the MLP's first layers, ``(N, L, hidden or twice that)`` each; of a block bfloat16 in
+    parts after :data:`GUIDE`."""
     gate: Tensor | None
-    """What the attention's gate gives before its sigmoid, ``(N, L, D)``; None: it has none."""
+    """What the attention's gate gives before its sigmoid, ``(N, L, H * S)``; None: it has none."""
     middle: Tensor
     """The stream between attention and MLP, as the norms see it, ``(N, L, D)``."""
     after: Tensor
@@ -260,7 +262,9 @@ class MeasuredTeacher:
     def projection(self, student: ViT) -> Tensor:
         """M of a student, ``(D_student, D_teacher)``, as :func:`projection_of` computes it.
 
-        It is computed once for all students of a width whose norms and heads are of one kind, and then kept.
+        It is computed once for all students of a width whose norms are of one kind and whose classifiers are inherited
+        alike (or not), and kept while the grid is the same. Students that get one tensor can form a group
+        (:func:`kd.distill.inherit.start.inherit_together`).
         """
         reader = None  # whose classifier reads the tokens
         if inherits_head(student, self.model) and not pools_by_attention(self.model):
@@ -296,6 +300,7 @@ class MeasuredTeacher:
         count = self.last.shape[1]
         places = kept_tokens(student, self.model, count)
         kept = None if len(places) == count else places
+        # Blocks before it that no student follows are run for their streams alone.
         while self._next < number:
             if not self._after:
                 _, self._after = self._run(self._next, kept)
@@ -335,6 +340,11 @@ class MeasuredTeacher:
 
 
 def grid_of(student: ViT, size: tuple[int, int]) -> object:
-    """What a student sees of pictures of a size: students of equal grids read the same teacher's stream."""
+    """What a student sees of pictures of a size (height and width in pixels): students of equal grids read the same
+    teacher's stream.
+
+    Returns:
+        Only to be compared: the size of a patch, the number of patches along each side, and ``size``.
+    """
     patches = student.patch_embed
     return tuple(patches.patch_size), tuple(patches.grid_size), tuple(size)

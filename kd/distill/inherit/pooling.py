@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import Part, ViT
+from kd.distill.inherit.anatomy import Part, ViT, reset_norm
 from kd.distill.inherit.heads import Heads, map_heads
 from kd.distill.inherit.layers import BlockTargets, fit_mlp, folded, strongest_columns
 from kd.distill.inherit.measured import GUIDE, BlockActivations, MeasuredTeacher, recorded
@@ -77,7 +77,7 @@ def inherit_pool(
     pool_projection = _pool_projection(student, teacher, guide)
 
     # Query, keys and values, from chosen heads or from heads mapped to another size.
-    _reset_norm(pool.norm)
+    reset_norm(pool.norm)
     targets = BlockTargets(parts, len(guide), pool_projection, None, several=False)
     tokens = [pooled_tokens(student, stream) for stream in streams]
     write = pool_projection @ teacher_pool.proj.weight
@@ -86,6 +86,7 @@ def inherit_pool(
     teacher_width = qkv_map.shape[1] // 3
     query_map = qkv_map[:width]
     key_value_map = qkv_map[width:, teacher_width:]
+    # The query is the same at every token; query_map is 0 for the keys and values beside it.
     _set_query(pool, query_map @ parts[0].qkv[0, 0])
     key_values = []
     for part in parts:
@@ -208,11 +209,3 @@ def _set_query(pool: Part, query: Tensor) -> None:
         outer = error[:, None] * latent
         length = latent.square().sum()
         layer.weight.add_(outer / length)
-
-
-def _reset_norm(norm: Part) -> None:
-    """Scale 1, shift 0: the next layer has both."""
-    if norm.weight is not None:
-        nn.init.ones_(norm.weight)
-    if getattr(norm, "bias", None) is not None:
-        nn.init.zeros_(norm.bias)

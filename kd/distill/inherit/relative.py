@@ -14,6 +14,10 @@ def relative_of(model: nn.Module) -> dict[str, Any]:
 
     Of an odd number of heads the larger half is kept.
 
+    Returns:
+        Arguments of ``timm.create_model`` beside the teacher's architecture: of a ConvNeXt ``dims``, of a ResNet
+        ``channels`` (both a width for each stage), of a vision transformer ``embed_dim`` and ``num_heads``.
+
     Raises:
         ValueError: a model whose layers can't be inherited, or one of a single head; one line says why.
     """

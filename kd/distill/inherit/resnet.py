@@ -216,7 +216,7 @@ def inherit_resnet(
         for number, (before, after) in enumerate(pairwise(chosen)):
             for group in fit.groups[number]:
                 ours, theirs = fit.block(number, group, ours, theirs, before, after)
-                before = after
+                before = after  # a stage's first block alone reads the stream before the stage
                 passed.update(len(group))
 
     if inherits_classifier(student, teacher):
@@ -266,6 +266,9 @@ class _Fit:
 
         Args:
             inputs: the teacher's, part by part.
+
+        Returns:
+            The numbers of the teacher's channels in rising order: of the stem's stream, then of each stage's.
         """
         student_stages = stages_of(self.student)
         stages = stages_of(self.teacher)
@@ -374,8 +377,9 @@ class _Fit:
         """Fits one of the student's blocks.
 
         Args:
-            stage: its number.
-            group: the teacher's blocks whose work it does; the first is the one that it follows.
+            stage: its number, from 0.
+            group: numbers in the stage of the teacher's blocks whose work it does; the first is the one that it follows.
+                One of the lists of :attr:`groups`, by which the student's block is found.
             ours: the student's stream before it, part by part.
             theirs: the teacher's.
             before: the channels of the teacher's stream that the student has before the block.
@@ -548,5 +552,5 @@ class _Layers:
 
 
 def _stem(model: CNN, pictures: Tensor) -> Tensor:
-    """The stream before the first stage."""
+    """The stream before the first stage, ``(N, C, H / 4, W / 4)`` of prepared pictures ``(N, 3, H, W)``."""
     return model.maxpool(model.act1(model.bn1(model.conv1(pictures))))

@@ -109,9 +109,9 @@ def _moments(
     """Second moments of one part of the sample, float32, each divided by the number of rows.
 
     Args:
-        inputs: x, ``(rows, D_in)``.
-        outputs: y, ``(rows, D_out)``, or the same already centred.
-        shares: how much each row counts; None: all alike.
+        inputs: x, ``(..., L, D_in)``; all axes but the last make R rows.
+        outputs: y, ``(..., L, D_out)``, or its R rows already centred.
+        shares: how much each of the L tokens counts; None: all alike.
         centre: whether means are subtracted first.
     """
     x, mean_x, row_shares = centred_rows(inputs, shares, centre)
@@ -129,7 +129,11 @@ def pooled(parts: Iterable[Moments]) -> Moments:
     """The moments of a sample from those of its parts, float64; one part is held at a time.
 
     Part by part (Chan, Golub, LeVeque, 1979), with f the next part's share in the rows up to here and d the offset of
-    its mean: ``G <- (1 - f) G + f G_p + f (1 - f) d d'`` and ``m <- m + f d``.
+    its mean: ``G <- (1 - f) G + f G_p + f (1 - f) d d'`` and ``m <- m + f d``. Of parts that were not centred (a layer
+    without a bias) all means are 0, and so is d.
+
+    Raises:
+        ValueError: no parts.
     """
     count = 0
     number = 0

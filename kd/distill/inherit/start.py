@@ -83,10 +83,8 @@ class _StudentFit:
     def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
         """Fits all of a student before its blocks: patch embedding, positions, and a norm before the blocks.
 
-        Args:
-            student: changed in place.
-            prepare: its input.
-            measured: the teacher, whose positions are read at the student's size from here on.
+        The arguments are the class's. ``student`` is changed in place; ``measured`` reads the teacher's positions at the
+        student's size from here on.
         """
         self.student, self.prepare, self.measured = student, prepare, measured
         numbers = chosen_blocks(student, measured.model)
@@ -124,6 +122,11 @@ class _StudentFit:
 
         A block that was fitted already, of the same shape and to the same stream (of a student that is alike up to
         here), is copied.
+
+        Args:
+            number: of the teacher's block, from 0; calls come in rising order.
+            targets: of that block, shared by the students of one group. Afterwards :attr:`streams` are those after the
+                block, the same list for students that were given one block.
         """
         block = self.blocks[number]
         place = list(self.blocks).index(number)
@@ -133,7 +136,7 @@ class _StudentFit:
         only_its = id(self) if is_learnt else None
         heads = block.attn.num_heads
         stream_and_shape = id(self.streams), repr(block), heads, only_its
-        # The norm is plain: it gives already what it will give in training.
+        # Losses may read what this norm gives. It is plain (reset_norms), so it gives already what it will in training.
         taps = self.measured.taps
         if taps.reads(self.student):
             for part, stream in enumerate(self.streams):
@@ -212,7 +215,8 @@ def _fit_students(fits: Sequence[_StudentFit]) -> None:
 
 
 def _groups_of_equal_targets(fits: Sequence[_StudentFit]) -> list[list[_StudentFit]]:
-    """Students whose fits aim at the same: one projection, one weighing of tokens, the same prefix tokens.
+    """Students whose fits aim at the same: one projection, one weighing of tokens (:attr:`_StudentFit.shares` set or
+    not), the same prefix tokens.
 
     In a group, students whose stream equals the first one's share that one list of tensors, so that
     :meth:`_StudentFit.fit_block` can tell by its identity.

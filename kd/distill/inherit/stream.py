@@ -20,6 +20,7 @@ from kd.distill.inherit.anatomy import (
     ViT,
     has_layer_without_bias,
     reset_layer_scales,
+    reset_norm,
     run_block,
 )
 from kd.distill.inherit.pair import centres, final_norm, stream_norms
@@ -275,12 +276,8 @@ def reset_norms(student: ViT) -> None:
     A LayerNorm before a layer without a bias (keys of ``Eva``) is shifted by 1. What a LayerNorm gives is orthogonal to
     all-ones, so this shift is an input of its own, by which the layer has any bias: ``W (x + 1) = W x + W 1``.
     """
-    norm: Any
     for norm in stream_norms(student):
-        if norm.weight is not None:
-            nn.init.ones_(norm.weight)
-        if getattr(norm, "bias", None) is not None:
-            nn.init.zeros_(norm.bias)
+        reset_norm(norm)
     for block in student.blocks:
         for branch, norm in ((1, block.norm1), (2, block.norm2)):
             has_shift = getattr(norm, "bias", None) is not None
