@@ -208,6 +208,11 @@ def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
     """The teacher, or ensemble, that a run was trained with, on one device; None without one.
 
+    Args:
+        specs: settings of teachers by name; their own devices (``placement``) are left aside.
+        classes: of the data, in which the teacher answers.
+        task: of the run, which its answers must fit.
+
     Raises:
         UserError: it can't be built.
     """

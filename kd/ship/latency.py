@@ -223,7 +223,8 @@ def _start(
 ) -> Stopwatch:
     """A process that has loaded a model with ``load`` and runs it on ``threads``.
 
-    Its failure names model and runtime, ``key``.
+    Raises:
+        UserError: it could not; the message names model and runtime, ``key``.
     """
     try:
         return Stopwatch(load, threads)

@@ -116,6 +116,9 @@ def _forward(
 ) -> tuple[torch.Tensor, int]:
     """Logits ``(N, C, ...)``, float32 on the CPU, of pictures ``(N, 3, H, W)``, and the batch size that fitted the
     device's memory: ``size``, halved as often as it did not fit.
+
+    Raises:
+        torch.OutOfMemoryError: a single picture does not fit.
     """
     while True:
         answers = []
@@ -198,7 +201,10 @@ def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
 
 
 def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
-    """Writes answers as a table (``.csv``), one JSON array (``.json``) or a JSON object a line (``.jsonl``)."""
+    """Writes answers as a table (``.csv``), one JSON array (``.json``) or a JSON object a line (``.jsonl``).
+
+    A table's columns are those of the first row; JSON has the rows as they are (:func:`_columns`).
+    """
     if suffix == ".csv":
         table = Table(file)
         for number, columns in enumerate(map(_columns, rows)):

@@ -106,6 +106,11 @@ class Cascade(Format):
     def write(self, job: ExportJob, folder: Path) -> Path:
         """Writes both models and the rule.
 
+        ``student/1/model.onnx`` and ``teacher/1/model.onnx``, each with its ``config.pbtxt`` and ``labels.txt``;
+        ``cascade/1/model.py`` (:data:`TRITON_PROGRAM`), which asks them; ``answer.py`` (:data:`PROGRAM`) for ONNX Runtime
+        alone; and ``cascade.json``, the rule, which is returned: ``score``, ``threshold``, ``asked`` and ``pictures`` of
+        :class:`~kd.ship.cascade_rule.CascadeRule`, and ``classes``.
+
         Raises:
             UserError: no rule, a rule that plain NumPy can't compute, or a teacher that can't be exported.
         """

@@ -286,7 +286,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:
-    """Names of the nodes that compute or use the tensors of some ranges."""
+    """Names of the nodes that compute or use the tensors of some ranges; of ``squares`` the normalisation itself."""
     tensors = {tensor.tensor for tensor in ranges}
     names = set()
     for node in graph.node:

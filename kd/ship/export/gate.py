@@ -55,7 +55,7 @@ def compare(
         runtime: runs the export.
         manifest: of the export.
         batches: with targets; padding (index -1) is left out.
-        task: compares the answers; of features the task is :class:`kd.tasks.Features`.
+        task: compares the answers; its own metrics are left alone. Of features the task is :class:`kd.tasks.Features`.
         wanted: of a certificate that the export is not worse than the student; None: without one.
 
     Returns:
@@ -67,7 +67,9 @@ def compare(
     if manifest.task == "features":
         task = Features()
     else:
-        judges = {"student": task, "export": copy.deepcopy(task)}
+        judges = {"student": copy.deepcopy(task), "export": copy.deepcopy(task)}
+    for judge in judges.values():
+        judge.reset()
     max_difference = 0.0
     sum_of_differences = 0.0
     pictures = 0
@@ -296,7 +298,6 @@ def export(
             manifest.write(part)
         certificate = wanted.limits.certificate
         reference, exported = kind.reference(job), kind.open_written(job, file)
-        second_task = copy.deepcopy(run.task)  # without the first comparison's answers
         measured = compare(reference, exported, manifest, batches, run.task, certificate)
         if kind.note():
             measured["note"] = kind.note()
@@ -309,7 +310,7 @@ def export(
                 problem = _unmixed(wanted.to, half.float32_layers())
         if half and not problem:
             exported = kind.simulate(file)
-            simulated = compare(reference, exported, manifest, batches, second_task, certificate)
+            simulated = compare(reference, exported, manifest, batches, run.task, certificate)
             reason = failure(simulated, False, wanted.limits)
             problem = f"simulated in FP16, {reason}" if reason else ""
             measured["simulated"] = {key: simulated[key] for key in SIMULATED if key in simulated}

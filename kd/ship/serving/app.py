@@ -100,14 +100,20 @@ class Server:
     async def _counted(self, work: Work, request: Request) -> Response:
         """Does a request's work, and counts its status and seconds for ``/metrics``."""
         start = time.perf_counter()
-        response = await self._answered(work, request)
-        self.metrics.requests.labels(response.status_code).inc()
-        self.metrics.seconds.observe(time.perf_counter() - start)
+        code = 500  # of an error that is raised through here: Starlette logs it, and answers so
+        try:
+            response = await self._answered(work, request)
+            code = response.status_code
+        finally:
+            self.metrics.requests.labels(code).inc()
+            self.metrics.seconds.observe(time.perf_counter() - start)
         return response
 
     async def _answered(self, work: Work, request: Request) -> Response:
-        """Does a request's work within the limits; what fails becomes a response with its status: 4xx, 503 where
-        busy.
+        """Does a request's work within the limits; what fails becomes a response with its status.
+
+        What the request itself has wrong is 4xx, no answer in time 408, a full server 503. An error of the model is not
+        caught here: :meth:`_counted` counts it as 500.
         """
         if self.open_requests >= self.limits.queue:
             return _busy()

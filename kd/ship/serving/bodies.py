@@ -182,7 +182,9 @@ async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncItera
 
 
 async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upload]:
-    """The files of a form, each with its name; read in memory within the limits.
+    """The files of a form, each with its name (``picture N``, from 0, where it has none); other fields are left out.
+
+    Read in memory within the limits.
 
     Raises:
         Refused: the form can't be read, or is too large.

@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
-from kd.ship.export.gate import ExportLimits, failure, size_mb
+import numpy as np
+import torch
+from torch import nn
+
+from kd.data.batch import Batch
+from kd.ship.export.gate import ExportLimits, compare, failure, size_mb
+from kd.ship.export.manifest import ExportManifest
+from kd.tasks import Classification
 
 
 def test_what_an_export_may_lose() -> None:
@@ -23,3 +30,38 @@ def test_the_size_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c").write_bytes(bytes(500_000))
     assert (size_mb(tmp_path / "a"), size_mb(tmp_path)) == (0.25, 0.75)
+
+
+def test_two_exports_of_one_run_are_compared_apart() -> None:
+    """The second comparison must not count the first one's answers."""
+    task = Classification(2)
+    task.build(2, None)
+    images = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
+    batch = Batch(image=images, target=torch.zeros(4, dtype=torch.long), index=torch.arange(4))
+    manifest = ExportManifest(
+        "classification", "a", ["x", "y"], (2, 2), 1.0, "nchw", [0.5] * 3, [0.5] * 3, "onnx"
+    )
+    right, wrong = torch.tensor([[1.0, 0.0]]), np.array([[0.0, 1.0]], np.float32)
+    measured = [
+        compare(
+            Fixed(right),
+            lambda pictures: np.repeat(wrong, len(pictures), 0),
+            manifest,
+            [batch],
+            task,
+        )
+        for _ in range(2)
+    ]
+    assert [each["student"] for each in measured] == [1.0, 1.0]
+    assert [each["export"] for each in measured] == [0.0, 0.0]
+
+
+class Fixed(nn.Module):
+    """Gives one row of logits to each picture."""
+
+    def __init__(self, row: torch.Tensor) -> None:
+        super().__init__()
+        self.row = row
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.row.expand(len(pictures), -1)

@@ -347,6 +347,43 @@ def test_a_batch_that_fails_is_not_the_last(shapes: list[tuple[int, ...]], answe
     assert answered.tolist() == [1, 1, 1]
 
 
+def test_requests_that_the_model_fails_are_counted() -> None:
+    """Starlette answers them with 500: /metrics must not hide them."""
+
+    def broken(pictures: np.ndarray) -> np.ndarray:
+        raise RuntimeError("out of memory")
+
+    async def counted() -> tuple[list[int], float | None]:
+        server = Server(ABOUT, {"student": broken}, Limits(max_wait_ms=0.0))
+        app = server.app()
+        headers = [(b"host", b"localhost"), (b"content-type", b"image/png")]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/predict",
+            "query_string": b"",
+            "headers": headers,
+        }
+        statuses = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": picture(), "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async with server.life(app):
+            with pytest.raises(
+                RuntimeError, match="out of memory"
+            ):  # after the answer, for the log
+                await app(scope, receive, send)
+        number = server.metrics.registry.get_sample_value("kd_requests_total", {"code": "500"})
+        return statuses, number
+
+    assert asyncio.run(counted()) == ([500], 1.0)
+
+
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
