@@ -73,7 +73,11 @@ class FeatureTaps:
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
-        """The one teacher that the loss ``name`` reads.
+        """The one teacher that the loss ``name`` reads: by ``model.teacher_of``, or the only one.
+
+        Args:
+            name: of the loss.
+            teacher: of the run, one or several.
 
         Raises:
             UserError: several teachers, and the loss names none.

@@ -83,8 +83,15 @@ def check_loss(
 ) -> None:
     """Checks that a loss is defined for the task, the data's labels and the teacher.
 
+    Args:
+        key: the loss's setting, which begins the message.
+        loss: of the student.
+        task: may refuse losses over logits.
+        data: says whether pictures have labels, and whether these are mixed.
+        teacher: must have a classifier for losses over logits; None: that is reported elsewhere.
+
     Raises:
-        UserError: it is not; ``key`` names the loss.
+        UserError: it is not.
     """
     kind = type(loss).__name__
     if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):

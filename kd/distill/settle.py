@@ -74,7 +74,12 @@ class SampleOutputs(NamedTuple):
 
 
 def _read_by_the_start(student: Student, taps: SampleTaps | None) -> SampleOutputs | None:
-    """What the fit of the student's start has read; None where the losses read a layer that it did not run."""
+    """What the fit of the student's start has read; None where the losses read a layer that it did not run.
+
+    Args:
+        student: whose losses read layers.
+        taps: what its start has caught; None: it was not fitted, or its losses read another teacher, too.
+    """
     if taps is None:
         return None
     paths: set[str] = set()

@@ -119,6 +119,11 @@ def rotation_of(model: ViT, block: int, student: ViT) -> Rotation | None:
     """The rotary positions of a model's block on the student's patches; None: the model has none.
 
     Angles that are not learnt are the student's: some of timm's modules hold those of their own grid alone.
+
+    Args:
+        model: the teacher, or the student itself.
+        block: the block's number in the model, from 0.
+        student: whose grid of patches, and whose angles.
     """
     rope = getattr(model, "rope", None)
     if rope is None:

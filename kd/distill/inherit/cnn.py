@@ -23,9 +23,8 @@ from kd.models.preprocess import Images, Preprocess
 
 PART = 32
 """Pictures that run at once."""
-GUIDE = 4
-"""Parts of the sample that decide which channels, units and blocks are kept: a number of parts, not of pictures as
-:data:`kd.distill.inherit.measured.GUIDE` is."""
+GUIDE_PARTS = 4
+"""How many parts of the sample decide which channels, units and blocks are kept."""
 MOST_BYTES = 1e9
 """Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
 
@@ -60,8 +59,8 @@ def positions_in(maps: Tensor, part: int, count: int = 4096) -> Positions:
 
     Args:
         maps: of the part.
-        part: its number.
-        count: how many at most.
+        part: its number, the seed of the draw.
+        count: how many at most; by default as many as what is kept is chosen by.
     """
     return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)
 

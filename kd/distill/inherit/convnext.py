@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from kd.distill.inherit.anatomy import CNN, Part, reset_norm
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.cnn import (
-    GUIDE,
+    GUIDE_PARTS,
     fit_at_places,
     fit_classifier,
     inherits_classifier,
@@ -226,7 +226,7 @@ def _choose(
             rows[layer] = []
     blocks = [block for stage in teacher.stages for block in stage.blocks]
     changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
-    for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
+    for number, part in enumerate(shown(inputs[:GUIDE_PARTS], "choice of channels")):
         with caught([*rows, *blocks]) as read, caught(blocks, output=True) as written:
             teacher(part)
         for layer in rows:
@@ -258,7 +258,11 @@ def _choose(
 
 
 def _readers(teacher: CNN, has_stem_stream: bool) -> list[list[Any]]:
-    """The layers that read each stream: the stem's, where it is not the first stage's, then each stage's."""
+    """The teacher's layers that read each stream: the stem's, where it is not the first stage's, then each stage's.
+
+    A stage's stream is read by the first layer of each block's MLP (through a norm and filters that leave channels apart)
+    and by what comes after the stage: the next one's convolution, or the classifier.
+    """
     readers: list[list[Any]] = [[]]  # the stem's stream first
     for number, stage in enumerate(teacher.stages):
         if number > 0 or has_stem_stream:
@@ -405,7 +409,7 @@ def _fit_block(
         maps = outputs[first.conv_dw]
         filtered.append(maps[:, kept])
         hidden.append(outputs[teacher_mlp.fc1])
-        if number < GUIDE:
+        if number < GUIDE_PARTS:
             maps = inputs[teacher_mlp.fc2]
             positions = positions_in(maps, number)
             units.append(at(maps, positions))
@@ -447,7 +451,7 @@ def _fit_filters(
         targets: what it should give, likewise.
         start: of its weight, ``(C, 1, kh, kw)``.
     """
-    count = max(4096, rows_needed(layer)) // len(streams)
+    count = rows_needed(layer) // len(streams)
     pairs = []
     for number, (stream, target) in enumerate(zip(streams, targets, strict=True)):
         positions = positions_in(target, number, count)

@@ -20,8 +20,8 @@ from kd.distill.inherit.start import inherit_together as inherit_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
 
-Students = Sequence[tuple[Any, Preprocess]]
-"""Each with how its pictures are resized and normalised."""
+StudentInputs = Sequence[tuple[Any, Preprocess]]
+"""Models, each with how its pictures are resized and normalised."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Family:
     """timm's classes; a class derived from one is another model."""
     check: Callable[[Any, Any], None]
     """Raises a ValueError for a pair that does not fit."""
-    inherit: Callable[[Students, Any, Images, Preprocess, SampleTaps], None]
+    inherit: Callable[[StudentInputs, Any, Images, Preprocess, SampleTaps], None]
     """Overwrites the students' weights."""
 
 
@@ -47,7 +47,7 @@ def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
     """
 
     def inherit_each(
-        students: Students,
+        students: StudentInputs,
         teacher: Part,
         pictures: Images,
         teacher_input: Preprocess,
@@ -102,7 +102,7 @@ def check_pair(student: nn.Module, teacher: nn.Module) -> None:
 
 @torch.no_grad()
 def inherit_together(
-    students: Students,
+    students: StudentInputs,
     teacher: nn.Module,
     pictures: Images,
     teacher_input: Preprocess,

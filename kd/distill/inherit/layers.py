@@ -604,8 +604,14 @@ def folded(weight: Tensor, norm: Part, projection: Tensor, rows: Tensor) -> Tens
     ``M x sqrt(D_s) / |M x|``. So the student's weight is ``sqrt(D_t / D_s) W diag(g) M'``. Shifts go into the bias,
     which is fitted.
 
+    Args:
+        weight: W, ``(D_out, D_teacher)``, of a layer of the teacher that reads the norm.
+        norm: the teacher's, before that layer.
+        projection: M, ``(D_student, D_teacher)``.
+        rows: numbers of W's rows that the student has, ``(R,)``.
+
     Returns:
-        ``(rows, D_student)``.
+        ``(R, D_student)``: where the fit of the student's layer starts.
     """
     student_width, teacher_width = projection.shape
     scale = (teacher_width / student_width) ** 0.5

@@ -314,8 +314,8 @@ def inherits_head(student: ViT, teacher: ViT) -> bool:
 
 
 def kept_prefix(student: ViT, teacher: ViT) -> list[int]:
-    """Places, in the teacher's tokens, of the prefix tokens that the student has too: the class token, the first
-    registers.
+    """Places, in the teacher's tokens (from 0), of the prefix tokens that the student has too: the class token, the first
+    registers. A pair that :func:`check_pair` accepts has no more of either than the teacher.
     """
     places = []
     if student.cls_token is not None:

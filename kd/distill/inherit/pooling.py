@@ -116,7 +116,10 @@ def inherit_pool(
 def _pool_projection(student: ViT, teacher: ViT, guide: Sequence[BlockActivations]) -> Tensor:
     """P, ``(D_student, D_teacher)``: the leading directions of what is pooled, those that the classifier reads first.
 
-    ``guide``: the teacher's pooling on the parts of the sample that decide.
+    Args:
+        student: its width and kind of norm.
+        teacher: its classifier's directions come first, in at most half of the student's width, where it is inherited.
+        guide: the teacher's pooling on the parts of the sample that decide.
     """
     middle = torch.cat([part.middle for part in guide])
     after = torch.cat([part.after for part in guide])
@@ -175,6 +178,12 @@ def _heads_map(
     pool: Part, teacher_pool: Part, targets: BlockTargets, write: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Maps the teacher's queries, keys and values to the student's heads; heads of the teacher's size are chosen whole.
+
+    Args:
+        pool: the student's pooling, for its number and size of heads.
+        teacher_pool: the teacher's, likewise.
+        targets: of the teacher's pooling.
+        write: what multiplies the teacher's heads' outputs in the student's pooled stream, ``(D_student, H * S)``.
 
     Returns:
         As :func:`kd.distill.inherit.heads.map_heads`: the map, ``(3 * H * S`` of the student, that of the teacher

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.cnn import (
-    GUIDE,
+    GUIDE_PARTS,
     fit_at_places,
     fit_classifier,
     inherits_classifier,
@@ -47,7 +47,7 @@ from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import progress, shown
 from kd.models.preprocess import Images, Preprocess
 
-Layer: TypeAlias = tuple[nn.Conv2d, Any]
+ConvNorm: TypeAlias = tuple[nn.Conv2d, Any]
 """A convolution and the BatchNorm after it."""
 
 
@@ -62,7 +62,7 @@ def stages_of(model: ResNet) -> list[nn.Sequential]:
     return stages
 
 
-def stem_layers(model: CNN) -> list[Layer]:
+def stem_layers(model: CNN) -> list[ConvNorm]:
     """The convolutions before the first stage: one, or three (a deep stem)."""
     stem = model.conv1
     if isinstance(stem, nn.Conv2d):
@@ -78,7 +78,7 @@ def stem_layers(model: CNN) -> list[Layer]:
     return list(zip(convolutions, norms, strict=True))
 
 
-def block_layers(block: Part) -> list[Layer]:
+def block_layers(block: Part) -> list[ConvNorm]:
     """A block's convolutions in order, each with the norm after it: two (basic) or three (bottleneck).
 
     That of the shortcut is not among them (:func:`shortcut_layer`).
@@ -89,7 +89,7 @@ def block_layers(block: Part) -> list[Layer]:
     return layers
 
 
-def shortcut_layer(block: Part) -> Layer | None:
+def shortcut_layer(block: Part) -> ConvNorm | None:
     """The convolution of a block's shortcut and the norm after it; None: the shortcut is an identity."""
     if block.downsample is None:
         return None
@@ -152,7 +152,7 @@ def _sizes_of(model: CNN) -> dict[str, int]:
     return sizes
 
 
-def _widths(layers: Sequence[Layer]) -> list[int]:
+def _widths(layers: Sequence[ConvNorm]) -> list[int]:
     return [convolution.out_channels for convolution, _ in layers]
 
 
@@ -302,7 +302,7 @@ class _Fit:
         stages = stages_of(self.teacher)
         blocks: list[nn.Module] = [block for stage in stages for block in stage]
         guide = _Guide([], {block: [] for block in blocks}, dict.fromkeys(blocks, 0.0))
-        for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
+        for number, part in enumerate(shown(inputs[:GUIDE_PARTS], "choice of channels")):
             stream = _stem(self.teacher, part)
             positions = positions_in(stream, number)
             guide.stem_rows.append(at(stream, positions))
@@ -355,7 +355,7 @@ class _Fit:
         colours = torch.arange(ours[0].shape[1])
         our_layers = stem_layers(self.student)
         their_layers = stem_layers(self.teacher)
-        layers = _Layers(our_layers, their_layers)
+        layers = _ConvolutionRow(our_layers, their_layers)
         layers.fit(run_ours, run_theirs, ours, theirs, before=colours, after=chosen[0])
         our_streams = []
         for part in ours:
@@ -410,7 +410,7 @@ class _Fit:
         for total, stream in zip(sums, ours, strict=True):
             passed = stream if block.downsample is None else block.downsample(stream)
             targets.append(total - passed)
-        layers = _Layers(block_layers(block), block_layers(followed))
+        layers = _ConvolutionRow(block_layers(block), block_layers(followed))
         layers.fit(
             lambda part: block(part.clone()),
             lambda part: followed(part.clone()),
@@ -426,7 +426,7 @@ class _Fit:
     def _fit_shortcut(
         self,
         block: Part,
-        shortcut: Layer,
+        shortcut: ConvNorm,
         followed: Part,
         ours: Sequence[Tensor],
         theirs: Sequence[Tensor],
@@ -459,7 +459,7 @@ class _Fit:
         fit_at_places(layer, norm, block.downsample, ours, targets, start)
 
 
-class _Layers:
+class _ConvolutionRow:
     """Convolutions in a row, each with a BatchNorm and an activation after it.
 
     Args:
@@ -467,7 +467,7 @@ class _Layers:
         theirs: the teacher's.
     """
 
-    def __init__(self, ours: Sequence[Layer], theirs: Sequence[Layer]) -> None:
+    def __init__(self, ours: Sequence[ConvNorm], theirs: Sequence[ConvNorm]) -> None:
         self.ours, self.theirs = ours, theirs
 
     def fit(
@@ -532,7 +532,7 @@ class _Layers:
         """
         readers = [layer for layer, _ in self.theirs[1:]]
         rows: dict[nn.Module, list[Tensor]] = {layer: [] for layer in readers}
-        for number, part in enumerate(inputs[:GUIDE]):
+        for number, part in enumerate(inputs[:GUIDE_PARTS]):
             with caught(readers) as tensors:
                 run_theirs(part)
             for layer in readers:

@@ -51,6 +51,10 @@ def embedding(student: ViT, teacher: ViT) -> Embedding:
     """The teacher's embedding, resampled to the student's size of patches and grid.
 
     Patches by the pseudo-inverse of resizing (FlexiViT, Beyer et al., arXiv 2212.08013), positions bicubically.
+
+    Args:
+        student: its patch size in pixels and its grid of patches; its weights are not read.
+        teacher: whose embedding; left as it is.
     """
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
