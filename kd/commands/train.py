@@ -161,7 +161,7 @@ def to_train(request: Request) -> Run:
     check_downloads(run.config)
     mirror = None
     if is_url(run.place.runs_dir):
-        mirror = Mirror(run.place.runs_dir)
+        mirror = Mirror(run.place.runs_dir, "runs_dir")
     run.recipe_lr = request.recipe_lr()
     from kd.run.build import build
 

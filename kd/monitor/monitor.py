@@ -22,13 +22,12 @@ from kd.monitor.numbers import RunNumbers
 from kd.monitor.otlp import Otlp
 from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
-from kd.monitor.results import BeginResults, WatchedResults
+from kd.monitor.results import BeginResults, WatchedResults, folder_of
 from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
 from kd.monitor.watched import Watched, WatchedLoop
 from kd.settings import MonitorSettings
-from kd.storage.run_urls import on_disk
 
 Batch = TypeVar("Batch")
 BETWEEN = "between epochs"  # no part of a step, in a plain loop
@@ -51,7 +50,7 @@ class Monitor(Callback):
         settings: keys of ``monitor``, see :class:`kd.settings.MonitorSettings`.
 
     Raises:
-        UserError: an unknown key, or a value that it does not take.
+        UserError: an unknown key, or a value that it does not take; ``folder`` is a URL without a folder of runs.
 
     >>> Monitor("runs/mine", max_hours=8).spec.max_hours
     8
@@ -71,12 +70,12 @@ class Monitor(Callback):
             settings: keys below ``monitor``.
 
         Raises:
-            UserError: an unknown key or a wrong value.
+            UserError: an unknown key or a wrong value; a URL in which no run can lie.
         """
         self._place = str(folder)
         self._loop: PlainLoop | None = None
         self._between_epochs = False  # of a plain loop
-        self._begin(Watched(on_disk(self._place)), _spec_of(settings))
+        self._begin(Watched(folder_of(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
         """Makes the monitor's parts for a training that is not kd's; Lightning and the plain loop call them in this
@@ -147,7 +146,7 @@ class Monitor(Callback):
 
     # -- a plain loop --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        self._begin(WatchedLoop(on_disk(self._place)), self.spec)
+        self._begin(WatchedLoop(folder_of(self._place)), self.spec)
         return self
 
     def __call__(self, loader: Iterable[Batch], model: nn.Module | None = None) -> Iterator[Batch]:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,29 @@ from kd.storage.objects import is_url
 from kd.storage.run_urls import on_disk
 from kd.storage.writing import folder_for, guard, write_json, write_text
 
+FOLDER = "kd.Monitor: folder"
+"""The argument that names the place, in messages: ``kd.Monitor("s3://bucket/name/run")``."""
+
+
+def folder_of(place: str) -> Path:
+    """Where a training's records lie on this disk.
+
+    Args:
+        place: a folder, or a URL: that of all runs, then two folders, the run's name and its number.
+
+    Raises:
+        UserError: a URL of fewer folders, or one that leads elsewhere.
+    """
+    _, _, runs = _runs_of(place).partition("://")
+    if is_url(place) and not runs:
+        raise UserError(f"{FOLDER}: must be a URL such as s3://BUCKET/NAME/RUN, got {place}")
+    return on_disk(place, FOLDER)
+
+
+def _runs_of(place: str) -> str:
+    """The URL of all runs, two folders above a run's."""
+    return place.rstrip("/").rpartition("/")[0].rpartition("/")[0]
+
 
 class WatchedResults(Callback):
     """Writes ``config.yaml`` and ``metrics.csv`` while a training runs, ``summary.json`` and the report at its end.
@@ -45,7 +69,7 @@ class WatchedResults(Callback):
         self.place = place
         self.settings = settings
         self.stopping = stopping
-        self.folder = on_disk(place)
+        self.folder = folder_of(place)
         self._mirror: Mirror | None = None
         self._started = time.monotonic()
         self._losses: HostCopies[dict[str, int]] = HostCopies()
@@ -107,8 +131,7 @@ class WatchedResults(Callback):
         """Begins to copy the folder to the object store, where the place is a URL."""
         if not is_url(self.place):
             return
-        runs = self.place.rstrip("/").rpartition("/")[0].rpartition("/")[0]
-        self._mirror = Mirror(runs, of_kd=False)
+        self._mirror = Mirror(_runs_of(self.place), FOLDER, of_kd=False)
         if not resumes:
             self._mirror.claim(self.folder.parent.name, self.folder.name)
         self._mirror.follow(self.folder)

@@ -171,7 +171,7 @@ def _together(run: Run) -> DistillationModule:
 
 def _trainer_arguments(run: Run) -> dict[str, Any]:
     """Arguments of Lightning's Trainer; loggers with arguments are built once the run has a folder."""
-    runs = on_disk(run.config["runs_dir"]) / run.config["recipe"]
+    runs = on_disk(run.config["runs_dir"], "runs_dir") / run.config["recipe"]
     settings = in_folder(run.config["trainer"], unclaimed(runs))
     loggers = run.config["trainer"]["logger"]
     specs = loggers

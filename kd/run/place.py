@@ -51,9 +51,9 @@ class Resumed:
         if is_url(name):
             url, slash, file = name.rpartition("/checkpoints/")
             if slash and file.endswith(".ckpt"):
-                path = fetched_run(url, together=together) / "checkpoints" / file
+                path = fetched_run(url, "resume", together=together) / "checkpoints" / file
             else:
-                path = fetched_run(name, together=together)
+                path = fetched_run(name, "resume", together=together)
         folder = run_folder(_run_of(path))
         if not folder.is_dir():
             raise UserError(f"resume: {folder} not found")
@@ -117,7 +117,7 @@ def place_of(
         runs_dir = _kept_in(resumed.folder, runs_dir)
         if not resumed.url:  # the store may have more of it than this disk
             resumed = Resumed.named(url_of(resumed.folder), together)
-    runs = on_disk(runs_dir) / config["recipe"]
+    runs = on_disk(runs_dir, "runs_dir") / config["recipe"]
     if is_rank_zero():
         check_writable(resumed.folder if resumed else runs)
         if config["name"] and resumed is None and job is None and (runs / config["name"]).exists():
@@ -237,7 +237,7 @@ def _run_of(path: Path) -> Path:
 def _kept_in(folder: Path, runs_dir: str) -> str:
     """The URL of the runs in a store that a local folder is the copy of; a user's error where it is none."""
     url = url_of(folder)
-    if not url or on_disk(url).resolve() != folder.resolve():
+    if not url or on_disk(url, "resume").resolve() != folder.resolve():
         raise UserError(
             f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER"
         )

@@ -113,7 +113,7 @@ def _best(run: Run) -> Best:
 def _callbacks(run: Run, best: Best) -> list[Callback]:
     """kd's own callbacks in the order in which they are called; the run gets its folder and its summary."""
     config = run.config
-    runs = on_disk(config["runs_dir"]) / config["recipe"]
+    runs = on_disk(config["runs_dir"], "runs_dir") / config["recipe"]
     resumed_run = None
     if config["resume"]:
         resumed_run = Path(config["resume"])

@@ -26,21 +26,23 @@ class Mirror:
     """Follows the folder of a run with a copy in an object store.
 
     Args:
-        url: ``runs_dir``.
+        url: of the folder of all runs.
+        key: by which the user has given the place, for messages.
         of_kd: whether ``kd-train`` can resume the run.
 
     Raises:
         UserError: nothing can be written there.
     """
 
-    def __init__(self, url: str, of_kd: bool = True) -> None:
+    def __init__(self, url: str, key: str, of_kd: bool = True) -> None:
         """Writes and deletes an empty file at ``url``, so that a place that can't be written is refused at the start.
 
         Arguments as of the class.
         """
         self.of_kd = of_kd
+        self.key = key
         self.url = url.rstrip("/")
-        self.files, self.root = file_system(self.url, "runs_dir")
+        self.files, self.root = file_system(self.url, key)
         self.sent_bytes = 0
         self.sent_files = 0
         self._end = threading.Event()
@@ -53,9 +55,7 @@ class Mirror:
             with suppress(Exception):  # who may write may not be allowed to delete
                 self.files.rm_file(probe)
         except OSError as error:
-            raise UserError(
-                f"runs_dir: {self.url} can't be written: {first_line(error)}"
-            ) from error
+            raise UserError(f"{key}: {self.url} can't be written: {first_line(error)}") from error
 
     def numbers(self, recipe: str) -> list[int]:
         """Numbers of a recipe's runs in the store, unsorted; the next run takes a larger one."""
@@ -117,7 +117,7 @@ class Mirror:
             more = ""
             if self.of_kd and not self._lost:
                 more = f"; kd-train resume={self.folder} sends them"
-            print(f"runs_dir: {left}{more}", file=sys.stderr)
+            print(f"{self.key}: {left}{more}", file=sys.stderr)
             return False
         sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
         resume = ""

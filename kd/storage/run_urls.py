@@ -34,11 +34,19 @@ TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "cr
 """Names under which object stores keep what changes with a file's content; the first that is there counts."""
 
 
-def on_disk(place: str) -> Path:
-    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache."""
+def on_disk(place: str, key: str) -> Path:
+    """Where ``runs_dir`` or a run's folder lies on this machine: a URL has its folder in the cache.
+
+    Args:
+        place: a folder, or a URL.
+        key: by which the user has given it, for the message.
+
+    Raises:
+        UserError: a URL that leads out of the cache.
+    """
     if not is_url(place):
         return Path(place)
-    return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), "runs_dir")
+    return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), key)
 
 
 def run_at(place: str) -> Path:
@@ -134,10 +142,18 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         marker.unlink(missing_ok=True)
 
 
-def fetched_run(
-    url: str, key: str = "resume", checkpoints: bool = True, together: bool = False
-) -> Path:
-    """The local folder of a run in an object store; what continued here after its last upload stays."""
+def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = False) -> Path:
+    """The local folder of a run in an object store; what continued here after its last upload stays.
+
+    Args:
+        url: of the run, or of ``latest`` beside it.
+        key: by which the user has given it, for messages.
+        checkpoints: whether these are fetched too.
+        together: whether several machines resume the run (:func:`_fetch_all`).
+
+    Raises:
+        UserError: no such run, or it can't be fetched.
+    """
     url = url.rstrip("/")
     try:
         files, path = file_system(url, key)
@@ -146,7 +162,7 @@ def fetched_run(
             content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
             name = _name_in(content, f"{key}: {url}")
             url, path = (f"{of.removesuffix('latest')}{name}" for of in (url, path))
-        folder = on_disk(url)
+        folder = on_disk(url, key)
         if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
             return folder
         if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):

@@ -80,7 +80,7 @@ def test_words_come_through_the_object_store(
     folder = tmp_path / "tiny" / "000"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("monitor: {}\n")
-    mirror = Mirror("memory://control")
+    mirror = Mirror("memory://control", "runs_dir")
     mirror.files.pipe_file("/control/tiny/000/config.yaml", b"monitor: {}")
     mirror.files.pipe_file("/control/tiny/000/monitor", b"kernels=9")  # of before a restart
     remote = RemoteControl(mirror.files, "/control/tiny/000", folder)

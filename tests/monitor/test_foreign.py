@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kd
 from kd.cli import report_main
+from kd.errors import UserError
 from kd.monitor import control
 from kd.report.live import Live
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 from kd.storage import mirror as mirror_module
+from kd.storage import objects
 from kd.storage.objects import file_system
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 from tests._forks import free_port, run_ranks
@@ -313,6 +315,24 @@ def test_words_reach_a_training_through_an_object_store(
     assert window["first"] >= 15
     assert window["last"] == window["first"] + 1
     assert b'"status": "done"' in files.cat_file(f"{url}/summary.json")
+
+
+@pytest.mark.parametrize(("place", "message"), [
+    ("s3://bucket/run", "must be a URL such as s3://BUCKET/NAME/RUN, got s3://bucket/run"),
+    ("s3://../../../run", "'s3/../../../run' leads out of "),
+    ("smoke://signals/mine/a", "must be a URL of s3, "),
+    ("http://127.0.0.1:9/runs/mine/a", "http://127.0.0.1:9/runs can't be written: "),
+])  # fmt: skip
+def test_a_wrong_place_is_told_by_the_argument_that_gave_it(
+    place: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who calls ``kd.Monitor`` has typed no ``runs_dir``."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(objects, "PAUSE_S", 0.0)
+    with pytest.raises(UserError) as error:
+        trainer_with(kd.Monitor(place)).fit(Classifier(), loader())
+    assert str(error.value).startswith("kd.Monitor: folder: ")
+    assert message in str(error.value)
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Runs:
         (self.store / "config.yaml").write_text("recipe: tiny\n")
         (self.store.parent / "latest").write_text("000\n")
         self.runs_dir = f"file://{root / 'store'}"
-        self.folder = fetched_run(f"{self.runs_dir}/tiny/000")
+        self.folder = fetched_run(f"{self.runs_dir}/tiny/000", "resume")
         (self.folder.parent / "latest").symlink_to("000")
 
     @staticmethod
@@ -67,7 +67,9 @@ class Runs:
             for runs in (self.folder.parent, self.store.parent if url_runs else self.folder.parent):
                 marker = job_marker("job 1", runs, COMMAND)
                 assert marker is not None
-                there = job_marker("job 1", on_disk(config["runs_dir"]) / "tiny", COMMAND)
+                there = job_marker(
+                    "job 1", on_disk(config["runs_dir"], "runs_dir") / "tiny", COMMAND
+                )
                 assert there is not None
                 (runs / there.name).write_text("000\n")
         return place_of(config, given, "job 1" if by == "marker" else None, COMMAND)

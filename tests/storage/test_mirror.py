@@ -65,7 +65,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
         "tiny/000/report.html",
         "tiny/000/summary.json",
     } <= names(url)
-    here = on_disk(f"{url}/tiny/000")
+    here = on_disk(f"{url}/tiny/000", "runs_dir")
     assert here.is_relative_to(tmp_path / "another")
     assert losses(here) == losses(whole)
     files, path = file_system(url)
@@ -77,7 +77,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
     assert all(torch.equal(a[key], b[key]) for key in b)
     # the same machine takes what it has, even where an upload was cut
     (here / "metrics.csv").write_text("newer")
-    assert fetched_run(f"{url}/tiny/000") == here
+    assert fetched_run(f"{url}/tiny/000", "resume") == here
     assert (here / "metrics.csv").read_text() == "newer"
     started = [f"model.student.checkpoint={url}/tiny/000", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *started]) == 0
@@ -85,7 +85,7 @@ def test_a_run_goes_on_on_another_machine_from_its_url(
     # a third machine: the next number is free there, and the run can be looked at
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "third"))
     assert main("report", [f"{url}/tiny/000"]) == 0
-    assert not (on_disk(f"{url}/tiny/000") / "checkpoints").exists()
+    assert not (on_disk(f"{url}/tiny/000", "runs_dir") / "checkpoints").exists()
     assert train_main([f"recipe={recipe}", f"runs_dir={url}", "trainer.max_epochs=1"]) == 0
     assert "tiny/001/student.safetensors" in names(url)
     named = [f"recipe={recipe}", f"runs_dir={url}", "trainer.max_epochs=1", "name=mine"]
@@ -175,10 +175,10 @@ def test_machines_that_go_on_with_the_same_run_are_told(
 ) -> None:
     url, mine = f"{s3}/runs", "trust=tests._stop"
     assert train_main([f"recipe={recipe}", f"runs_dir={url}", f"trainer.callbacks+={STOP}"]) == 143
-    first = on_disk(f"{url}/tiny/000")
+    first = on_disk(f"{url}/tiny/000", "runs_dir")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
     assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 0
-    second = on_disk(f"{url}/tiny/000")
+    second = on_disk(f"{url}/tiny/000", "runs_dir")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "machine"))
     # the way on that the first machine was told: it has less of the run than the store
     assert train_main([f"resume={first}", "trainer.callbacks=null", mine]) == 0
@@ -216,10 +216,10 @@ def test_what_another_machine_writes_is_not_overwritten(
     if files.exists(best):  # of the first epoch, or none
         assert (
             files.cat_file(best)
-            != (on_disk(f"{s3}/runs/tiny/000") / "checkpoints/best.ckpt").read_bytes()
+            != (on_disk(f"{s3}/runs/tiny/000", "runs_dir") / "checkpoints/best.ckpt").read_bytes()
         )
     assert "another machine trains there; nothing more is sent from" in capsys.readouterr().err
-    assert (on_disk(f"{s3}/runs/tiny/000") / "student.safetensors").is_file()
+    assert (on_disk(f"{s3}/runs/tiny/000", "runs_dir") / "student.safetensors").is_file()
 
 
 def test_an_upload_whose_end_is_not_known_is_no_other_machines(
@@ -230,7 +230,7 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
     assert (
         train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
     )
-    here, last = on_disk(url), "checkpoints/last.ckpt"
+    here, last = on_disk(url, "runs_dir"), "checkpoints/last.ckpt"
     copies = Copies(here)
     for noted in ({}, copies.known[last]):  # the first upload, or a later one
         copies.known = (
@@ -241,7 +241,7 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
         copies.sending(last, state_of(here / last))
         newer = (here / last).read_bytes()
         (here / last).write_bytes(newer)  # another time of change
-        assert fetched_run(url) == here
+        assert fetched_run(url, "resume") == here
         assert (here / last).read_bytes() == newer and Copies(here).changed_here(last)
     assert train_main([f"resume={url}", "trainer.callbacks=null", "trust=tests._stop"]) == 0
     files, path = file_system(url)
@@ -277,7 +277,7 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
         assert all(faults.failed.values()), faults.failed
         files, path = file_system(f"{s3}/runs/tiny/000")
         files.invalidate_cache()
-        here = on_disk(f"{s3}/runs/tiny/000")
+        here = on_disk(f"{s3}/runs/tiny/000", "runs_dir")
         for name in (
             "checkpoints/last.ckpt",
             "checkpoints/previous.ckpt",
@@ -327,7 +327,7 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(f"old {name}")
     sent: list[str] = []
-    mirror, upload = Mirror(f"{s3}/runs"), Mirror._upload
+    mirror, upload = Mirror(f"{s3}/runs", "runs_dir"), Mirror._upload
 
     def trained_on(self: Mirror, file: Path, name: str) -> None:
         sent.append(name)

@@ -4,4 +4,4 @@ from kd.storage.run_urls import on_disk
 
 
 def test_on_disk() -> None:
-    assert on_disk("runs/food").as_posix() == "runs/food"
+    assert on_disk("runs/food", "runs_dir").as_posix() == "runs/food"
