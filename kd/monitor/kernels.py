@@ -54,6 +54,8 @@ class Kernels(Closing):
         self.steps = steps
         self.memory = memory
         self._profile: Any = None
+        self._trained = 0  # batches since the profiler was started, its warm-up included
+        self._first = 0  # the window's first batch, counted as ``at``
 
     def begin(self, at: int, steps: int) -> None:
         """Another window, in a running job; its trace takes the place of the one before.
@@ -85,28 +87,37 @@ class Kernels(Closing):
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=self.steps, repeat=1),
             profile_memory=self.memory,
         )
+        self._trained = 0
         with outside_of_the_step("profiling"):
             self._profile.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Moves the window on; after its last step stops the profiler and saves the trace."""
-        if self._profile is None or self.at is None:
+        """Moves the window on; after its last step stops the profiler and saves the trace.
+
+        Batches that are trained count: Lightning's own count has those that a module skipped, too.
+        """
+        if self._profile is None:
             return
-        if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
+        batch = trainer.fit_loop.epoch_loop.total_batch_idx
+        self._trained += 1
+        if self._trained == 2:  # the first one after the warm-up
+            self._first = batch
+        if self._trained <= self.steps:
             self._profile.step()
             return
         with outside_of_the_step("profiling"):
             self._profile.stop()
-            self._save(trainer, self.at)
+            self._save(trainer, self._first, batch)
         self._profile = None
 
-    def _save(self, trainer: Trainer, first: int) -> None:
+    def _save(self, trainer: Trainer, first: int, last: int) -> None:
         """Writes the window to the run's ``records``: a Chrome trace, a summary that ``kd-report`` reads, a memory
         snapshot.
 
         Args:
             trainer: of this process; its rank is in the files' names.
             first: the window's first step.
+            last: its last one.
         """
         rank = trainer.global_rank
         place = self.watched.folder(trainer) / "records"
@@ -119,7 +130,6 @@ class Kernels(Closing):
             torch.cuda.memory._dump_snapshot(str(snapshot))
             torch.cuda.memory._record_memory_history(enabled=None)
         header = {"of": "kernels", "rank": rank}
-        last = first + self.steps - 1
         steps = {"first": first, "last": last}
         writer = Writer(place / f"kernels.rank{rank}.jsonl", header)
         writer.write({"kind": "kernels", **steps, "trace": trace.name, **window})

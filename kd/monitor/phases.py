@@ -188,6 +188,7 @@ class Phases(Recording):
         self._last_total = 0.0
         self._step: dict[str, Any] | None = None
         self._epoch: int | None = None  # of the newest step
+        self._is_trained = False  # the batch of the step that is open has been trained to its end
         self._fit_started = self._train_started = 0.0
         self._cuda = False
 
@@ -277,7 +278,21 @@ class Phases(Recording):
         }
         if self._epoch != trainer.current_epoch:
             self._step["first"] = True
+        self._is_trained = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Notes that the batch was trained, and not skipped by the module's ``on_train_batch_start``."""
+        self._is_trained = True
         self._epoch = trainer.current_epoch
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops a step whose batch was skipped: the module's ``on_train_batch_start`` returned -1, which ends the epoch.
+
+        Its time, the wait for its batch included, is no step's.
+        """
+        if self._step is not None and not self._is_trained:
+            self._step = None
+            self.clock.restart()
 
     def _end_step(self) -> None:
         """Ends the step that is open, and writes the steps whose times have come from the device."""
