@@ -143,33 +143,56 @@ def present(facts: Facts) -> DataMachines | None:
     if tier is None or not tier.makers or not tier.total("batches"):
         return None
     count = len(tier.present)
-    hourly = _hourly_price_of_tier(facts)
-    price = None
-    if hourly is not None:
-        price = hourly / count
-    return DataMachines(count=count, cores=tier.cores / count, price=price)
+    priced = _priced_tier(facts)
+    return DataMachines(
+        count=count, cores=tier.cores / count, price=None if priced is None else priced.each
+    )
 
 
-def _hourly_price_of_tier(facts: Facts) -> float | None:
-    """Price of an hour of all data machines of the run; None: not known.
+@dataclass(frozen=True)
+class _PricedTier:
+    """The data machines whose price is part of the job's: those that it began with, lost ones among them."""
 
-    0 where they also train; else as the job of ``kd-launch`` has it, or ``monitor.instances`` and the table of prices.
+    count: int
+    """How many."""
+    hourly: float
+    """Price of an hour of all of them."""
+
+    @property
+    def each(self) -> float:
+        """Price of an hour of one, on average."""
+        return self.hourly / self.count
+
+
+def _priced_tier(facts: Facts) -> _PricedTier | None:
+    """The data machines that the job's price has, with their price; None: not known.
+
+    The price is 0 where they also train; else as the job of ``kd-launch`` has it, or ``monitor.instances`` and the
+    table of prices.
     """
     hosts = {header.get("host") for header in facts.run.headers.values()}
+    present_count = len(facts.tier.present) if facts.tier else 0
     if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
-        return 0.0
+        return _PricedTier(max(1, present_count), 0.0)
     for group in facts.run.job.get("groups") or []:
         if isinstance(group, dict) and group.get("name") == "data":
             price = group.get("price_per_hour")
             if price is not None:
-                return float(price)
-    data_machines = facts.header.get("input_machines") or {}
+                number, _, _ = str(group.get("machines", "")).partition(" x ")  # 4 x c5.18xlarge
+                count = int(number) if number.isdecimal() else present_count
+                return _PricedTier(max(1, count), float(price))
+    known = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
+    total_count = 0
     hourly = 0.0
     for count, name in machines_of(monitor.get("instances") or []):
-        if name in data_machines:
-            hourly += count * data_machines[name]["price"]
-    return hourly or None
+        machine = known.get(name)
+        if machine is not None and not machine.get("gpus"):  # those with GPUs train
+            total_count += count
+            hourly += count * machine["price"]
+    if not hourly:
+        return None
+    return _PricedTier(total_count, hourly)
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -521,7 +544,8 @@ def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
 
 
 def _price(facts: Facts, change: Change) -> float | None:
-    """Price of an hour of the changed job; None: not known. The run's own price includes its tier.
+    """Price of an hour of the changed job; None: not known. The run's own price includes its tier, with the machines
+    that were lost on the way.
 
     The training machines' price grows with the number of processes; the tier's is replaced.
     """
@@ -530,8 +554,11 @@ def _price(facts: Facts, change: Change) -> float | None:
     now, then = present(facts), wanted(facts, change)
     more_processes = (change.gpus or facts.devices) / facts.devices
 
-    # Price of an hour of the present tier: 0 without one; of machines of the same size by the changed tier's price.
-    tier_now = 0.0 if now is None else now.hourly
+    # What the job's price has of a tier: 0 without one; of machines of the same size by the changed tier's price.
+    tier_now: float | None = 0.0
+    if now is not None:
+        priced = _priced_tier(facts)
+        tier_now = None if priced is None else priced.hourly
     if now is not None and then is not None and tier_now is None:
         same_machines = then.cores == now.cores
         tier_now = now.count * then.price if same_machines and then.price is not None else None

@@ -10,7 +10,7 @@ from kd.errors import UserError
 from kd.report.facts import Facts
 from kd.report.input_costs import tier_pays
 from kd.report.records import RunRecords, read_run
-from kd.report.what_if import Change, lines, predict, read_change
+from kd.report.what_if import Change, lines, predict, present, read_change
 from tests._pages import tier_run, write_run
 
 
@@ -285,6 +285,31 @@ def test_more_fewer_and_no_machines_of_a_tier() -> None:
     assert predict(unread, Change()).step_ms == pytest.approx(500)
     with pytest.raises(UserError, match="too few records of its data tier"):
         predict(unread, Change(data_machines=3))
+
+
+@pytest.mark.parametrize("known_by", ["instances", "job"])
+def test_a_lost_machine_is_paid_no_more(known_by: str) -> None:
+    """Of three data machines at 0.5 an hour two were left: the job's 8.5 were 7 for training and 1.5 for the tier."""
+    run = with_tier(500, 300, busy_s=360)
+    trainer = {"price": 7.0, "vcpus": 96, "gpus": 2}
+    run.run.headers[0] |= {"price_per_hour": 8.5, "input_machines": {**MACHINES, "gpu": trainer}}
+    if known_by == "job":
+        group = {"name": "data", "machines": "3 x small", "price_per_hour": 1.5}
+        run.run.job = {"groups": [group]}
+    else:
+        run.run.config = {"monitor": {"instances": ["gpu", "3*small"]}}
+
+    def price(change: Change) -> float:
+        outlook = predict(run, change)
+        assert outlook.cost is not None
+        return outlook.cost / outlook.hours
+
+    tier = present(run)
+    assert tier is not None and (tier.count, tier.price) == (2, pytest.approx(0.5))
+    assert price(Change()) == pytest.approx(7 + 2 * 0.5)
+    assert price(Change(data_machines=3)) == pytest.approx(7 + 3 * 0.5)
+    assert price(Change(data_machines=0)) == pytest.approx(7)
+    assert price(Change(gpus=4)) == pytest.approx(2 * 7 + 2 * 0.5)
 
 
 def test_the_command_asks_about_a_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
