@@ -112,7 +112,7 @@ def by_kind(
 
     For the page's comparison: whether the instances were named ``:spot`` does not matter.
 
-    Machines without a spot price stay on demand. Empty where no machine has both prices.
+    Machines without a spot price stay on demand. Empty where one has no price on demand, or none has one on spot.
 
     >>> by_kind(["big", "2*small"], {"big": {"on_demand": 37}, "small": {"on_demand": 4, "spot": 1.5}})
     {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}

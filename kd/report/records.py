@@ -40,7 +40,8 @@ PHASES = (
 FIT_OF_THE_START = "fit of the inherited start"
 """The part of a run's start-up in which a student gets its teacher's layers."""
 LIMIT = 20_000  # lines a file: a few MB
-THINNED = ("step", "sample", "tier")
+THINNED = ("step", "sample", "tier", "health")
+"""Kinds of records that are written all through a run: of a file at its limit half of them are dropped."""
 Kind = type | tuple[type, ...]
 NUMBER = (int, float)
 NEEDED: dict[
@@ -294,23 +295,23 @@ class RunRecords:
 
 
 def is_kept(number: int, share: float) -> bool:
-    """Whether a line survives thinning; one that survives at a share does at every larger one.
+    """Whether a record survives thinning; one that survives at a share does at every larger one.
 
-    By Knuth's multiplicative hash of the line's number, below ``share`` of its range.
+    By Knuth's multiplicative hash of the records before it, below ``share`` of its range. The first one always survives.
 
     Args:
-        number: of the line.
-        share: of the lines that are kept, 0 to 1.
+        number: of the record, from 1.
+        share: of the records that are kept, above 0 and up to 1.
     """
-    return (number * _SPREAD) % 2**32 < share * 2**32
+    return ((number - 1) * _SPREAD) % 2**32 < share * 2**32
 
 
 class Writer:
     """Appends records to a file of bounded length; one thread of one process writes a file.
 
-    When ``limit`` lines are reached, half of the steps and samples are dropped, chosen by a hash of their number, and
-    as many of the later ones. What stays is an even sample of the whole run, so percentiles hold; what must be exact
-    (sums, counts, maxima) is written as ``total`` lines by the callbacks, of which the newest is kept.
+    When ``limit`` lines are reached, half of the records of :data:`THINNED` are dropped, chosen by a hash of their
+    number, and as many of the later ones. What stays is an even sample of the whole run, so percentiles hold; what must
+    be exact (sums, counts, maxima) is written as ``total`` lines by the callbacks, of which the newest is kept.
 
     Args:
         path: the file; an existing one is continued.
@@ -330,7 +331,7 @@ class Writer:
         self.limit = limit
         self.share = 1.0
         self.last_total: dict[str, Any] | None = None
-        self._number = 0  # of the newest step or sample, also of those left out
+        self._number = 0  # of the newest record of a kind that is thinned, also of those left out
 
         # Continue an existing file: as thin as it is, from its newest total and line.
         earlier: list[dict[str, Any]] = []
@@ -349,10 +350,10 @@ class Writer:
         self.write({"kind": "header", "schema": SCHEMA, **header, "share": self.share})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends one record, which readers see at once; a step or sample that falls to thinning is left out.
+        """Appends one record, which readers see at once; one that falls to thinning is left out.
 
         Args:
-            record: with its ``kind`` (:data:`NEEDED`), as plain values; steps and samples get their number as ``n``.
+            record: with its ``kind`` (:data:`NEEDED`), as plain values; one of :data:`THINNED` gets its number as ``n``.
         """
         if record["kind"] in THINNED:
             self._number += 1
@@ -366,7 +367,7 @@ class Writer:
             self._thin()
 
     def _thin(self) -> None:
-        """Halves the share of the steps and samples that are kept, and writes the file anew."""
+        """Halves the share of the records of :data:`THINNED` that are kept, and writes the file anew."""
         records, _ = read_lines(self.path, LARGEST_LOG)
         self.share /= 2
         others = []

@@ -646,7 +646,7 @@ class Explained:
     """
 
     def __init__(self, run: RunRecords) -> None:
-        """Works out the facts of a run; limits and findings come when they are first read."""
+        """Takes the records; facts, limits and findings are worked out when they are first read."""
         self.run = run
         self.facts = Facts(run)
         self.failures: list[str] = []

@@ -166,6 +166,23 @@ def test_a_file_of_records_stays_bounded_and_keeps_an_even_sample(tmp_path: Path
     again.close()
 
 
+def test_readings_of_health_are_thinned_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a full file would be written anew with each of them, in the training's own process."""
+    writer = Writer(tmp_path / "health.jsonl", {"of": "health"}, limit=100)
+    rewritten: list[Path] = []
+    thin = Writer._thin
+    monkeypatch.setattr(Writer, "_thin", lambda self: (rewritten.append(self.path), thin(self)))
+    for step in range(1000):
+        writer.write({"kind": "health", "step": step})
+    writer.close()
+    records, _ = read_lines(writer.path)
+    steps = [record["step"] for record in records if record["kind"] == "health"]
+    assert len(records) <= 100 and len(rewritten) < 10
+    assert steps[0] == 0, "the first reading says how the weights began"
+
+
 def test_torn_lines_and_newer_schemas_are_noted(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"kind": "header", "schema": 1}\n{"kind": "step"}\n{"kind": "st')
