@@ -21,19 +21,22 @@ TRAINS_TEACHER = (
 )
 CHECK_STARTER_S = 0.5  # seconds between two checks that the first process is alive
 OUTLIVES_S = 8.0  # seconds that a rank may outlive the first process, to finish what it writes
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+# variables of a process within a job: a child that inherited them would look for the job's other processes
 _OF_A_JOB = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
     STARTER,
 }  # fmt: skip
-_rank_is_done = threading.Event()
+_rank_is_done = threading.Event()  # set by leave_starter()
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """Starts ``kd-train``, which gets a SIGTERM when this thread (Linux counts it as the parent) ends in any way.
 
+    It trains on this machine alone: the variables by which a launcher describes a job are not passed on.
+
     Args:
-        items: the command line.
+        items: the words of its command line, without the name.
         popen: further arguments of ``subprocess.Popen``; ``env`` is added to this process's environment.
     """
     env = {}
@@ -83,15 +86,18 @@ def reason_in(log: Path) -> str:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel (Linux) for a SIGTERM at the parent's end."""
+    """Asks the kernel (Linux) for a SIGTERM at the parent's end; on other systems nothing.
+
+    It runs in the child, also between ``fork`` and ``exec`` (``preexec_fn``): so it imports nothing and takes no lock.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_with_parent() -> None:
-    """In a child of kd's, as it starts: asks the kernel for a SIGTERM at the parent's end.
+    """In a child of kd's (:func:`start_kd_train`), as it starts: asks the kernel for a SIGTERM at the parent's end.
 
-    In any other process nothing.
+    In any other process, and on systems other than Linux, nothing.
     """
     # popped: processes that this one starts have another parent
     parent = os.environ.pop(PARENT, None)
@@ -103,7 +109,10 @@ def end_with_parent() -> None:
 
 
 def name_starter() -> None:
-    """In the first process of a machine, before it starts the other ranks: they end when it ends."""
+    """In the first process of a machine, before it starts the other ranks: they end when it ends.
+
+    They inherit a variable with its process id, which :func:`end_with_starter` reads.
+    """
     os.environ[STARTER] = str(os.getpid())
 
 
@@ -111,7 +120,8 @@ def end_with_starter() -> None:
     """In a rank that the first process has started: watches it from a thread from now on. Elsewhere nothing.
 
     A rank that starts waits in torch's rendezvous, where no Python signal handler runs, for a first process that may be
-    gone. The thread ends this process :data:`OUTLIVES_S` seconds after the first one, whatever it waits for.
+    gone. The thread ends this process :data:`OUTLIVES_S` seconds after the first one, whatever it waits for, unless
+    :func:`leave_starter` was called. Only the first call in a process starts it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         return
@@ -128,8 +138,9 @@ def leave_starter() -> None:
 
 
 def _end_after(starter: int) -> None:
-    """Thread: ends this rank once the process ``starter`` that started it has ended, unless it is done within a
-    while.
+    """Thread: ends this rank, with status 1, once the process ``starter`` that started it has ended.
+
+    Not where the rank's part of the run is done before, or within :data:`OUTLIVES_S` seconds after.
     """
     while os.getppid() == starter:
         if _rank_is_done.wait(CHECK_STARTER_S):
@@ -148,6 +159,9 @@ SAYS_HOW = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def wait_asleep() -> None:
-    """Waiting threads sleep: OpenMP's spin on cores that others need. Before torch."""
+    """Lets OpenMP's waiting threads sleep: by default they spin, on cores that other processes need.
+
+    It sets a variable that OpenMP reads when torch is imported, so it comes before that; a user's own setting stays.
+    """
     if not any(name in os.environ for name in SAYS_HOW):
         os.environ["OMP_WAIT_POLICY"] = "passive"

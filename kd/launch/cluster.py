@@ -16,7 +16,7 @@ from kd.errors import UserError
 from kd.launch import groups
 
 PORT = "29500"
-"""Where the processes meet, unless ``MASTER_PORT`` is set."""
+"""TCP port of rank 0 where the processes meet, unless ``MASTER_PORT`` is set."""
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 """Variables in which launchers put a process's number."""
 INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
@@ -34,13 +34,13 @@ class Cluster:
     devices: int | None
     """Processes on each; None leaves it to the trainer."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables that the processes need and the launcher does not set."""
+    """Environment variables that the processes need and the launcher does not set; the caller puts them there."""
     job: str | None = None
     """Name of the job, the same after a restart."""
     role: Literal["train", "data"] = "train"
     """This machine trains, or prepares data for those that do."""
     data_nodes: int = 0
-    """Machines that prepare data."""
+    """How many machines prepare data; at least 1 on such a machine."""
 
     def settings(self) -> dict[str, int]:
         """The trainer's settings that follow from the job, by key.
@@ -63,14 +63,18 @@ class Cluster:
 def recognise(
     env: Mapping[str, str] = os.environ, resource_file: Path | None = None
 ) -> Cluster | None:
-    """The job of this process, or None; ``mpirun`` may run inside SLURM's or SageMaker's jobs, so it counts first.
+    """The job of this process as its launcher describes it; None where none has started it.
+
+    The first launcher that recognises its variables counts. ``torchrun`` and ``mpirun`` may run inside SLURM's or
+    SageMaker's jobs, so they come first. Nothing is set: the caller does that (:attr:`Cluster.variables`).
 
     Args:
         env: the environment.
         resource_file: SageMaker's description of the cluster; default: where SageMaker writes it.
 
     Raises:
-        UserError: a description that contradicts itself.
+        UserError: a description that contradicts itself, or a variable with something else than a number; it names the
+            variable.
     """
     for name in RANKS:
         whole_number(env, name, default=0)
@@ -99,7 +103,7 @@ def recognise(
 
 
 def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as torchrun's variables describe it; None without them."""
+    """The job as torchrun's variables describe it; None without them. It has started each process."""
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
     restarted = env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -170,7 +174,10 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
 
 
 def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
-    """A machine that prepares data, by ``KD_ROLE=data``; None for any other, and in SageMaker's jobs."""
+    """A machine that prepares data, by ``KD_ROLE=data``; None for any other, and in SageMaker's jobs.
+
+    The job's number of such machines is not known here: 1 stands for some.
+    """
     if env.get("KD_ROLE") != "data" or machines:
         return None
     if not env.get("MASTER_ADDR"):
@@ -188,7 +195,7 @@ def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) 
 
 
 def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as SkyPilot's variables describe it; None without them."""
+    """The job as SkyPilot's variables describe it; None without them. One ``kd-train`` is started on each machine."""
     if "SKYPILOT_NODE_IPS" not in env:
         return None
     addresses = env["SKYPILOT_NODE_IPS"].split()
@@ -240,7 +247,10 @@ def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> 
 
 
 def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as Kubeflow's variables (``PET_*``) describe it; None without them."""
+    """The job as Kubeflow's variables (``PET_*``) describe it; None without them.
+
+    One ``kd-train`` is started on each machine; a number of processes that Kubeflow leaves open, the trainer decides.
+    """
     if "PET_NNODES" not in env:
         return None
     nodes = whole_number(env, "PET_NNODES", 1)
@@ -260,7 +270,13 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
 
 
 def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as SLURM's variables describe it; None outside a job, or in a shell within one."""
+    """The job as SLURM's variables describe it; None outside a job, or in a shell within one.
+
+    ``srun`` has started each process. A batch script's single task counts as a job only where ``srun`` starts it.
+
+    Raises:
+        UserError: several tasks, of which this process was not started by ``srun``.
+    """
     if "SLURM_PROCID" not in env:
         return None
     tasks = whole_number(env, "SLURM_NTASKS", 1, default=1)
@@ -308,7 +324,13 @@ def whole_number(
 
 
 def _nodes(name: str, processes: int, parts: int) -> int:
-    """``processes`` divided evenly by ``parts``; a user's error names the variable where they can't be."""
+    """``processes`` divided evenly by ``parts``: machines from processes on each, or the other way round.
+
+    Args:
+        name: the variable that has the number of processes, which the user's error names where they can't be divided.
+        processes: of the job.
+        parts: processes of a machine; of ``SLURM_NTASKS`` machines.
+    """
     if processes % parts:
         what = "machines" if name == "SLURM_NTASKS" else "a machine"
         raise UserError(f"{name}: {processes} processes can't be divided evenly by {parts} {what}")
@@ -319,11 +341,14 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
     """The variables by which machine ``rank`` (of ``nodes``) finds the first one, which Lightning reads.
 
     Args:
-        address: of the first machine.
-        port: likewise.
-        rank: this machine's number.
-        nodes: machines.
+        address: name or IP address of the first machine; "" where the launcher does not say.
+        port: TCP port there, as text.
+        rank: this machine's number, from 0.
+        nodes: how many machines train.
         name: the variable that has the rank, for messages.
+
+    Raises:
+        UserError: no such machine, or no address.
     """
     if not rank < nodes:
         raise UserError(f"{name}: must be 0 to {nodes - 1} for {nodes} machines, got {rank}")
@@ -335,7 +360,9 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
 
 
 def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
-    """The file that names the run folder of this command in this job: a restarted job finds its run again.
+    """The path of the file that names the run folder of this command in this job: a restarted job finds its run again.
+
+    Nothing is read or written here. None where the job has no name: then a restart can't be recognised.
 
     Args:
         job: its name; None: it has none.
@@ -348,6 +375,7 @@ def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
 
 
 def _digest(*parts: str) -> str:
+    """Twelve hexadecimal digits, the same for the same texts in every process."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

@@ -11,13 +11,16 @@ from kd.errors import UserError
 from kd.storage.elsewhere import json_of, text_of
 
 T = TypeVar("T", dict, list)
-RESOURCE_FILE = "input/config/resourceconfig.json"
+RESOURCE_FILE = "input/config/resourceconfig.json"  # below base()
+# what the words in the name of a group of machines say that it is for
 _WORDS = {"train": {"train", "training", "trainer", "dnn", "gpu", "gpus"},
           "data": {"data", "cpu", "cpus", "preprocess", "preprocessing"}}  # fmt: skip
 
 
 def base(env: Mapping[str, str] = os.environ) -> Path:
-    """``/opt/ml``, or what SageMaker's own toolkit takes in its place."""
+    """The folder of SageMaker's files in its containers, which exists nowhere else: ``/opt/ml``, or
+    ``SAGEMAKER_BASE_DIR``, by which SageMaker's own toolkit moves it.
+    """
     return Path(env.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
 
 
@@ -32,12 +35,14 @@ class MachineNames:
     data: list[str]
     """Machines that prepare data, sorted."""
     interface: str | None
-    """The network interface between them."""
+    """The network interface between them (``eth0``); None: SageMaker does not say."""
 
 
 def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None:
     """The machines of a SageMaker job; None where it is not one. Of several instance groups the training group trains
     alone.
+
+    The environment counts before the file.
 
     Args:
         env: the environment, with what SageMaker's toolkits set.
@@ -85,15 +90,15 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
 
 
 def read_json(text: str, where: str, kind: type[T]) -> T:
-    """What SageMaker has written.
+    """The list or mapping in a JSON text that SageMaker has written.
 
     Args:
         text: JSON.
-        where: its place, for the message.
-        kind: of thing that it must be.
+        where: the file or variable that it is from, for the message.
+        kind: ``dict`` or ``list``, which it must be.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not JSON, or of another kind.
     """
     try:
         content = json_of(text)
@@ -114,7 +119,10 @@ def _current(
         env: the process's environment.
         from_file: SageMaker's ``resourceconfig.json``.
         groups: host names by group.
-        here: this machine's host name.
+        here: this machine's host name, in one of the groups.
+
+    Raises:
+        UserError: there are several groups, and a variable or the file names another one than the one that has ``here``.
     """
     group = next(name for name, hosts in groups.items() if here in hosts)
     names = {
@@ -137,6 +145,9 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
         groups: host names by group.
         current: this machine's group.
         role: its ``KD_ROLE``; None: not set.
+
+    Raises:
+        UserError: none of them, or more than one.
     """
     roles = {name: _role_by_name(name) for name in groups}
     if len(groups) == 1:
@@ -158,7 +169,10 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
 
 
 def _role_by_name(group: str) -> str | None:
-    """What the words in a group's name say that it is for; None where they say nothing, or both."""
+    """What the words in a group's name say that it is for, ``train`` or ``data``; None where they say nothing, or both.
+
+    ``gpu-group-1`` trains; ``mygpus`` says nothing, as it is another word.
+    """
     words = set(re.split(r"[^a-z]+", group.lower()))
     roles = [role for role in _WORDS if _WORDS[role] & words]
     if len(roles) == 1:
@@ -191,7 +205,13 @@ def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
 
 
 def has_gpus(instance_type: str) -> bool | None:
-    """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name."""
+    """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name.
+
+    Families of the letters p, g and gr have them, but for g4ad, which has AMD's.
+
+    Args:
+        instance_type: ``p4d.24xlarge``, or as SageMaker writes it, ``ml.p4d.24xlarge``.
+    """
     size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
     match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
     is_amd = "g4ad." in instance_type
@@ -219,7 +239,10 @@ def too_old(machine: str) -> str:
 
 
 def gpus_of(instance_type: str) -> int | None:
-    """GPUs of an instance type of AWS (``ml.g5.12xlarge``): 0 without any, None where the type is not known."""
+    """How many NVIDIA GPUs an instance type of AWS has (``ml.g5.12xlarge``: 4).
+
+    0 without any; None where the type, or the number of its family's GPUs, is not known here.
+    """
     if not has_gpus(instance_type):
         return 0 if has_gpus(instance_type) is False else None
     family, _, size = instance_type.removeprefix("ml.").partition(".")

@@ -42,7 +42,10 @@ LAUNCHERS = (
 def started(env: Mapping[str, str] = os.environ) -> Started | None:
     """The processes that a launcher has started, by the environment ``env``.
 
-    None where this one starts the others of its machine itself.
+    None where no launcher has started each process, so that this one starts the others of its machine itself.
+
+    Raises:
+        UserError: a variable that should count processes has something else; it names the variable.
     """
     for launcher, sign, count in LAUNCHERS:
         if sign in env:
@@ -60,6 +63,12 @@ def started(env: Mapping[str, str] = os.environ) -> Started | None:
 
 def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> None:
     """Refuses a trainer that wants other processes than there are. Nothing has been waited for yet.
+
+    Every process calls it, as soon as the trainer is made.
+
+    Args:
+        trainer: Lightning's, which wants ``num_nodes * num_devices`` processes.
+        env: the process's environment.
 
     Raises:
         UserError: names the variable of the environment, how many processes there are, and how many are wanted.
@@ -101,6 +110,10 @@ def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str)
         wanted: processes of all machines.
         nodes: machines.
         settings: what wants them, in words.
+
+    Raises:
+        UserErrorOfAll: a rank or a count from elsewhere; every process reports it, as none of them is known to be the
+            first.
     """
     left_over = "in the environment, but no launcher has started processes"
     node_rank = whole_number(env, "NODE_RANK", default=0)
@@ -129,7 +142,10 @@ def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str)
 
 
 def _has_a_file() -> bool:
-    """Whether this program can be started again by its file or its module, as Lightning starts the other processes."""
+    """Whether this program can be started again by its file or its module, as Lightning starts the other processes.
+
+    Not so a program from standard input, of ``python -c``, or typed into a shell.
+    """
     is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     return is_module or Path(sys.argv[0]).is_file()
 

@@ -16,17 +16,19 @@ from pathlib import Path
 
 from kd.errors import RunError, Stopped, UserError, needs_extra
 from kd.launch.child import die_with_parent
-from kd.launch.cluster import Cluster
+from kd.launch.cluster import Cluster, whole_number
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 WAIT_S = 1800.0  # for machines of the job that come up later
-ANSWER_S = 5.0
+ANSWER_S = 5.0  # to connect
 FIRST_MISSING = "data.engine: ray: the first machine has not answered at {} within half an hour"
 TRAINING_MISSING = (
     "KD_ROLE: no machine that trains has answered at {} within 30 minutes (it starts Ray with "
     "config=remote_data)"
 )
 SEEN_DOWN = 5  # times in a row that the first machine does not answer before it counts as gone
+# A program of its own, in a process of its own. Arguments: the cluster's address, the number of machines that prepare
+# data, the seconds to wait for them; status 1 where they have not come.
 READY = """
 import ray, sys, time
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -39,14 +41,28 @@ while sum(n["Alive"] and n["Labels"].get("kd-role") == "data" for n in ray.nodes
 
 
 def _address(cluster: Cluster) -> tuple[str, int]:
-    """Host and port of Ray on the first machine that trains."""
+    """Host and port of Ray on the first machine that trains.
+
+    The host is the launcher's ``MASTER_ADDR``, else this machine's name; the port ``KD_RAY_PORT``, else Ray's 6379.
+
+    Raises:
+        UserError: ``KD_RAY_PORT`` is no port.
+    """
     host = cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR")
-    return host or socket.gethostname(), int(os.environ.get("KD_RAY_PORT", "6379"))
+    port = whole_number(os.environ, "KD_RAY_PORT", 1, default=6379)
+    return host or socket.gethostname(), port
 
 
 def _own_address(host: str) -> list[str]:
-    """The argument of ``ray start`` with this machine's address by its name ``host``, as the others know it; [] where
-    there is none. Ray would take the address of the way to the internet.
+    """The argument of ``ray start`` with the address by which other machines know this one, in a list.
+
+    Ray itself would take the address of the way to the internet.
+
+    Args:
+        host: this machine's name or address.
+
+    Returns:
+        ``["--node-ip-address=..."]``; [] where the name leads to no address, to another machine, or to the loopback.
     """
     with suppress(OSError, UnicodeError), socket.socket(type=socket.SOCK_DGRAM) as own:
         address = socket.gethostbyname(host)
@@ -68,7 +84,10 @@ def _answers(address: tuple[str, int]) -> bool:
 
 @dataclass
 class _Node:
+    """Ray on this machine, as :func:`_start` has started it."""
+
     process: subprocess.Popen
+    """``ray start --block``, the first of a process group of its own."""
     log: Path
     """What Ray prints; it stays where Ray fails."""
 
@@ -84,7 +103,10 @@ class _Node:
         )
 
     def end(self) -> None:
-        """Ends Ray's process and all that it has started: SIGTERM, then SIGKILL after 20 s."""
+        """Ends Ray's process and all that it has started: SIGTERM, then SIGKILL after 20 s.
+
+        The log is removed unless Ray has failed by itself (a status above 0).
+        """
         for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
@@ -98,20 +120,20 @@ class _Node:
 
 
 def check_ray() -> None:
-    """Refuses a machine without Ray, before it waits for others that would wait for it in turn.
+    """Refuses a machine without Ray, before it waits for other machines that would wait for it in turn.
 
     Raises:
-        UserError: with the extra that installs it.
+        UserError: Ray is not installed; names the extra that installs it.
     """
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"machines that prepare data: {needs_extra('ray')}")
 
 
 def _start(*arguments: str, role: str) -> _Node:
-    """Starts Ray's process on this machine.
+    """Starts Ray's process on this machine, which ends with this process; returns at once, before Ray answers.
 
     Args:
-        arguments: of ``ray start``.
+        arguments: of ``ray start``: ``--head`` for the first machine, ``--address=HOST:PORT`` for any other.
         role: the node's label ``kd-role``, by which work is placed: ``train`` or ``data``.
     """
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
@@ -127,10 +149,13 @@ def _start(*arguments: str, role: str) -> _Node:
 
 
 def check_secret(cluster: Cluster | None) -> None:
-    """Who joins a Ray cluster may run code there: requires a shared secret, before Ray is imported (it looks once).
+    """Requires a secret that the machines of a Ray cluster share: whoever joins one may run code there.
+
+    Every process of the job calls it before Ray is imported, as Ray reads ``RAY_AUTH_MODE``, which is set here, once.
+    Nothing is required of a job without machines that prepare data, or with a Ray of the user's own (``RAY_ADDRESS``).
 
     Args:
-        cluster: the job.
+        cluster: the job; None: no launcher.
 
     Raises:
         UserError: the job has machines that prepare data, and no secret.
@@ -149,14 +174,21 @@ def check_secret(cluster: Cluster | None) -> None:
 
 @contextmanager
 def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
-    """Runs Ray on this training machine meanwhile, and waits for the machines that prepare data; else does nothing.
+    """Around a training: runs Ray on this machine, and first waits for the machines that prepare data.
+
+    All training processes call it. One process of each machine starts Ray there, without cores for tasks, on the first
+    machine as the head; the others wait for it. Inside, ``RAY_ADDRESS`` is the cluster's; afterwards this machine's
+    Ray is ended, by which the machines that prepare data see that training is over. Nothing happens in a job without
+    such machines, or where the user has set ``RAY_ADDRESS``.
 
     Args:
-        cluster: the job.
+        cluster: the job; None: no launcher.
         engine: ``data.engine`` of the run.
 
     Raises:
-        UserError: the job has such machines, and the run does not use them; Ray is not installed; or they have not come.
+        UserError: the job has such machines, and the run does not use them; Ray is not installed; or they have not come
+            in :data:`WAIT_S` seconds.
+        RunError: Ray has ended on this machine.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         yield
@@ -199,9 +231,14 @@ def _wait_for(
 
     Args:
         address: host and port.
-        node: of this machine, which must not end meanwhile.
-        received: signals; the first ends the wait.
-        missing: message of the user's error, with the address in it.
+        node: of this machine, which must not end meanwhile; None: another process has started it, or nobody yet.
+        received: numbers of signals, to which a handler adds meanwhile; the first ends the wait.
+        missing: message of the user's error, with ``{}`` where the address goes.
+
+    Raises:
+        UserError: nothing has answered.
+        RunError: the node has ended.
+        Stopped: by a signal.
     """
     until = time.monotonic() + WAIT_S
     while not _answers(address):
@@ -220,10 +257,11 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
     Args:
         address: of the cluster, ``host:port``.
         count: of machines that prepare data.
-        node: this machine's, which must not end meanwhile.
+        node: this machine's, which must not end meanwhile; None: another process of the machine has started it.
 
     Raises:
         UserError: they have not come in :data:`WAIT_S` seconds.
+        RunError: the node has ended.
     """
     until = time.monotonic() + WAIT_S
     while True:
@@ -248,16 +286,19 @@ def _is_above_zero(*ranks: str) -> bool:
 
 
 def prepare_data(cluster: Cluster) -> int:
-    """On a machine that prepares data: lends its cores to those that train, until they are done.
+    """On a machine that prepares data: lends its cores to the machines that train, until these are done.
+
+    ``kd-train`` calls it there in place of a training, after :func:`check_secret`. Training counts as done when the
+    first machine has not answered :data:`SEEN_DOWN` times in a row.
 
     Args:
         cluster: the job.
 
     Returns:
-        The exit status.
+        The exit status, 0.
 
     Raises:
-        UserError: no training machine has come, or Ray is not installed. :func:`check_secret` must have passed before.
+        UserError: no training machine has come in :data:`WAIT_S` seconds, or Ray is not installed.
         RunError: Ray has failed here.
         Stopped: by a signal.
     """

@@ -27,15 +27,17 @@ class Container:
     settings: dict[str, str]
     """The job's hyperparameters: keys of ``kd-train`` and their values as text."""
     trial: str = ""
-    """The job's name in a search, whose trials share a folder in S3."""
+    """The job's name in a search, whose trials share a folder in S3; "" outside a search."""
 
     @property
     def runs_dir(self) -> Path:
-        """SageMaker copies it to S3 all the time, and back when it starts an interrupted job again."""
+        """The folder for runs: SageMaker copies it to S3 all the time, and back when it starts an interrupted job again."""
         return self.base / "checkpoints" / self.trial
 
     def deliver(self, run: Path) -> None:
-        """Copies a finished run, without its checkpoints, to where SageMaker fetches models.
+        """Copies a finished run, without its checkpoints, to ``/opt/ml/model``, where SageMaker fetches models.
+
+        The first process alone calls it, after a training with status 0.
 
         Args:
             run: its folder.
@@ -45,7 +47,9 @@ class Container:
 
 
 def container(env: Mapping[str, str] = os.environ) -> Container | None:
-    """The container that this process runs in; None elsewhere.
+    """The container of a training job that this process runs in; None elsewhere.
+
+    The hyperparameters come from the variable ``SM_HPS``, which SageMaker's toolkit sets, else from SageMaker's file.
 
     Raises:
         UserError: hyperparameters that are no mapping.
@@ -68,7 +72,11 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
 
 
 def _as_text(value: object) -> str:
-    """A hyperparameter as on a command line: SageMaker keeps text, which its SDK writes as JSON."""
+    """A hyperparameter as on a command line: SageMaker keeps text, which its SDK writes as JSON.
+
+    ``'"adamw"'`` becomes ``adamw``; ``'3'``, ``'[1, 2]'`` and ``'adamw'`` stay as they are; what is not text is written
+    as JSON.
+    """
     if not isinstance(value, str):
         return json.dumps(value)
     with suppress(ValueError):
@@ -124,10 +132,14 @@ def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
-    """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere.
+    """Writes why a job failed to ``/opt/ml/output/failure``, where SageMaker reads it. Does nothing elsewhere.
+
+    The first reason of a machine's processes stays. A disk that can't be written is passed over, as the failure itself is
+    reported on stderr.
 
     Args:
         reason: one line; SageMaker shows 1,024 characters of it.
+        env: the process's environment.
     """
     folder = base(env)
     if not (folder / "input" / "config").is_dir():

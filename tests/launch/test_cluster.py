@@ -14,6 +14,7 @@ import pytest
 from kd.cli import train_main
 from kd.errors import UserError
 from kd.launch.cluster import Cluster, marker, recognise
+from kd.launch.ray_nodes import prepare_data
 from tests._forks import start, status_of
 
 NOWHERE = Path("/nonexistent")
@@ -239,6 +240,14 @@ def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     assert status_of(pid) == 143, log.read_text()
+
+
+def test_a_port_of_ray_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kd.launch.ray_nodes.check_ray", lambda: None)
+    monkeypatch.setenv("KD_RAY_PORT", "ray")
+    machine = Cluster("KD_ROLE", num_nodes=1, devices=None, role="data", data_nodes=1)
+    with pytest.raises(UserError, match="KD_RAY_PORT: must be a whole number >= 1, got 'ray'"):
+        prepare_data(machine)
 
 
 def test_a_job_finds_its_run_by_its_name_and_its_command(tmp_path: Path) -> None:
