@@ -42,7 +42,10 @@ class Box:
     """The sides are shares of the picture's width and height; else pixels."""
 
     def in_pixels(self, height: int, width: int) -> list[float]:
-        """The sides in pixels of a picture, cut off at its edges."""
+        """[left, top, right, bottom] in pixels of a picture of ``height`` x ``width`` pixels, cut off at its edges.
+
+        A box beside the picture has a right edge that is not right of its left one, or likewise top and bottom.
+        """
         left, top, right, bottom = self.sides
         if self.relative:
             left *= width
@@ -198,7 +201,19 @@ def _yolo_kinds(root: Path, key: str) -> list[str]:
 
 
 def _yolo_boxes(file: Path, kinds: Sequence[str], key: str) -> list[Box]:
-    """Lines of class, middle and size, in shares of the picture; a picture without a file has no boxes."""
+    """The boxes of one picture; one without a file has none.
+
+    A line is ``CLASS X Y WIDTH HEIGHT``: the class's number from 0, the box's middle and its size as shares (0..1) of the
+    picture's width and height.
+
+    Args:
+        file: in ``labels``.
+        kinds: names of the classes by number.
+        key: the setting that names the folder, for messages.
+
+    Raises:
+        UserError: another kind of line, or a class without a name.
+    """
     if not file.is_file():
         return []
     boxes = []

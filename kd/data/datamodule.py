@@ -341,6 +341,7 @@ class DistillationDataModule(LightningDataModule):
         return self._pictures(split, view), collate
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
+        """A split of the source, each picture changed by ``transform`` when its sample is read."""
         return PictureSet(
             split, transform, self.seed, self.source, self.splits.max_pixels, self.size
         )
@@ -593,6 +594,7 @@ class SampledPictures:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Target]]:
+        """Decodes one picture after another, in this process."""
         for number in self.numbers:
             picture, *_ = self.pictures[number, 0]
             yield picture, self.targets[number]

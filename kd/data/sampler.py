@@ -191,13 +191,25 @@ class TrainBatches(Sampler[list[Key]]):
         return self.length + sequence[start : start + count]
 
     def _once(self, epoch: int, count: int) -> np.ndarray:
-        """An epoch's ``count`` unlabelled samples, in the order of the endless sequence without its repetitions."""
+        """An epoch's ``count`` unlabelled samples, each once, ``(count,)``; ``count`` is at most all of them.
+
+        In the order of the endless sequence from the epoch's place on, without the samples that repeat there. ``count`` and
+        one more permutation always hold so many different ones.
+        """
         samples = self._in_turn(epoch * count, count + self.unlabelled)
         _, first_places = np.unique(samples, return_index=True)
         return samples[np.sort(first_places)][:count]
 
     def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
-        """All samples once, and pairs of unlabelled ones again, ``repeated`` (even) samples more."""
+        """An epoch that mixes pairs and needs more unlabelled samples than there are: all samples, some pairs again.
+
+        Args:
+            rng: of the epoch.
+            repeated: how many unlabelled samples come again, in whole pairs; even.
+
+        Returns:
+            ``(epoch_length(),)``; samples 2k and 2k + 1 are a pair.
+        """
         # Pairs of unlabelled samples, which may repeat; one sample may be left over.
         unlabelled = self.length + rng.permutation(self.unlabelled)
         unlabelled_pairs, left_over = _pairs(unlabelled)

@@ -15,7 +15,7 @@ from kd.data.sources.base import (
     named,
 )
 from kd.data.sources.files import FileSplit, printable, said
-from kd.data.sources.folder import ImageFolder, class_folders, classes_below
+from kd.data.sources.folder import ImageFolder, classes_below
 from kd.data.sources.food101 import Food101
 from kd.data.sources.foodtag import FoodTagCalories, FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
@@ -30,6 +30,6 @@ from kd.machine import cache_dir
 __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
-    "cache_dir", "class_folders", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
+    "cache_dir", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
     "pictures_below", "pictures_in_list", "printable", "said",
 ]  # fmt: skip

@@ -332,7 +332,16 @@ def _visible(place: Place, folder: str) -> list[str]:
 
 
 def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
-    """The sorted names of the folders in ``path``, but those that programs leave behind; errors name ``key``."""
+    """The sorted names of the folders in ``path``, but those that programs leave behind.
+
+    Args:
+        path: folder or URL.
+        key: the setting that names it, for messages.
+        place: where it is.
+
+    Raises:
+        UserError: no such folder, no folders in it, or a name that is not UTF-8.
+    """
     if not place.is_folder(path):
         raise UserError(f"{key}: folder {path} not found")
     names = _visible(place, path)

@@ -280,7 +280,18 @@ def _check_there(
 def _table(
     text: str, path: Column, delimiter: str | None
 ) -> tuple[list[Column], list[dict[Any, Any]], Column]:
-    """A table's columns, its rows by column, of which short ones end with None, and the column of the paths."""
+    """A table's columns, its rows as {column: text}, and the column of the paths.
+
+    A row that is shorter than the header has None for the rest; of two columns of one name the first counts.
+
+    Args:
+        text: of the file.
+        path: the column of the paths, by name; by number the table has no header, and its columns are numbers.
+        delimiter: between columns; None: found by the first line.
+
+    Raises:
+        Unfit: a row that is longer than the header or has no path, or no column of paths.
+    """
     if delimiter is None:
         first_line = text.lstrip().partition("\n")[0].rstrip("\r")
         delimiter = _sniffed(first_line, path)

@@ -180,7 +180,13 @@ class Manifest(Source):
         return targets
 
     def _numbers(self, split: str, pictures: ListedPictures) -> list[list[float]]:
-        """The targets of a split for a regression; NaN where a number is missing."""
+        """The targets of a split for a regression: for each picture a number of each column, NaN where it is missing.
+
+        Also sets :attr:`classes` to the names of the columns.
+
+        Raises:
+            UserError: a field is no number, or a column has none in this split.
+        """
         self.classes = list(self.targets or [])
         where = f"data.source.{split}: {self._file(split)}"
         rows = []

@@ -43,7 +43,7 @@ class Shards(Source):
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
         self.cache_bytes = bytes_of(cache_gb)
         self.root = expanded(root).rstrip("/")
-        self._indices: dict[str, tuple[dict[str, Any], str]] = {}
+        self._indices: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split
 
     def load(self, split: str) -> Split:
         """Reads a split's index; the classes become the source's.

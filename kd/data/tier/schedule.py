@@ -324,7 +324,14 @@ class Scheduler:
         return None
 
     def done(self, maker: Worker, job: BatchJob, made: Made, now: float) -> None:
-        """A maker has made a batch; the second of two is left aside. ``now``: seconds on the clock of :meth:`give`."""
+        """A maker has made a batch, which becomes ready for :meth:`take`; the second of two is dropped, and counts nowhere.
+
+        Args:
+            maker: is free for another now.
+            job: what it was given.
+            made: the batch, or why it was not made.
+            now: seconds on the clock of :meth:`give`.
+        """
         if job in maker.jobs:
             maker.jobs.remove(job)
         machine = maker.machine
