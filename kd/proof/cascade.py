@@ -167,7 +167,7 @@ def _sequence(rising: bool) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class Goal:
-    """What the cascade should reach; one of the three."""
+    """What the cascade should reach: exactly one of its numbers is set."""
 
     accuracy: float | None = None
     """At least so accurate, in 0..1."""

@@ -99,7 +99,10 @@ def _subscripted(node: ast.Subscript) -> object:
 
 
 def _limit(node: ast.expr) -> object:
-    """A ``Range`` or ``Like`` in an annotation, written out or by its name in ``kd/settings.py``; None for others."""
+    """A ``Range`` or ``Like`` in an annotation, written out or by its name in ``kd/settings.py``; None for others.
+
+    They are made of the source's text alone: no code of the annotation runs.
+    """
     called = node
     if isinstance(node, ast.Call):
         called = node.func
@@ -143,7 +146,11 @@ def within(kind: object, limit: Range) -> object:
 
 
 def members(kind: object) -> tuple[Any, ...]:
-    """The types of a union; of any other type itself."""
+    """The types of a union, in order; of any other type itself.
+
+    >>> members(int | None), members(dict[str, int])
+    ((<class 'int'>, <class 'NoneType'>), (dict[str, int],))
+    """
     if get_origin(kind) in (Union, UnionType):
         return get_args(kind)
     return (kind,)

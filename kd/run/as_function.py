@@ -65,7 +65,7 @@ def _folder() -> Iterator[None]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Afterwards, the process's environment variables are as before."""
+    """Afterwards, the process's environment variables are as before; those that did not change are not written."""
     before = dict(os.environ)
     try:
         yield

@@ -10,7 +10,9 @@ from kd.run.claim import confidence_of, number_between
 from kd.run.own_keys import truth
 
 KEYS = ("cascade", "accuracy", "share", "latency_ms", "score")
+"""The command's own keys that :func:`wish_of` reads, beside ``margin`` and ``confidence``."""
 GOALS = ("accuracy", "share", "latency_ms")
+"""Keys of which at most one may be given."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,16 @@ class CascadeWish:
     confidence: float
     """With which the goal is met, in 0.5..1."""
     score: Score
-    """How sure the student is."""
+    """The measure of how sure the student is (:data:`kd.proof.cascade.SCORES`)."""
     latency_ms: float | None = None
-    """Most milliseconds of a picture, on average."""
+    """Most milliseconds that a picture takes, on average over those that the student alone answers and those that the
+    teacher is asked for too; None: the goal is no time."""
 
 
 def wish_of(options: Mapping[str, str]) -> CascadeWish | None:
     """The wish of a command's own keys; None without ``cascade=true``.
+
+    Without a goal it is ``accuracy=teacher``, within ``margin`` points (1 where it is not given).
 
     Raises:
         UserError: a value out of range, two goals, or a key that has no effect.

@@ -10,6 +10,7 @@ from kd.errors import UserError
 from kd.proof.certificate import ProofMargin
 
 KEYS = ("margin", "confidence", "groups")
+"""The command's own keys that :func:`claim_of` reads."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,16 @@ class Claim:
     """What ``margin=`` asks for, checked."""
 
     wanted: ProofMargin
-    """Margin and confidence."""
+    """Margin (a fraction: ``margin=1`` is 0.01) and confidence."""
     groups: re.Pattern[str] | None = None
-    """What pictures that belong together share in their names."""
+    """Its first brackets match what pictures that belong together share in their names; None: each is its own group."""
 
 
 def claim_of(options: Mapping[str, str]) -> Claim | None:
     """The claim of a command's own keys; None without ``margin``.
+
+    Args:
+        options: the keys that were given, as text; ``margin`` in points (hundredths).
 
     Raises:
         UserError: a value out of range, or a key that has no effect without ``margin``.
@@ -45,7 +49,7 @@ def claim_of(options: Mapping[str, str]) -> Claim | None:
 
 
 def confidence_of(options: Mapping[str, str]) -> float:
-    """The confidence of a command's own keys, one-sided, in 0.5..0.999.
+    """The confidence of a command's own keys, one-sided, > 0.5 and <= 0.999; 0.95 where none is given.
 
     The exact test spends :data:`kd.proof.paired.NUISANCE`, 0.0001, of the error on the share of pictures on which the
     models differ; above 0.999 too little would be left.

@@ -41,6 +41,7 @@ class _Strict(BoundedLoader):
 
 @lru_cache(maxsize=16)  # a command reads its files several times
 def _content(text: str) -> object:
+    """The content of a YAML text; it is shared by all who read the same text, so callers copy it."""
     return yaml_of(text, _Strict)
 
 
@@ -84,13 +85,21 @@ GROUPS = {
     "checkpoint",
     "monitor",
 }
-"""Keys that every run's settings hold."""
+"""Keys that the settings of every finished run hold: a ``config.yaml`` without them was cut short."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """A control character."""
 
 
 def check_text(tree: object, where: str = "") -> None:
-    """Settings become lines of scripts, tables and records: none holds a line break or another control character."""
+    """Refuses control characters: settings become lines of scripts, tables and records.
+
+    Args:
+        tree: nested settings, or settings by key.
+        where: begins the message, such as ``FILE: ``.
+
+    Raises:
+        UserError: a key or a value with a line break or another control character.
+    """
     for key, value in leaves(tree):
         text = str(value)
         if CONTROL.search(key):
@@ -102,7 +111,13 @@ def check_text(tree: object, where: str = "") -> None:
 
 
 def check_whole(file: Path) -> None:
-    """Refuses a run's settings that were cut short: what they lack would take its default in silence."""
+    """Refuses a run's ``config.yaml`` that was cut short: what it lacks would take its default in silence.
+
+    Whole is one between :data:`BEGIN` and :data:`END`, or, without these, one with all of :data:`GROUPS`.
+
+    Raises:
+        UserError: names the file.
+    """
     given = read(file)
     text = text_of(file)
     if not (
@@ -114,7 +129,13 @@ def check_whole(file: Path) -> None:
 
 
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested dicts and lists with their dotted keys; a list's items have its own key."""
+    """All values of nested dicts and lists with their dotted keys; a list's items have its own key.
+
+    An empty dict or list is a value.
+
+    >>> [*leaves({"a": {"b": [1, 2]}, "c": {}})]
+    [('a.b', 1), ('a.b', 2), ('c', {})]
+    """
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from leaves(value, f"{path}.{key}" if path else str(key))

@@ -115,7 +115,11 @@ def check_downloads(config: Mapping[str, Any]) -> None:
 
 
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
+    """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each; {} without one.
+
+    Args:
+        model: the settings ``model``, resolved.
+    """
     one = model.get("teacher")
     several = model.get("teachers") or {}
     if one:

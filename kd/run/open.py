@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 def open_run(place: str, request: Request | None = None) -> "FinishedRun":
     """A finished run. Its student's file says what the student and its task are.
 
-    Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured.
+    Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured; both
+    when they are first used.
+
+    Args:
+        place: the run's folder, that of one of several students, or a URL, which is fetched.
+        request: a command line whose settings (``data.*``, ``model.teacher.*``) count before the run's; None: none.
+
+    Raises:
+        UserError: no finished run there, or settings or a student's file that name code which is not trusted.
     """
     folder = finished_at(place, "config.yaml")
     from kd.run.build import data_of, student_in, task_in, teacher_specs

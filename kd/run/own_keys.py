@@ -8,7 +8,11 @@ from kd.run.request import Request
 
 
 def take(request: Request, *keys: str) -> dict[str, str]:
-    """Removes a command's own ``key=value`` items from the request; the last of each counts."""
+    """Removes a command's own ``key=value`` items from the request; the last of each counts.
+
+    Returns:
+        The text of each key that was given.
+    """
     taken: dict[str, str] = {}
     others: list[str] = []
     for item in request.overrides:
@@ -25,6 +29,8 @@ def whole_number(
     own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None
 ) -> int:
     """A whole number from ``low`` to ``high`` among a command's own keys; ``default`` without one.
+
+    ``high`` of None: no limit but nine digits.
 
     Raises:
         UserError: anything else.
@@ -66,6 +72,8 @@ def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
 def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> float:
     """The number in ``text``: > 0 (or 0 where ``or_zero``) and < ``below``.
 
+    ``below`` keeps a slip of the keyboard out; ``math.inf`` allows any finite number.
+
     Raises:
         UserError: anything else; ``key`` is named.
     """
@@ -80,7 +88,11 @@ def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> 
 
 
 def truth(own: dict[str, str], key: str) -> bool:
-    """A yes or no of a command's own keys; no where it is not given."""
+    """A yes or no of a command's own keys: ``true`` or ``false`` in any case; False where it is not given.
+
+    Raises:
+        UserError: anything else.
+    """
     text = own.get(key, "false").lower()
     if text not in ("true", "false"):
         raise UserError(f"{key}: must be true or false, got '{own[key]}'")
@@ -88,7 +100,19 @@ def truth(own: dict[str, str], key: str) -> bool:
 
 
 def take_all(request: Request, *keys: str, of_data: bool = True) -> dict[str, str]:
-    """Removes a command's own items; refuses all others, but for those of the data and the teachers (``of_data``)."""
+    """Removes a command's own items; refuses all others, but for those of the data and the teachers (``of_data``).
+
+    Args:
+        request: loses the own items.
+        keys: the command's own keys.
+        of_data: whether ``data.*`` and ``model.teacher*`` stay in the request, as settings of a finished run.
+
+    Returns:
+        The text of each own key that was given.
+
+    Raises:
+        UserError: another key.
+    """
     own = take(request, *keys)
     foreign = [
         item

@@ -8,6 +8,7 @@ from kd.errors import UserError, did_you_mean
 from kd.run import keys
 
 SETTINGS = (".yaml", ".yml")
+"""Endings of files of settings."""
 
 
 def is_file(value: str) -> bool:
@@ -18,19 +19,24 @@ def is_file(value: str) -> bool:
 
 
 def holds_settings(key: str) -> bool:
-    """Whether a key takes a group of settings, a class, a dict or a list, and no text of its own."""
+    """Whether a key takes a group of settings, a class, a dict or a list, and no text of its own.
+
+    Then a text with the ending of a YAML file is a file of its value. A student's keys (``students.NAME.``) and those of
+    ``model.teachers.NAME`` count as the run's own; "" is the whole tree.
+    """
     key = re.sub(r"^students\.[^.]+(\.|$)", "", key)
     key = re.sub(r"^model\.teachers\.[^.]+", "model.teacher", key)
     return not key or _takes_no_text(key)
 
 
 def _takes_no_text(key: str) -> bool:
-    """Groups, and keys whose type is a class, a dict or a list without ``str`` beside it."""
+    """Groups, and keys whose type is a class, a dict or a list without ``str`` beside it; False for an unknown key."""
     known = keys.schema()
     if key in ("trainer.logger", "trainer.strategy"):  # names and classes
         return True
     if key not in known:
         return any(name.startswith(f"{key}.") for name in known)
+    # the type as text: without the words of a Literal, then without what a container holds (list[str] takes no text)
     kind = re.sub(r"'[^']*'", "", known[key].type)
     text = re.search(r"\bstr\b", re.sub(r"\[[^\[\]]*\]", "", kind))
     return not text and bool(
@@ -38,12 +44,17 @@ def _takes_no_text(key: str) -> bool:
     )
 
 
-PARTS = ("EachLayer", "FeatureRegression")  # what losses are made of
+PARTS = (
+    "EachLayer",
+    "FeatureRegression",
+)  # classes that losses are made of: ``--list losses`` leaves them out
 PACKAGE = Path(__file__).parent.parent
 
 
 def folder(kind: str) -> Path:
-    """The folder of ``recipes`` or ``configs``: the wheel carries them as ``kd/_recipes`` and ``kd/_configs``."""
+    """The folder of a kind's files, ``recipes`` or ``configs``: in a wheel ``kd/_recipes`` and ``kd/_configs``, in a
+    checkout beside ``kd``.
+    """
     inside = PACKAGE / f"_{kind}"
     if inside.is_dir():
         return inside
@@ -51,7 +62,7 @@ def folder(kind: str) -> Path:
 
 
 OTHER_NAMES = {"distill": "grocery_vit"}
-"""Other names of recipes."""
+"""Other names of recipes: name -> file's name."""
 
 
 def names(kind: str) -> dict[str, str]:
@@ -84,7 +95,12 @@ def listing(kind: str, prefix: str) -> str:
 
 
 def part_of(overlay: str, recipe: str) -> list[Path]:
-    """What an overlay changes of one recipe alone: ``recipes/<overlay>/<recipe>.yaml``, where there is such a file."""
+    """What an overlay changes of one recipe alone: ``recipes/<overlay>/<recipe>.yaml``; [] where there is no such file.
+
+    Args:
+        overlay: its name, as in ``config=``.
+        recipe: the recipe's name.
+    """
     file = folder("recipes") / overlay / f"{recipe}.yaml"
     if file.is_file():
         return [file]
@@ -108,9 +124,9 @@ def find(kind: str, name: str) -> Path:
         raise UserError(f"no file {name}")
     if kind == "recipes":
         name = OTHER_NAMES.get(name, name)
-    found = folder(kind) / f"{name}.yaml"
-    if found.is_file():
-        return found
+    file = folder(kind) / f"{name}.yaml"
+    if file.is_file():
+        return file
     what = {"recipes": "recipe", "configs": "overlay"}[kind]
     known = [*names(kind)]
     if kind == "recipes":
@@ -119,7 +135,14 @@ def find(kind: str, name: str) -> Path:
 
 
 def listed(kind: str) -> str:
-    """What ``--list`` prints: recipes and overlays, or the losses, sources, tasks or models that there are."""
+    """What ``--list KIND`` prints.
+
+    Args:
+        kind: ``losses``, ``sources``, ``tasks``, ``models`` (timm's; imports it) or ``classes``; "": recipes and overlays.
+
+    Raises:
+        UserError: another kind.
+    """
     if not kind:
         return listing("recipes", "recipe=") + listing("configs", "config=")
     if kind == "models":
@@ -134,7 +157,7 @@ def listed(kind: str) -> str:
         raise UserError(
             f"--list: lists {', '.join([*keys.CLASSES, 'models', 'classes'])}, not '{kind}'"
         )
-    found = keys.subclasses(*keys.CLASSES[kind])
+    first_lines = keys.subclasses(*keys.CLASSES[kind])
     return "".join(
-        f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS
+        f"  {name:<20} {text}\n" for name, text in sorted(first_lines.items()) if name not in PARTS
     )

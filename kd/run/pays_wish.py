@@ -11,10 +11,12 @@ from kd.run.own_keys import whole_number
 from kd.storage.objects import is_url
 
 KEYS = ("pays", "pretrained", "seeds", "steps")
+"""The command's own keys that :func:`pays_of` reads."""
 MOST_SEEDS = 20
 STEPS = 300
-"""Of a detector, 4 pictures each."""
+"""Optimizer steps of a detector, 4 pictures each."""
 MOST_STEPS = 1_000_000
+"""The largest ``steps=`` that is taken."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class PaysWish:
     pretrained: str = ""
     """``true``: timm's pre-trained weights of the same architecture; else their file. "": the run's own start."""
     seeds: int = 3
-    """How often each start is measured, >= 2."""
+    """How often each start is measured, 2..20: an interval needs two."""
     steps: int | None = None
-    """Of each detector, where the folder has boxes; None: :data:`STEPS`."""
+    """Optimizer steps of each detector, where the folder has boxes; None: not given (:data:`STEPS`)."""
 
     @property
     def has_boxes(self) -> bool:

@@ -26,7 +26,8 @@ from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
 from kd.storage.writing import check_folders, guard
 
-START = ("checkpoint", "pretrained", "inherit")  # of model.student
+START = ("checkpoint", "pretrained", "inherit")
+"""Settings of ``model.student`` that say where its first weights come from."""
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -46,7 +47,15 @@ class Resumed:
 
     @classmethod
     def named(cls, name: str, together: bool = False) -> "Resumed":
-        """The run of a folder, a recipe's ``latest``, a checkpoint in a run, or the URL of one, which is fetched."""
+        """The run of a folder, a recipe's ``latest``, a checkpoint in a run, or the URL of one, which is fetched.
+
+        Args:
+            name: as in ``resume=``.
+            together: whether the processes of several machines call this, so that each machine fetches it.
+
+        Raises:
+            UserError: no such folder, one without a checkpoint, or a checkpoint of weights alone.
+        """
         path = Path(name)
         if is_url(name):
             url, slash, file = name.rpartition("/checkpoints/")
@@ -66,7 +75,16 @@ class Resumed:
 
 
 def resumed_by(request: Request, together: bool = False) -> Resumed | None:
-    """The run that the command line resumes; its own settings are the recipe unless one is given."""
+    """The run that the command line resumes, None without ``resume=``; its settings become the request's recipe unless
+    one is given.
+
+    Args:
+        request: its ``recipe`` may be set.
+        together: as of :meth:`Resumed.named`.
+
+    Raises:
+        UserError: as of :meth:`Resumed.named`, and for settings that were cut short.
+    """
     if request.resume is None:
         return None
     resumed = Resumed.named(request.resume, together)
@@ -101,7 +119,7 @@ def place_of(
     command: Sequence[str],
     together: bool = False,
 ) -> Place:
-    """Where the run goes, and what it resumes.
+    """Where the run goes, and what it resumes. The first process checks that it can write there; nothing is created.
 
     Args:
         config: the settings.
@@ -122,6 +140,7 @@ def place_of(
         check_writable(resumed.folder if resumed else runs)
         if config["name"] and resumed is None and job is None and (runs / config["name"]).exists():
             raise UserError(f"name: there is a run {runs / config['name']} already")
+    # a restarted job resumes the run that its first start has begun
     marker = job_marker(job, runs, command)
     if marker and resumed is None:
         fetched_marker(runs_dir, marker, together)
@@ -235,7 +254,15 @@ def _run_of(path: Path) -> Path:
 
 
 def _kept_in(folder: Path, runs_dir: str) -> str:
-    """The URL of the runs in a store that a local folder is the copy of; a user's error where it is none."""
+    """The URL of the folder of all runs, in a store, of which a local run's folder is a copy.
+
+    Args:
+        folder: of the run, on this disk.
+        runs_dir: the setting, for the message.
+
+    Raises:
+        UserError: the folder is no copy of a run in a store.
+    """
     url = url_of(folder)
     if not url or on_disk(url, "resume").resolve() != folder.resolve():
         raise UserError(
@@ -257,9 +284,10 @@ def _begun_before(marker: Path) -> Resumed | None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """The newest whole checkpoint of a run; the first process warns of damaged ones.
+    """The newest whole checkpoint of a run's folder; the first process warns of damaged ones.
 
-    A user's error without a whole one.
+    Raises:
+        UserError: none is whole.
     """
     checkpoint, damaged = newest_whole(folder / "checkpoints")
     problems = "; ".join(f"{file} can't be loaded: {problem}" for file, problem in damaged.items())
@@ -311,6 +339,11 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
 
 
 def _ema_decay(config: Mapping[str, Any], student: str) -> float | None:
-    """A student's ``model.ema_decay``: its own setting, else that of all students."""
+    """A student's ``model.ema_decay``: its own setting, else that of all students; None without an average.
+
+    Args:
+        config: all settings of a run.
+        student: a name among ``students``; "" for a single one.
+    """
     own_settings = (config.get("students") or {}).get(student) or {}
     return flatten(own_settings).get("model.ema_decay", config["model"]["ema_decay"])

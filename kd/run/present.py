@@ -62,7 +62,7 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
 
     Args:
         config: the resolved settings.
-        resumed: the run is resumed: its student has its weights.
+        resumed: the run is resumed: its student's weights are in the checkpoint, so the file they began with may be gone.
 
     Raises:
         UserError: names the setting, the missing path, and what is read there.

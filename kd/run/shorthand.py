@@ -15,6 +15,7 @@ from kd.storage.objects import is_url
 
 SOURCE = "data.source"
 LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
+"""Endings of files that list pictures."""
 OF_A_FOLDER = ("Pictures", "SegmentationFolder")
 """A recipe's sources that stay what they are when a folder is given."""
 
@@ -23,8 +24,12 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
     """Words of a command line with all that they imply, in the order in which they count.
 
     Args:
-        overrides: ``key=value``.
-        contents: the settings of the recipe and of overlays.
+        overrides: ``key=value``, as typed.
+        contents: the settings of the recipe and of overlays, in rising priority.
+
+    Returns:
+        The words, with those that say the same in full in the place of short ones, and more words before and after them;
+        of two words for one key the later one counts.
 
     Raises:
         UserError: a folder that is missing, or a file that is no list of pictures.
@@ -99,7 +104,15 @@ def as_typed(message: str, words: Sequence[str]) -> str:
 
 
 def _source(word: str, source_name: str) -> list[str]:
-    """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is."""
+    """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is.
+
+    Args:
+        word: ``key=value``.
+        source_name: the class of the files' ``data.source``, without its package; "" without one.
+
+    Raises:
+        UserError: a YAML file that names no source, or a folder that is not there.
+    """
     key, _, path = word.partition("=")
     if key != SOURCE or path.startswith("{") or listed(path, "source"):
         return [word]

@@ -26,19 +26,21 @@ class Unbroken:
 
     Whoever prints may print a name from a file: of all control characters only new lines and tabs pass.
 
+    It stands in the place of ``sys.stdout`` or ``sys.stderr``: attributes that are not defined here are the stream's.
+
     Args:
-        stream: standard output or error; everything else is its own.
+        stream: standard output or error.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.has_written = False
+        self.has_written = False  # read by FirstLine
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes lines of text; for a reader that has gone they are dropped."""
+        """Writes lines of text; for a reader that has gone they are dropped. Returns the number of characters given."""
         self._write(in_lines(text))
         return len(text)
 
@@ -67,7 +69,11 @@ class Unbroken:
             self._silence(error)
 
     def _silence(self, error: OSError) -> None:
-        """Points the stream at /dev/null for all its holders, also for Python's flush at the exit."""
+        """Points the stream's descriptor at /dev/null for all its holders, also for Python's flush at the exit.
+
+        Raises:
+            OSError: ``error`` itself, unless it says that the reader has gone.
+        """
         if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: of a terminal that was closed
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -91,7 +97,7 @@ class FirstLine(MetaPathFinder):
         self.streams = streams
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Prints at the first of :data:`HEAVY`."""
+        """Prints at the first of :data:`HEAVY`; returns None, so that Python goes on to its own finders."""
         if name in HEAVY and not any(stream.has_written for stream in self.streams):
             print(f"kd-{self.command}: loading {name} ...", file=sys.stderr, flush=True)
 
@@ -101,6 +107,9 @@ def unbroken_output(command: str) -> Iterator[None]:
     """Inside, nothing that prints moves a terminal's cursor, or fails because its reader has gone.
 
     The first line comes before the first heavy import (:class:`FirstLine`), in the process that speaks for the job.
+
+    Args:
+        command: as of :class:`FirstLine`.
     """
     before = sys.stdout, sys.stderr
     streams = [Unbroken(stream) for stream in before]
@@ -119,7 +128,7 @@ def unbroken_output(command: str) -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Silences Lightning's hardware lines and tips, and warnings that call for nothing."""
+    """Silences Lightning's hardware lines and tips, and warnings that call for nothing; for the process, to its end."""
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # The last one: before the copy the module adds the teacher's answers, also to a loader that is not ours; after it

@@ -17,8 +17,9 @@ SEVERAL = "data.source.multi_label"
 NUMBERS = "data.source.targets"
 LABEL = "data.source.label_column"
 OFF = ("", "null", "false", "[]")
+"""Texts that switch an argument off."""
 PICTURES_WITH = {"MultiLabel": "several labels", "Regression": "numbers"}
-"""The tasks that exchange a recipe's settings, and what they learn."""
+"""The tasks that exchange a recipe's settings: by the name of their class what pictures are labelled with, for messages."""
 
 
 def words_of_task(

@@ -39,7 +39,8 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
      "the run's files are in runs_dir; callbacks, loggers and profilers of your own read it"),
     (r"name", lambda values: not any(values), ("resume",), "a resumed run keeps its folder"),
 )  # fmt: skip
-"""Settings (a pattern), the settings that decide whether something reads them, and what that is."""
+"""Of each: a pattern of settings; ``enough``, whether what the deciding settings are (bool each: on or off) lets something
+read them; the deciding settings, in which ``\\1`` is the pattern's group; and the reason that a message gives."""
 
 
 def check_read(
@@ -47,10 +48,15 @@ def check_read(
 ) -> None:
     """Refuses a setting of the recipe or command line that is idle; those of overlays and run folders may be.
 
+    Idle is a setting that differs from its default and that nothing reads (:data:`READERS`).
+
     Args:
         config: all settings, resolved.
         files: the settings of the recipe and of overlays, in rising priority.
         overrides: those of the command line, by key.
+
+    Raises:
+        UserError: the first one, with the settings that switch it off.
     """
     layers = [_plain_keys(layer) for layer in (*files, overrides)]
     settings = _plain_keys(config)
@@ -84,12 +90,12 @@ def _check(
         layers: all layers, by key, in rising priority.
     """
     for pattern, enough, switches, why in READERS:
-        found = re.fullmatch(pattern, name)
-        if not found:
+        match = re.fullmatch(pattern, name)
+        if not match:
             continue
         values: dict[str, Any] = {}  # of the settings that decide
         for switch in switches:
-            key = found.expand(switch)
+            key = match.expand(switch)
             has_keys_below = any(other.startswith(f"{key}.") for other in whole)
             values[key] = has_keys_below or whole.get(key, _default(key))
         are_on = [value not in (None, False, 0, "off") for value in values.values()]
@@ -115,5 +121,6 @@ def _newest(layers: list[dict[str, Any]], name: str) -> int:
 
 
 def _default(name: str) -> object:
+    """The default of a setting, by its plain key; None for one without a fixed name."""
     key = keys.schema().get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", name))
     return key.value if key else None
