@@ -54,7 +54,7 @@ def assemble(
         taps: the layers that a loss of that name reads.
         teacher_of: the teacher that a loss of that name reads.
         ema_decay: of the moving average of the weights; None: without.
-        optim: the optimizer's settings.
+        optim: the optimizer's settings; None: the defaults.
         teacher_drop: probability that a picture does without all teachers but one.
 
     Raises:
@@ -136,7 +136,16 @@ def assemble(
 
 
 def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
-    """What is learnt; a student without a classifier has one task, whatever the data's labels."""
+    """What is learnt; a student without a classifier has one task, whatever the data's labels.
+
+    Args:
+        task: of the settings; None: none is named.
+        head: whether the student has a classifier.
+        data: its classes count.
+
+    Raises:
+        UserError: a task that does not fit the student, or a classifier and pictures without labels.
+    """
     if head and isinstance(task, Features):
         raise UserError(
             "model.task: Features is for a student without a classifier (model.student.head=false)"
@@ -157,7 +166,9 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
 
 @dataclass(frozen=True)
 class Begun:
-    """A student's model before it has its teacher's layers; the last three are those of its ``Student``."""
+    """A student's model before it has its teacher's layers; the last three are arguments of its
+    :class:`~kd.distill.student.Student`, which explains them.
+    """
 
     spec: StudentSpec
     """The settings that the model is built from."""
@@ -193,7 +204,14 @@ def begin(
 
 
 def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
-    """Where the student's first weights come from, settled before data are read and the teacher is measured."""
+    """Where the student's first weights come from, settled before data are read and the teacher is measured.
+
+    Returns:
+        ``start``, ``note`` and ``parent`` of :class:`~kd.distill.student.Student`.
+
+    Raises:
+        UserError: ``inherit=true`` beside other weights, or with layers that do not fit.
+    """
     start = "scratch"
     if spec.pretrained or spec.checkpoint:
         start = "pre-trained"
@@ -230,7 +248,12 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
 
 
 def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentSpec:
-    """The settings of a student of ``arch: auto``: its first teacher's architecture in a quarter of its size."""
+    """The settings of a student of ``arch: auto``: its first teacher's architecture in a quarter of its size, at the
+    teacher's input size unless ``spec`` has one; ``kwargs`` of ``spec`` win.
+
+    Raises:
+        UserError: no teacher, or one whose layers can't be inherited.
+    """
     if teacher is None:
         raise UserError(
             f"model.student.arch: {AUTO} takes a relative of the teacher, and there is none"
@@ -293,7 +316,14 @@ def own_patches(spec: StudentSpec) -> StudentSpec:
 def _patches_of(
     parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool
 ) -> tuple[StudentSpec, str]:
-    """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say."""
+    """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say.
+
+    Args:
+        parent: the teacher whose layers it gets.
+        spec: the student's settings, without ``auto``; the same object comes back where they stay.
+        model: built from them.
+        auto: whether ``patch_size: auto`` was given.
+    """
     from kd.distill.inherit import matching_patches
 
     key = f"model.student.kwargs.{PATCHES}={AUTO}"

@@ -90,15 +90,20 @@ BASE_NAMES = {
 }
 """The names by which a class of the user's imports them."""
 Built: TypeAlias = Any
-"""An object of the class that settings name."""
+"""An object of the class that settings name, or a plain value."""
 BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
+"""How a builder's method is declared, for messages."""
 
 
 def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) -> None:
-    """Gives a run its data, module, trainer and folder; nothing is written.
+    """Gives a run its data, module, monitor's settings, trainer and folder; nothing is written.
+
+    The order matters: the seed comes before all that draws, the data's classes before the module, and the module before
+    the trainer, whose callbacks read it. Also called again for the same run with changed settings (``kd-size``).
 
     Args:
-        run: its settings are resolved.
+        run: its settings are resolved, and its teachers have their weights
+            (:func:`kd.run.train_first.with_teacher`).
         cluster: of the launcher; None: this machine.
         marker: file that names the run's folder for a restarted job.
 
@@ -150,13 +155,22 @@ def _data(run: Run) -> DistillationDataModule:
 
 
 def _module(run: Run, config: Tree) -> DistillationModule:
+    """The module of one student, with its teachers, losses and optimizer's settings.
+
+    Args:
+        run: has the data.
+        config: the run's settings, or those of one of several students.
+    """
     optim = built(OptimSettings, config["optim"], "optim", run.trusted)
     arguments = arguments_of(LearningSettings, config["model"], "model", run.trusted)
     return assemble(run.data.info, optim=optim, **arguments)
 
 
 def _together(run: Run) -> DistillationModule:
-    """One module of several students; each has the run's settings but for those of its own."""
+    """One module of several students; each has the run's settings but for those of its own, and begins at the run's seed.
+
+    Keeps each student's settings as text in ``run.student_configs``.
+    """
     modules: dict[str, DistillationModule] = {}
     for name, differences in run.config["students"].items():
         config = change(run.config, [differences or {}], run.trusted)
@@ -170,7 +184,11 @@ def _together(run: Run) -> DistillationModule:
 
 
 def _trainer_arguments(run: Run) -> dict[str, Any]:
-    """Arguments of Lightning's Trainer; loggers with arguments are built once the run has a folder."""
+    """Arguments of Lightning's Trainer, with ``RUN`` in them replaced by what stands for the run's folder until it has one
+    (:func:`kd.callbacks.run_folder.unclaimed`).
+
+    Loggers with arguments are left out, for :attr:`Run.loggers`: they are built once the run has its folder.
+    """
     runs = on_disk(run.config["runs_dir"], "runs_dir") / run.config["recipe"]
     settings = in_folder(run.config["trainer"], unclaimed(runs))
     loggers = run.config["trainer"]["logger"]
@@ -185,23 +203,30 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
 
 
 def _loggers(trusted: Sequence[str], specs: Sequence[Mapping[str, Any]]) -> list[Logger]:
-    """Loggers of their classes and arguments; ``trusted`` as in :func:`data_of`."""
+    """Loggers of their class paths and arguments (``specs``); ``trusted`` as in :func:`data_of`."""
     return [built(Any, spec, "trainer.logger", trusted) for spec in specs]
 
 
 def _seed(run: Run) -> None:
+    """Seeds Python, NumPy and torch with the setting ``seed``, and the loaders' processes by it."""
     logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
     seed_everything(run.config["seed"], workers=True, verbose=False)
 
 
 def check_groups(run: Run) -> None:
-    """Reports mistakes in the groups that are built in a run alone: before machines cost money."""
+    """Reports mistakes in the groups that are built in a run alone: ``kd-launch`` calls it before machines cost money.
+
+    Raises:
+        UserError: names the key.
+    """
     built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
     built(OptimSettings, run.config["optim"], "optim", run.trusted)
 
 
 def _check_built(run: Run) -> None:
-    """Checks that need built objects: losses and classes, batch size and processes, precision, how processes start."""
+    """Checks that need built objects: losses and classes, batch size and processes, the cache's precision, and whether
+    the Trainer would move the run into a child process.
+    """
     for name, module in run.module.students.named().items():
         key = "model"
         if name:
@@ -218,12 +243,17 @@ def _check_built(run: Run) -> None:
 
 
 def check_losses(objective: Objective, key: str, classes: int) -> None:
-    """Rejects losses over logits that are NaN or infinite on four made-up answers.
+    """Rejects losses over logits whose value or gradient is NaN or infinite on a few made-up answers.
+
+    Copies of the losses are tried. One that raises is passed over: it says what it needs where it is used.
 
     Args:
         objective: of a student.
         key: where its settings are, for messages.
-        classes: C of the data.
+        classes: C of the data; 0: nothing is tried.
+
+    Raises:
+        UserError: names the loss and its numbers.
     """
     trial = None
     if classes:
@@ -260,7 +290,7 @@ def data_of(
     trusted: Sequence[str] = (),
     listed_sources: dict[str, Any] | None = None,
 ) -> DistillationDataModule:
-    """The data of resolved settings; the engine ``ray`` is replaced by loading in this process.
+    """The data of resolved settings, for all but a training; the engine ``ray`` is replaced by loading on this machine.
 
     Args:
         config: all settings.
@@ -285,7 +315,9 @@ def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
 
 
 def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]:
-    """Validation metrics of a run with the settings ``config``, the primary one first; nothing but the task is built.
+    """Names of the validation metrics (``acc1``) of a run with the settings ``config``, the primary one first.
+
+    Nothing but the task is built.
 
     ``trusted``: classes that the user trusts.
     """
@@ -317,7 +349,7 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
 
 
 def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preprocess, list[str]]:
-    """The model in ``student.safetensors``, its input and its classes.
+    """The model in ``student.safetensors`` with its weights, its input, and the names of its classes by class id.
 
     Args:
         file: says itself what its model is.
@@ -332,7 +364,11 @@ def untrained_student_in(file: Path, trusted: Sequence[str], seed: int) -> nn.Mo
 
 
 def task_in(file: Path, trusted: Sequence[str]) -> Task:
-    """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification."""
+    """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification.
+
+    Raises:
+        UserError: the file names a class that is no task, or is not trusted.
+    """
     content = student_metadata_in(file).task
     task = built(foreign("Task"), content, f"{file}: task", trusted)
     if task is None:
@@ -352,6 +388,9 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
         value: resolved.
         key: the setting, for messages.
         trusted: what the user trusts beside the list of classes.
+
+    Returns:
+        Of a dict without a class, or a list, the same with its entries built; a duration as ``timedelta``.
 
     Raises:
         UserError: names ``key``, also where a class refuses its arguments.
@@ -406,6 +445,9 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
         kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; empty: a class of the user's is above it.
         key: the setting, for messages.
         trusted: what the user trusts beside the list of classes.
+
+    Raises:
+        UserError: a class that is not allowed there, or whatever it raises as it is built, in one line.
     """
     name = value["class_path"]
     cls = class_named(name, kind, key, trusted)
@@ -425,7 +467,9 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
 
 
 def _check_base(cls: type, kind: str, key: str) -> None:
-    """Refuses a class that is not of the kind that a place takes."""
+    """Refuses a class that is not of the kind that a place takes: by its base, and in the place of a builder, which has
+    none, by its methods.
+    """
     base = BASES.get(kind)
     if base is None:
         return
@@ -477,7 +521,14 @@ def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
 
 
 def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception) -> str:
-    """A message of one line for a class that could not be built; where null was the reason, it names the null keys."""
+    """A message of one line for a class that could not be built; where null was the reason, it names the null keys.
+
+    Args:
+        cls: the class.
+        arguments: that it was given, as far as they were built.
+        key: its place.
+        error: that it raised.
+    """
     reason = " ".join(str(error).split()) or type(error).__name__
     if "NoneType" in reason:
         nulls = []

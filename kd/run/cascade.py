@@ -25,7 +25,8 @@ from kd.teachers import RunTeacher
 
 REPEATS = 15
 """Runs of each model on one picture; the median counts, without the first."""
-FEWEST = 40  # pictures
+FEWEST = 40
+"""Labelled pictures that a cascade needs, at least."""
 
 
 class Pair(Protocol):
@@ -55,7 +56,7 @@ class Sureness:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``; pictures without a label are left out.
+        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``; pictures without a label (-1) are left out.
 
         An answer with a NaN is wrong.
         """
@@ -98,13 +99,18 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
 def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) -> dict[str, Any]:
     """The curve, the threshold and its check, and milliseconds; the rule goes to the run's ``cascade.json``.
 
-    A goal that no threshold reaches leaves a rule that is there for another goal.
+    A goal that no threshold reaches leaves a rule that is there for another goal; then the result has ``kept_goal``, that
+    goal's text.
 
     Args:
         pair: the models.
         sureness: of the student on each picture.
         wish: the goal.
         place: the pictures' split.
+
+    Returns:
+        What :func:`kd.proof.cascade.choose` gives, with ``goal``, ``student_ms``, ``teacher_ms``, and ``ms`` in each row of
+        the curve: milliseconds of a picture, on average.
 
     Raises:
         UserError: too few pictures, or no time for the teacher.
@@ -117,6 +123,7 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
     goal = wish.goal
     if goal is None:
         assert wish.latency_ms is not None
+        # the student sees each picture, the teacher a share of them: student_ms + share * teacher_ms = latency_ms
         share = (wish.latency_ms - student_ms) / teacher_ms
         if share <= 0:
             raise UserError(
@@ -124,26 +131,30 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
             )
         goal = Goal(share=min(share, 1.0))
     plan = CascadePlan(goal, wish.confidence, wish.score)
-    found = choose(np.concatenate(sureness.features), student, teacher, plan)
-    found |= {"goal": wish.text, "student_ms": student_ms, "teacher_ms": teacher_ms}
-    rows = [*found["curve"], *(found[part] for part in ("chosen", "checked") if part in found)]
+    rule = choose(np.concatenate(sureness.features), student, teacher, plan)
+    rule |= {"goal": wish.text, "student_ms": student_ms, "teacher_ms": teacher_ms}
+    rows = [*rule["curve"], *(rule[part] for part in ("chosen", "checked") if part in rule)]
     for row in rows:
         row["ms"] = student_ms + row["share"] * teacher_ms
     if pair.run is None:
-        return found
+        return rule
     earlier = None
-    if found["threshold"] is None:  # a rule that was found before stays: it is for the same weights
+    if rule["threshold"] is None:  # a rule that was found before stays: it is for the same weights
         earlier = goal_of_rule(pair.run)
     if earlier is None:
-        write_json(pair.run / FILE, {**found, "weights": weights_digest(pair.run)})
+        write_json(pair.run / FILE, {**rule, "weights": weights_digest(pair.run)})
     else:
-        found["kept_goal"] = earlier
-    return found
+        rule["kept_goal"] = earlier
+    return rule
 
 
 @torch.inference_mode()
 def times_of(pair: Pair, place: str) -> tuple[float, float]:
-    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine."""
+    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine.
+
+    On the GPU where there is one; both models are left there. Loading the picture is not timed, making the model's input
+    of it is.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     first_batch = next(iter(pair.data.eval_dataloader(place)))
     image = first_batch["image"][:1].to(device)

@@ -28,7 +28,12 @@ LOOKS = "looks.json"
 
 
 def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
-    """The group of each picture, ``(N,)``, by the first brackets of a pattern in its name.
+    """The group of each picture, ``(N,)`` numbers from 0 on, by the first brackets of a pattern in its name.
+
+    Args:
+        split: has the pictures' names.
+        numbers: of the pictures in it, ``(N,)``.
+        pattern: with brackets; searched for in each name.
 
     Raises:
         UserError: a name in which the pattern is not found, or too few groups.
@@ -103,11 +108,12 @@ def check_pictures(
 
 
 def _key(place: str) -> str:
+    """The command's key that named the pictures, for messages."""
     return "folder" if place == "folder" else "split"
 
 
 def _shared_with_val(data: DistillationDataModule, place: str, judged: Split) -> int:
-    """How many of the pictures validated the run."""
+    """How many of the pictures validated the run: all where the splits hold the same, else those with the same file."""
     if place == "val":
         return len(judged.targets)
     val = data.splits.listed("val")[0]
@@ -123,6 +129,7 @@ def _how_many(names: Iterable[str], of_others: Iterable[str]) -> int:
 
 
 def _files(data: DistillationDataModule, name: str) -> Iterator[str]:
+    """The files of all parts of a split of this name, as :func:`_paths` has them."""
     for part in data.splits.listed(name):
         yield from _paths(part)
 
@@ -145,7 +152,11 @@ def _whole_run(folder: Path) -> Path:
 
 
 def _chose(run: Path) -> bool:
-    """Whether validation chose the epoch whose weights a run holds."""
+    """Whether validation chose the epoch whose weights a run holds; also where its summary does not say.
+
+    Args:
+        run: the run's folder, or that of one of its students.
+    """
     folder = _whole_run(run)
     summary = mapping_of(folder / "summary.json")
     if folder != run:
@@ -191,7 +202,7 @@ class Judged:
     """A model that was measured, with what it made of each picture."""
 
     name: str
-    """For the text."""
+    """How the certificate's text names it."""
     outcomes: PictureOutcomes
     """Of the model, and of its teacher where it has one."""
     classes: Sequence[str]
@@ -202,6 +213,9 @@ class Judged:
 
 def certificates(judged: Sequence[Judged], claim: Claim) -> list[dict[str, Any] | None]:
     """A certificate for each model: of a single one against its teacher, of several each against the first.
+
+    Returns:
+        As :func:`kd.proof.certificate.certify` gives them, in the models' order; of several the first has None.
 
     Raises:
         UserError: nothing to compare with, or a task without a certificate.
@@ -227,6 +241,15 @@ def certificates(judged: Sequence[Judged], claim: Claim) -> list[dict[str, Any] 
 def _certified(
     judged: Judged, reference: Outcomes, candidate: Outcomes, names: tuple[str, str], claim: Claim
 ) -> dict[str, Any]:
+    """The certificate of one model beside another on the same pictures.
+
+    Args:
+        judged: has the pictures and classes.
+        reference: what the other model made of them.
+        candidate: what the judged one made of them.
+        names: of both in the text, the reference's first.
+        claim: margin, confidence and groups.
+    """
     group = None
     if claim.groups is not None:
         group = group_of(judged.split, judged.outcomes.picture_numbers(), claim.groups)

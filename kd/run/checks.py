@@ -88,7 +88,9 @@ def _check_answers_of_files(config: dict[str, Any]) -> None:
 
 
 def _check_overlap(model: dict[str, Any]) -> None:
-    """A stored answer leaves nothing to overlap; a teacher's shards and CUDA graphs can't run beside a step."""
+    """Refuses ``overlap`` where a stored answer leaves nothing to overlap, or a teacher's shards or CUDA graphs can't run
+    beside the student's step.
+    """
     teachers = teachers_in(model)
     overlapping = [key for key, settings in teachers.items() if settings.get("overlap")]
     if not overlapping:
@@ -117,6 +119,7 @@ def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
 
 
 def _check_callbacks(trainer: dict[str, Any]) -> None:
+    """Refuses a second progress bar among ``trainer.callbacks``."""
     callbacks = trainer["callbacks"] or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         name = callback["class_path"].rpartition(".")[2]
@@ -128,7 +131,10 @@ def _check_callbacks(trainer: dict[str, Any]) -> None:
 
 
 def _check_sizes(data: dict[str, Any]) -> None:
-    """Pictures that the machine's memory can't hold are a slip of the keyboard."""
+    """Refuses pictures that the machine's memory can't hold, as uint8: they are a slip of the keyboard.
+
+    ``batch_size=auto`` counts as one picture. With ``crop_ratio`` a picture is resized to ``img_size / crop_ratio`` first.
+    """
     height, width = height_width(data["img_size"])
     memory = psutil.virtual_memory().total
     batch = data["batch_size"]
@@ -265,7 +271,7 @@ _PATCHES = re.compile(r"(?:vit|deit|beit|eva)\w*_patch(\d+)_")
 
 
 def notes_on_patches(model: Mapping[str, Any]) -> list[str]:
-    """Says which sizes of pictures a ViT can't divide into its patches: it sees nothing of a rest.
+    """Says which sizes of pictures a ViT can't divide into its patches: the model does not see the rest at the edges.
 
     Args:
         model: the settings ``model``.
@@ -324,7 +330,10 @@ def _no_multiple(side: int, divisors: Sequence[int], arch: str) -> str:
 
 
 def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str]:
-    """Says where pictures of a typed ``data.img_size`` are resized, as models have sizes of their own."""
+    """Says where pictures of a typed ``data.img_size`` are resized, as models have sizes of their own: a line a size.
+
+    ``typed``: keys of the command line.
+    """
     if "data.img_size" not in typed:
         return []
     size = height_width(config["data"]["img_size"])
@@ -343,19 +352,29 @@ def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str
 
 
 def with_key(error: Exception, config: dict[str, Any]) -> Exception:
-    """The user's mistake behind what was raised while settings became objects; any other error as it is."""
+    """The user's mistake behind what was raised while settings became objects; any other error as it is.
+
+    Our constructors begin a ValueError with the argument's name; its key in the settings, the one with the value that
+    the message ends with where several have the name, takes that place.
+
+    Args:
+        error: that was raised.
+        config: all settings.
+    """
     mistake = cause_of_kind(error, UserError)
     if mistake is not None or not isinstance(error, ValueError):
         return mistake or error
     message = " ".join(str(error).split())
     flat = flatten(config)
-    name = message.split(" ", 1)[0]  # our constructors begin a ValueError with the argument's name
+    name = message.split(" ", 1)[0]
     keys = [k for k in flat if k.split(".")[-1] == name]
-    found = [
+    with_value = [
         k
         for k in keys
         if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")
-    ] or keys
-    return UserError(
-        message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
-    )
+    ]
+    likeliest = with_value or keys
+    if not likeliest:
+        return UserError(message)
+    key = likeliest[0].replace(".init_args", "")
+    return UserError(message.replace(name, f"{key}:", 1))

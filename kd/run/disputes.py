@@ -20,9 +20,12 @@ from kd.storage.writing import write_json, write_text
 from kd.tasks.disputed import Disputed, disputed_labels
 
 TABLE = "disputed_labels.csv"
+"""The table of all disputed pictures, in the run's folder."""
 EXAMPLES = 24
 """Pictures on the page."""
 COLUMNS = ("picture", "label", "suggested", "p_label", "p_suggested", "teacher", "student")
+"""Of the table: names of the picture and of classes (its label, what the classifier suggests, what each model answers), and
+the probabilities of label and suggestion in 0..1."""
 
 
 def check_disputes(pairs: Sequence[Pair]) -> None:
@@ -77,6 +80,7 @@ class Disputes:
 
     @classmethod
     def _listening(cls, name: str, model: nn.Module) -> "Disputes":
+        """With a hook on the input of a model's classifier; ``name``: ``teacher`` or ``student``."""
         disputes = cls(name)
         classifier_of(model, "disputed").register_forward_pre_hook(disputes._take)
         return disputes
@@ -88,7 +92,10 @@ class Disputes:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``, numbers of the pictures ``(N,)``."""
+        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``, numbers of the pictures ``(N,)``.
+
+        The judge has just answered it, so the newest input of its classifier is this batch's.
+        """
         models = {"student": student}
         if teacher is not None:
             models["teacher"] = teacher

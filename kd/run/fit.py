@@ -40,7 +40,10 @@ def fit(run: Run) -> int:
 
 
 def _say_data(run: Run, say: Callable[..., None]) -> None:
-    """Reports the data: pictures, classes, what is left out, held out or shared between splits, and limited epochs."""
+    """Reports the data: pictures, classes, what is left out, held out or shared between splits, and limited epochs.
+
+    ``say`` is ``print`` on the first process and does nothing on others; all call this, as lists are read together.
+    """
     info = run.data.info
     say(f"data: {run.data.source.describe()}", flush=True)
     bad = run.data.splits.skipped
@@ -157,7 +160,7 @@ def _fit(run: Run, resume_from: Path | None) -> int:
 
 
 def _way_on(run: Run) -> str:
-    """How a run goes on whose teacher's answers have ended: from its checkpoint, where it has one yet."""
+    """How to resume a run whose teacher's answers have ended, for a message: from its checkpoint, where it has one yet."""
     folder = run.folder.path
     if folder is not None and has_checkpoint(folder):
         return f"to resume: kd-train resume={folder}"
@@ -174,6 +177,13 @@ def _ended_by(
         error: that ended it.
         resume_from: the checkpoint that it was resumed from; None: it began anew.
         say: prints a line, on the first process alone.
+
+    Returns:
+        0 after a stop by a rule of the monitor, 128 and the signal's number after a signal, 1 after a failure.
+
+    Raises:
+        UserError: a checkpoint that can't be loaded, or what the Trainer has against an argument; the run has no folder.
+        Exception: ``error`` itself, where nothing is known of it and the run has no folder.
     """
     stop = run.summary.preemption.interruption(error)
     known = cause_of_kind(error, RunError) or run.rank_watch.explain(error)
@@ -211,7 +221,10 @@ def _ended_by(
 
 
 def _named(error: Exception, trainer: Container[str]) -> Exception:
-    """A Trainer's error about one of its arguments as a user's error that names ``trainer.KEY``; others as they are."""
+    """A Trainer's error about one of its arguments as a user's error that names ``trainer.KEY``; others as they are.
+
+    ``trainer``: names of the Trainer's settings.
+    """
     message = str(error)
     argument = re.match(r"\W*`(?:Trainer\()?(\w+)", message)
     if argument is None or argument[1] not in trainer:
@@ -221,7 +234,10 @@ def _named(error: Exception, trainer: Container[str]) -> Exception:
 
 
 def _tell_failure(run: Run, error: Exception) -> None:
-    """Each rank reports its own: rank 0 may be the one that is gone."""
+    """Reports a failure on standard error, and to SageMaker, with the file of its traceback in the run's folder.
+
+    Each rank reports its own: rank 0 may be the one that is gone.
+    """
     rank = run.trainer.global_rank
     who = "kd-train"
     if rank:

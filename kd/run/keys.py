@@ -17,12 +17,14 @@ from kd.settings import Range
 
 PACKAGE = Path(__file__).parent.parent
 SETTINGS = PACKAGE / "settings.py"
-FILLED = {"data.seed"}  # from another setting
+FILLED = {"data.seed"}
+"""Fields of settings that nobody may give: another setting fills them (``seed``)."""
 CLASSES = {
     "losses": ("LogitLoss", "FeatureLoss", "LayersLoss"),
     "sources": ("Source",),
     "tasks": ("Task",),
 }
+"""The words of ``kd-train --list``, and the bases of the classes that each lists."""
 
 
 def plain(key: str) -> str:
@@ -34,14 +36,18 @@ def plain(key: str) -> str:
 class Key:
     """One setting, as the source declares it."""
 
-    name: str  # the whole key
-    kind: Any  # its type; what can't be imported without torch is known by its name alone
-    default: str  # as in the source; empty where it must be given
-    text: str  # what it means
+    name: str
+    """The whole key (``optim.lr``); of a class's argument, or a field of a group, its own name until it has a place."""
+    kind: Any
+    """Its type; what can't be imported without torch is known by its name alone."""
+    default: str
+    """As in the source, a Python literal; empty where it must be given."""
+    text: str
+    """What it means, a sentence; "" where the source does not say."""
 
     @property
     def value(self) -> object:
-        """The default; a new object each time."""
+        """The default; a new object each time. None also where there is none (:attr:`default` is empty)."""
         if self.default:
             return ast.literal_eval(self.default)
         return None
@@ -54,7 +60,11 @@ class Key:
 
 @cache
 def _files() -> dict[str, tuple[Path, list[str]]]:
-    """Where each class of ours, and Lightning's Trainer, is defined, and its bases' names."""
+    """Where each class of ours, and Lightning's Trainer, is defined, and its bases' names.
+
+    The files are searched as text. Of two classes of one name that in ``kd/settings.py`` counts, else the first file's;
+    exports and reports hold none that settings name.
+    """
     found: dict[str, tuple[Path, list[str]]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         if not {"export", "report"} & set(file.relative_to(PACKAGE).parts):
@@ -91,7 +101,10 @@ def definition(name: str) -> ast.ClassDef | None:
 
 
 def arguments(name: str) -> dict[str, Key]:
-    """The arguments of one of our classes by name, with those that it passes on to its bases.
+    """The arguments of one of our classes, by name.
+
+    A class with a constructor of its own has that one's arguments alone; a dataclass has its fields after its bases';
+    any other class has its bases'.
 
     Args:
         name: of the class; any other gives {}.

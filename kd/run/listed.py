@@ -55,7 +55,7 @@ CLASSES: dict[str, dict[str, str]] = {
     },
     "sampler": {},
 }
-"""By what they are: module -> names of its classes."""
+"""By what they are: module -> names of its classes, with blanks between."""
 
 LIGHTNINGS = {
     "callback": "pytorch_lightning.callbacks",
@@ -164,7 +164,8 @@ FIELDS = {
     "torchvision.transforms.v2.RandomSolarize": "threshold: float, p: float",
     "torchvision.transforms.v2.TrivialAugmentWide": "num_magnitude_bins: int",
 }
-"""Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
+"""Class path -> its arguments as Python writes them in a signature, with types and without defaults: those of classes of
+other packages, and of ours that take ``**kwargs``. Those of all others are in their source."""
 
 FROM_ELSEWHERE = {
     "kd.strategies.ddp.DDP": {
@@ -212,7 +213,7 @@ class Listed:
 
     @property
     def arguments(self) -> Mapping[str, keys.Key]:
-        """The arguments that it may be given, in their order."""
+        """The arguments that it may be given, by name in their order; a key's own ``name`` is that name, without a place."""
         return _arguments(self.name)
 
     @property
@@ -245,7 +246,12 @@ def classes() -> tuple[Listed, ...]:
 
 @cache
 def listed(name: str, kind: str) -> Listed | None:
-    """The class of a kind that a name means; None where the list has none."""
+    """The class of a kind that a name means; None where the list has none.
+
+    Args:
+        name: short (``KDLoss``), public (``kd.losses.KDLoss``), or by the module that defines it.
+        kind: a key of :data:`CLASSES`; "" finds none.
+    """
     for one in classes():
         if one.kind == kind and name in one.names:
             return one
@@ -283,6 +289,7 @@ def described() -> str:
 
 @cache
 def _type(annotation: str) -> object:
+    """The type that an annotation in text means (:func:`kd.run.annotations.type_of`)."""
     return type_of(ast.parse(annotation, mode="eval").body)
 
 

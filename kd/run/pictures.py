@@ -36,7 +36,7 @@ LISTED = ("ImageFolder", "Manifest", "Pictures", "SegmentationFolder", "Shards")
 SHARDS = "WebDataset"
 """The source whose shards must exist; they are read whole to be listed, which is left for later."""
 SLOW_S = 2.0
-"""A list of pictures that takes longer is announced."""
+"""Seconds; a list of pictures that takes longer is announced."""
 FOR_SPLITS = ("unlabeled", "val_fraction", "on_bad_image", "check", "max_pixels")
 """Settings of ``data`` that decide which pictures belong to which split."""
 DRAW = """\
@@ -95,7 +95,13 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
 
 
 def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
-    """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
+    """Begins to draw FoodTag's pictures in a process beside the imports, where they are missing; the run's own
+    ``prepare_data`` waits for the rest.
+
+    Args:
+        source: the settings ``data.source``; only those of FoodTagMini with its usual numbers are drawn ahead.
+        folder: the cache folder.
+    """
     if source is None or not source["class_path"].endswith(".FoodTagMini"):
         return
     usual = {name: argument.value for name, argument in keys.arguments("FoodTagMini").items()}
@@ -135,7 +141,8 @@ def _batch_stays(config: Mapping[str, Any]) -> bool:
 
 
 def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | None:
-    """The splits of these names, listed; None as of :func:`list_to_train`.
+    """The splits of these names, listed, and the probe's pictures where ``train`` is among them; None as of
+    :func:`list_to_train`.
 
     Raises:
         UserError: no such split, or no pictures in it.
@@ -158,7 +165,7 @@ def source_key(config: Mapping[str, Any]) -> str:
 
 @contextmanager
 def said_when_slow(recipe: str) -> Iterator[None]:
-    """The first process says what takes long, once it has."""
+    """The first process says that pictures are being listed, once that has taken :data:`SLOW_S` seconds."""
     line = f"{recipe}: listing the pictures ..."
     timer = Timer(SLOW_S, print, [line], {"flush": True})
     timer.daemon = True

@@ -51,7 +51,7 @@ class Resumed:
 
         Args:
             name: as in ``resume=``.
-            together: whether the processes of several machines call this, so that each machine fetches it.
+            together: several machines resume the run: what one of them has alone does not count.
 
         Raises:
             UserError: no such folder, one without a checkpoint, or a checkpoint of weights alone.

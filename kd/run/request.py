@@ -32,16 +32,20 @@ ABOVE_CLASSES = (
     "model.distill_losses",
     "trainer",
 )
-"""Groups that hold a class: a mapping for one of these may name it."""
+"""Groups that hold a class: a word that gives one of these as a mapping may name the class."""
 GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
           "checkpoint", "monitor")  # fmt: skip
+"""Keys that take a mapping of settings, merged key by key, and no plain value."""
 FLAGS = (
     "-h", "--alarms", "--alerts", "--dashboard", "--delete", "--describe", "--dry-run", "--help", "--json", "--keys",
     "--list", "--live", "--open", "--print_config", "--set", "--traces", "--trust", "--tune", "--version", "--what-if",
     "--yes",
 )  # fmt: skip
+"""Options of all commands; they take no value, but those of :data:`ABOUT` may. Those that a command knows are in its
+``HELP``."""
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
+"""``key=value`` or ``--key=value``; a ``+`` after the key adds to a list."""
 NAMED = ("students", "teachers", "distill_losses", "taps")
 """Settings whose entries have names of the user's own, in which a hyphen is one."""
 
@@ -57,11 +61,11 @@ class Request:
     overrides: list[str] = field(default_factory=list)
     """``key=value`` items, in order."""
     values: dict[str, object] = field(default_factory=dict)
-    """Of those items that a program has given as values, not as text: by the item."""
+    """Of those items that a program (:mod:`kd.api`) has given as values, not as text: whole item -> value."""
     resume: str | None = None
     """Folder of a run."""
     cluster: dict[str, int] = field(default_factory=dict)
-    """Trainer settings of the launcher; overrides win over them."""
+    """Trainer settings of the launcher, by key (``trainer.num_nodes``); overrides win over them."""
     trust: list[str] = field(default_factory=list)
     """Modules whose classes a file from elsewhere may name."""
     flags: set[str] = field(default_factory=set)
@@ -71,17 +75,19 @@ class Request:
     rest: list[str] = field(default_factory=list)
     """All other words."""
     here: bool = True
-    """Whether it runs on this machine, where ``channel:NAME`` has a folder."""
+    """Whether it runs on this machine, where SageMaker's ``channel:NAME`` has a folder; False: a job is being sent."""
     vouched: list[str] = field(default_factory=list)
-    """What the user trusts beside the list of classes, known once the files are read."""
+    """What the user trusts beside the list of classes (:func:`kd.run.trust.vouched`); set by :meth:`resolved`."""
 
     listed: dict[str, Any] = field(default_factory=dict)
     """Sources whose pictures were listed before torch was imported, by :func:`kd.run.pictures.source_key`."""
     notes: list[str] = field(default_factory=list)
-    """What is said of settings that nobody has typed, once the files are read."""
+    """Lines to print about settings that nobody has typed; :meth:`resolved` and :meth:`check_read` add to them."""
 
     def resolved(self) -> dict[str, Any]:
         """All settings of the run, merged, in their types.
+
+        Sets :attr:`vouched`, and writes :attr:`overrides` out (:func:`kd.run.shorthand.written_out`).
 
         Raises:
             UserError: a file that is missing, is not YAML, or names code that the user does not trust; a wrong key or
@@ -111,7 +117,9 @@ class Request:
         return config
 
     def class_keys(self) -> dict[str, keys.Key]:
-        """The keys of the classes that the recipe, the overlays and the command line name."""
+        """The keys of the arguments of the classes that the recipe, the overlays and the command line name, for
+        ``--keys``.
+        """
         files = list(self._contents().values())
         layers: list[Mapping[str, Any]] = list(files)
         for key, word in sorted(self._words(files), key=_is_argument):
@@ -137,10 +145,16 @@ class Request:
     def _with_files(self, key: str, value: Value, folder: Path | None = None) -> Value:
         """What a setting is given: the content of a YAML file where it names one, else the value itself.
 
+        Only settings that take a group, a class, a dict or a list read a file; a file's own names are read likewise.
+
         Args:
             key: whole.
             value: of the setting; dicts are searched.
-            folder: of the file that holds the setting; None: the command line.
+            folder: of the file that holds the setting; None: the command line, and paths are relative to the present
+                folder.
+
+        Raises:
+            UserError: no such file, or one that names code which is not trusted.
         """
         if isinstance(value, dict):
             entries: dict[Any, Any] = {}
@@ -176,7 +190,7 @@ class Request:
         return contents
 
     def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[tuple[str, Word]]:
-        """The words of the command line by key, with all that they imply.
+        """The words of the command line by key, with all that they imply: :attr:`overrides` becomes these words.
 
         Args:
             contents: of the recipe and the overlays, in rising priority.
@@ -209,14 +223,23 @@ class Request:
 
     @property
     def trusted(self) -> list[str]:
-        """What the user trusts, as words of a command line, to pass on to another process."""
+        """What the user trusts, as words (``trust=MODULE``, ``--trust``) of another process's command line."""
         return [
             *(f"trust={module}" for module in self.trust),
             *(["--trust"] if "trust" in self.flags else []),
         ]
 
     def check_read(self, config: Mapping[str, Any]) -> None:
-        """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`)."""
+        """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`).
+
+        Of a new run a typed warm-up that fills it is refused too, and notes on sizes of pictures are kept.
+
+        Args:
+            config: what :meth:`resolved` gave.
+
+        Raises:
+            UserError: the first one.
+        """
         contents = [files.read(file) for file in self._files()]
         given: dict[str, Any] = {}
         for item in self.overrides:
@@ -242,7 +265,11 @@ class Request:
 
 
 def with_folders(value: Value) -> Value:
-    """Settings with SageMaker's folders in the place of ``channel:NAME``; a copy."""
+    """Settings with SageMaker's folders in the place of ``channel:NAME``; a copy.
+
+    Raises:
+        UserError: a channel that this container does not have.
+    """
     if isinstance(value, Word):
         return Word(with_folders(value.text), with_folders(value.value))
     if isinstance(value, Mapping):
@@ -275,7 +302,11 @@ def _is_argument(word: tuple[str, Word]) -> bool:
 
 
 def _check_no_files(layer: Mapping[Any, Any]) -> None:
-    """Refuses a file where settings or a class are wanted: its content would end up in a message."""
+    """Refuses a file that is no YAML where settings or a class are wanted: its content would end up in a message.
+
+    Args:
+        layer: settings, nested or dotted.
+    """
     for key, value in files.leaves(layer):
         key = key.rstrip("+")
         is_settings = str(value).endswith(SETTINGS) or not holds_settings(key)
@@ -297,7 +328,13 @@ def _read(text: str) -> object:
 
 
 def translate(argv: Sequence[str]) -> Request:
-    """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order."""
+    """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
+
+    A word that ends in ``.yaml`` or ``.yml`` is the recipe. No file is read.
+
+    Raises:
+        UserError: an option without a value, two recipes, or control characters.
+    """
     request = Request()
     items = list(argv)
     while items:
@@ -385,9 +422,9 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
         if not re.fullmatch(r"[A-Za-z_][\w.]*\+?", key):
             raise UserError(f"{where}: no key '{key}'")
         if key == "config":
-            found = _read(value)
-            if isinstance(found, list):
-                overlays = [str(name) for name in found]
+            names = _read(value)
+            if isinstance(names, list):
+                overlays = [str(name) for name in names]
             else:
                 overlays = [value]
             request.overlays += [name for name in overlays if name not in request.overlays]
@@ -398,13 +435,17 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
 
 
 def _sort_in(request: Request, key: str, value: str) -> None:
-    """Puts one ``key=value`` of the command line where it belongs in the request."""
+    """Puts one ``key=value`` of the command line where it belongs in the request; ``~/`` becomes the home folder.
+
+    Raises:
+        UserError: a second recipe, another ``print_config`` than ``skip_null``, or control characters.
+    """
     if value.startswith("~/"):  # a shell leaves it as it is behind "="
         value = str(Path(value).expanduser())
-    found = _read(value)
-    files.check_text(
-        {key: found if isinstance(found, (dict, list)) else value}
-    )  # as text: YAML folds line breaks
+    content = _read(value)
+    if not isinstance(content, (dict, list)):
+        content = value  # as text: YAML folds line breaks
+    files.check_text({key: content})
     if key == "recipe":
         if request.recipe is not None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")

@@ -39,7 +39,10 @@ class Word:
     """As YAML reads it."""
 
     def of(self, kind: object) -> object:
-        """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007."""
+        """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007.
+
+        ``kind``: the type of the setting that the word is for.
+        """
         kinds = set(members(kind))
         texts = {str, foreign("Path")}
         if kinds.isdisjoint(texts) or (self.value is None and self.text):
@@ -157,7 +160,9 @@ def without_nulls(tree: Tree, key: str = "") -> Tree:
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
-    """What layers give, without defaults and types; nothing is imported."""
+    """What layers give, without the defaults of what they do not give; values stay as they are given, nothing is
+    imported.
+    """
     return _Merge(None).all_of({}, [DEFAULTS, *layers])
 
 
@@ -193,7 +198,9 @@ class _Merge:
     def __init__(self, trusted: Sequence[str] | None) -> None:
         self.trusted = trusted
         self.unknown: list[str] = []
+        """Whole keys that no group or listed class has, in the order in which they were met."""
         self.losses: list[str] = []
+        """Names of the distillation losses, for hints; known once :meth:`all_of` has ended."""
 
     # -- what the layers give, without defaults --------
 
@@ -410,6 +417,10 @@ class _Merge:
         return {"class_path": path, "init_args": arguments}
 
     def _parameters(self, path: str, kind: str, key: str) -> set[str]:
+        """The names of the arguments of a class that is not listed, which is imported for them; none without trust.
+
+        Arguments as of :meth:`_renamed`.
+        """
         if self.trusted is None:
             return set()
         return {*parameters_of(class_named(path, kind, key, self.trusted))}
@@ -417,12 +428,15 @@ class _Merge:
     # -- with defaults, in the settings' types --------
 
     def whole(self, value: Value, kind: object, key: str) -> Value:
-        """A place with all its defaults and typed values; errors name ``key``.
+        """A place with all its defaults and typed values: a dict of its settings, a class's node, or the typed value.
 
         Args:
             value: merged from all layers.
             kind: the place's declared type.
             key: the place.
+
+        Raises:
+            UserError: a value that the type does not take, by its key.
         """
         class_kind = listed.kind_at(key) or listed.kind_of(kind)
         if class_kind:
@@ -558,6 +572,7 @@ def _holds_settings(kind: object) -> bool:
 
 
 def _join(key: str, name: str) -> str:
+    """A name below a key, dotted; at the top ("") the name alone."""
     if key:
         return f"{key}.{name}"
     return name

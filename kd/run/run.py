@@ -36,6 +36,8 @@ class Run:
     """
 
     place: Place
+    """Set by ``kd-train`` alone, before it is built."""
+    # set by kd.run.build.build
     data: "DistillationDataModule"
     module: "DistillationModule"
     monitor: "MonitorSpec"
@@ -46,8 +48,9 @@ class Run:
     finished: FinishedBefore | None = None
     """Of a resumed run that has no step left to make: then nothing else is built."""
     splits: "Splits | None" = None
-    """The pictures, where they were listed before torch was imported."""
+    """The pictures, where they were listed before torch was imported; :func:`kd.run.build.build` takes them over, once."""
     trainer_arguments: dict[str, Any]
+    """Of Lightning's Trainer, by name, without kd's own callbacks; likewise set by the build."""
     loggers: list[dict[str, Any]]
     """Of ``trainer.logger`` those with arguments: they are built once the run has a folder."""
     build_loggers: "Callable[[list[dict[str, Any]]], list[Logger]]"
@@ -62,16 +65,25 @@ class Run:
             config: all settings, typed.
             trusted: classes that the user trusts.
             overrides: words ``KEY=VALUE`` of the command line.
+
+        Raises:
+            UserError: values that do not fit each other (:func:`kd.run.checks.check_values`).
         """
         check_values(config)
         self.config = config
         self.trusted = list(trusted)
         self.overrides = overrides
-        self.cluster: Cluster | None = None
-        self.marker: Path | None = None
-        self.student_configs: dict[str, str] = {}
-        self.recipe_lr: float | None = None  # the learning rate of the recipe's file
-        self.precision_note = ""
+        self.cluster: Cluster | None = None  # the launcher's job; None: this machine alone
+        self.marker: Path | None = None  # file that names the run's folder for a restarted job
+        self.student_configs: dict[
+            str, str
+        ] = {}  # of several students, by name: YAML text of its settings
+        self.recipe_lr: float | None = (
+            None  # the learning rate of the recipe's file; None: it has none
+        )
+        self.precision_note = (
+            ""  # a line about a precision that was chosen by measurement; "": it was set
+        )
 
     @classmethod
     def of(cls, request: Request) -> "Run":
@@ -85,12 +97,18 @@ class Run:
         return cls(config, request.vouched, request.overrides)
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Sets values in the resolved settings, by dotted keys; built objects do not follow."""
+        """Sets values in the resolved settings, by dotted keys; built objects do not follow.
+
+        The tree in :attr:`config` is replaced, not changed.
+
+        Raises:
+            UserError: a wrong key or value.
+        """
         self.config = change(self.config, [settings], self.trusted)
 
     @property
     def written(self) -> Tree:
-        """The settings as the run's folder has them: its name and place are its own."""
+        """The settings as the run's folder has them: ``name`` and ``resume``, which are of one start, are null."""
         return {**self.config, "name": None, "resume": None}
 
     def as_yaml(self, config: Tree | None = None) -> str:
@@ -104,6 +122,10 @@ class Run:
     @staticmethod
     def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], list[str]]:
         """A run folder's settings with a command line's put in, as plain values; without a file, of its recipe.
+
+        Args:
+            file: the run's ``config.yaml``; None: the request's recipe counts, or the defaults without one.
+            request: is not changed.
 
         Returns:
             The settings, and the names that the user trusts in them beside the list of classes.

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 MOST = 3
 """Suggestions in a message."""
 LOSS = "model.distill_losses.{loss}"  # each of the recipe's distillation losses
-WORDS = (  # words of the field -> our keys
+WORDS = (  # words of other programs, with blanks between -> our keys that may be meant, the likeliest first
     (
         "checkpoint_every save_every save_steps save_interval",
         ["checkpoint.every_n_steps", "checkpoint.every_n_minutes"],
@@ -102,6 +102,7 @@ WORDS = (  # words of the field -> our keys
     ("distillation_weight gamma kd_weight soft_weight", [f"{LOSS}.weight"]),
 )
 SYNONYMS: dict[str, list[str]] = {}
+"""The keys of each word of :data:`WORDS`; ``{loss}`` in a key stands for each distillation loss of the recipe."""
 for _words, _keys in WORDS:
     for _word in _words.split():
         SYNONYMS.setdefault(_word, []).extend(_keys)
@@ -161,6 +162,7 @@ OPTIMIZER = frozenset(["betas", "momentum", "nesterov", "eps"])
 """Arguments of optimizers, which go below ``optim.kwargs``."""
 MEANT = {"heads": "num_heads", "hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate",
          "drop": "drop_rate", "width": "embed_dim"}  # fmt: skip
+"""Words for arguments of an architecture -> timm's name."""
 
 
 def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> list[str]:
@@ -172,7 +174,10 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     Args:
         key: what was given.
         accepted: all keys that would be taken.
-        losses: names of the recipe's distillation losses.
+        losses: names of the recipe's distillation losses; empty: ``kd``.
+
+    Returns:
+        At most :data:`MOST`, the likeliest first; never ``key`` itself.
 
     >>> suggest("lr", ["optim.lr", "seed", "optim.lr_batch"])
     ['optim.lr']
@@ -234,7 +239,11 @@ def _synonyms(known: Container[str], losses: Sequence[str]) -> dict[str, list[st
 
 
 def _runs(name: str) -> list[str]:
-    """Runs of a name's words, the longest first, the last ones before the first ones."""
+    """Runs of a name's words, the longest first, the last ones before the first ones.
+
+    >>> _runs("mixup_alpha")
+    ['mixup_alpha', 'alpha', 'mixup']
+    """
     words = name.split("_")
     runs: list[str] = []
     count = len(words)

@@ -43,6 +43,10 @@ from kd.strategies.checkpoint_files import CheckpointFiles
 def make_trainer(run: Run) -> Trainer:
     """The trainer, with kd's callbacks and checkpoints beside the recipe's own, and the run's folder.
 
+    Args:
+        run: with data, module and ``trainer_arguments`` (:func:`kd.run.build.build`); it gets its folder, summary and
+            rank watch.
+
     Raises:
         UserError: a monitored metric that the run does not have, or what Lightning has against the settings.
     """
@@ -161,7 +165,11 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
 
 
 def _check_trainer(run: Run, trainer: Trainer) -> None:
-    """Checks of the Trainer: launched processes, and a precision that a CPU does not have."""
+    """Checks of the Trainer: as many processes as the launcher has started, and no half precision on a CPU.
+
+    Raises:
+        UserError: names the setting.
+    """
     plugins = run.trainer_arguments["plugins"] or []
     if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         check_processes(trainer)
@@ -173,7 +181,9 @@ def _check_trainer(run: Run, trainer: Trainer) -> None:
 
 
 def _rate(run: Run) -> str:
-    """The learning rate, and the recipe's where it is another one."""
+    """The learning rate as ``optim.lr=0.001``, with the recipe's where it is another one: for the message of a loss that
+    is NaN.
+    """
     lr = run.config["optim"]["lr"]
     rate = f"optim.lr={lr:g}"
     if run.recipe_lr in (None, lr):
@@ -182,8 +192,13 @@ def _rate(run: Run) -> str:
 
 
 def _plugins(configured: object) -> list[object] | None:
-    """The Trainer's plugins: the configured ones, and Lightning's own environment where this process starts the
-    others.
+    """The Trainer's plugins: the configured ones, and Lightning's own environment where this process starts the others.
+
+    Args:
+        configured: built ``trainer.plugins``: a list, one plugin, or None.
+
+    Returns:
+        None for no plugins.
     """
     plugins: list[object] = []
     if isinstance(configured, list):

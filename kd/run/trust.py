@@ -65,7 +65,14 @@ NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")
 
 
 def check_plain(tree: object) -> None:
-    """Rejects control characters, and class paths where plain values are taken (``kwargs``)."""
+    """Rejects control characters, and class paths where plain values are taken (``kwargs``), whoever gave them.
+
+    Args:
+        tree: nested settings, of a file or resolved.
+
+    Raises:
+        UserError: names the key.
+    """
     files.check_text(tree)
     for key, _ in files.leaves(tree):
         if PLAIN.search(key):
@@ -140,6 +147,9 @@ def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     Args:
         config: all settings.
         trusted: names and ``KEY=VALUE`` that the user trusts.
+
+    Raises:
+        UserError: names the key and what it holds.
     """
     problem = None
     if ALL not in trusted:
@@ -358,12 +368,17 @@ def arguments_allowed(
 ) -> dict[str, Any]:
     """The arguments of a class with those left out that are null and not listed; refuses others that are not listed.
 
+    A class that is trusted takes any.
+
     Args:
         name: of the class.
         kind: of the list.
         given: arguments by name.
         key: the class's place.
         trusted: see the module.
+
+    Raises:
+        UserError: an argument that is not listed.
     """
     one = listed.listed(name, kind)
     if one is None or is_trusted(name, list(trusted)):
@@ -407,19 +422,19 @@ def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
     ):
         return None
     try:
-        found = getattr(_imported(module), last, None)
+        named = getattr(_imported(module), last, None)
     except ImportError as error:
         where = "type the command in the folder of its file, or set PYTHONPATH"
         raise UserError(f"trust: {name} can't be imported: {error} ({where})") from error
-    if isinstance(found, type):
-        _check_home(found, name, "trust", [*trusted])
-    if not (isinstance(found, type) and hasattr(found, "build")):
+    if isinstance(named, type):
+        _check_home(named, name, "trust", [*trusted])
+    if not (isinstance(named, type) and hasattr(named, "build")):
         raise UserError(f"trust: {name} is no class that builds a model")
-    return found
+    return named
 
 
 def refused(name: str) -> str:
-    """What is said of a class that is not listed: its name, the list, and how to trust it."""
+    """What is said of a class that is not listed: its name, the list, and how to trust it. The key comes before it."""
     module = name.rpartition(".")[0] or name
     return (
         f"names {name}, which is not among the classes that a file from elsewhere may name "
@@ -428,7 +443,7 @@ def refused(name: str) -> str:
 
 
 def _refused_at(name: str, kind: str) -> str:
-    """Why a class may not be at a place that takes ``kind`` ("" for none), for a message."""
+    """Why a class may not be at a place that takes ``kind`` ("" for none): the end of a message, after the key."""
     if not kind:
         return f"takes no class, got {name}; if you trust this file: --trust"
     other = next((one for one in listed.classes() if name in one.names), None)
@@ -438,18 +453,23 @@ def _refused_at(name: str, kind: str) -> str:
 
 
 def unlisted(one: Listed, field: str, key: str) -> str:
-    """What is said of an argument that is not listed."""
+    """The message for an argument ``field`` that the class ``one`` at ``key`` may not be given by a file from elsewhere."""
     takes = ", ".join(one.fields) or "no arguments"
     return f"{key}.{field}: {one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
 
 
 def _refusal(content: Mapping[Any, Any], trusted: list[str]) -> str | None:
+    """The first thing that a file from elsewhere must not say in its settings, a text; None where all is allowed.
+
+    Raises:
+        UserError: what :func:`check_plain` refuses in any file.
+    """
     check_plain(content)
     return next(_problems(content, "", "", trusted), None)
 
 
 def _problems(value: object, key: str, kind: str, trusted: list[str]) -> Iterator[str]:
-    """What is wrong with a value.
+    """What a file from elsewhere may not say in a value, a text for each.
 
     Args:
         value: of ``key``.
@@ -601,12 +621,15 @@ def _loaded(name: str) -> type | None:
 
 
 def _below(name: str, module: str) -> bool:
+    """Whether a dotted name is a module, class or package, or in it; ``mine`` is not above ``mine2.A``."""
     return name == module or name.startswith(f"{module}.")
 
 
 def is_own(file: Path) -> bool:
     """Whether a YAML file is one's own: shipped with kd, written by a run on this machine, or below the working
     directory.
+
+    A ``config.yaml`` is a run's, wherever it lies: it counts if a run here has written just this content.
     """
     file = file.resolve()
     if any(file.is_relative_to(folder(kind).resolve()) for kind in ("recipes", "configs")):
@@ -617,7 +640,14 @@ def is_own(file: Path) -> bool:
 
 
 def remember(text: str, config: dict[str, Any]) -> None:
-    """Notes that a run of these settings was started here, where a file from elsewhere could not have named them."""
+    """Notes that a run of these settings was started here, where a file from elsewhere could not have named them.
+
+    Settings that any file may name need no note.
+
+    Args:
+        text: the content of the run's ``config.yaml``.
+        config: the same settings.
+    """
     if _refusal(config, []) or any(_sent(config)):
         remember_made(text.encode())
 
@@ -634,4 +664,5 @@ def made_here(file: Path) -> bool:
 
 
 def _note(digest: str) -> Path:
+    """The empty file that notes a content, by its SHA-256 in hexadecimal."""
     return cache_dir() / "own_runs" / digest

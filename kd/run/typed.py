@@ -38,6 +38,7 @@ TYPES = {
     "timedelta": "a duration (0:30:00, or seconds)",
 }
 SETTINGS = (".yaml", ".yml")
+"""Endings of files of settings."""
 FEW = 12
 """So many names fit into a message; of more the first :data:`kd.run.suggest.MOST` are shown."""
 LISTS = {"loss": "losses", "source": "sources", "task": "tasks"}
@@ -52,6 +53,7 @@ HALF = {
     "bfloat16": "bf16-mixed",
 }
 PRECISIONS = {**HALF, "fp32": "32-true", "float32": "32-true"}
+"""Words of other programs for ``trainer.precision`` -> Lightning's."""
 REASONS = {
     "trainer.precision": {
         name: f"{name} has no room for gradients; 16-mixed scales them"
@@ -72,9 +74,9 @@ REASONS = {
         "True": "must be false: callbacks, checkpoints and log make a run's folder"
     },
 }
-"""Values that Lightning takes and a run can't use."""
+"""Key -> value as text -> why a run can't use it, though Lightning takes it."""
 TIMMS = {"optim.name": "optim", "model.student.arch": "models", "model.teacher.arch": "models"}
-"""Settings that name an optimizer or a model of timm's."""
+"""Settings that name an optimizer or a model of timm's -> the ``part`` of :func:`timm_names`."""
 
 
 def checked(name: str, value: object, kind: object) -> object:
@@ -84,6 +86,9 @@ def checked(name: str, value: object, kind: object) -> object:
         name: of the setting, for the message.
         value: as YAML has it; one that refers to another key (``${KEY}``) is returned as it is.
         kind: its type, with its range.
+
+    Returns:
+        It in its type: what is checked, written to a run's ``config.yaml``, and built from.
 
     Raises:
         UserError: the type does not allow it; with what is allowed or probably meant.
@@ -128,6 +133,7 @@ def no_plain_value(key: str, given: object) -> str:
 
 
 def _shown(value: object) -> str:
+    """A value in a message: text in quotes and at most 80 characters of it, anything else as it is."""
     if isinstance(value, str):
         return f"'{value[:80]}'"
     return f"{value}"
@@ -137,9 +143,12 @@ def check_meant(key: str, value: object, names: Sequence[str]) -> None:
     """Refuses what a run can't use, and what other programs' users mean by a value.
 
     Args:
-        key: where the value is given.
+        key: where the value is given, as ``--keys`` has it.
         value: as it is given.
-        names: of the entries that the setting had before.
+        names: of the entries that the setting had before: of ``model.distill_losses`` its losses.
+
+    Raises:
+        UserError: with the setting that is meant, or why the value can't be used.
     """
     suggestion = meant_by(key, value, names)
     if suggestion:
@@ -210,13 +219,16 @@ def no_class(kind: str, key: str, given: str, in_module: Sequence[str] = ()) -> 
 
 
 def _few(names: Sequence[str]) -> str:
-    """Names with commas between, of many the first."""
+    """Names with commas between; of more than :data:`FEW` the first :data:`kd.run.suggest.MOST` and dots."""
     shown = list(names) if len(names) <= FEW else [*names[:MOST], "..."]
     return ", ".join(shown)
 
 
 def unknown_class(kind: str, key: str, given: str) -> str:
-    """What is wrong with the name of a class that is not listed; empty for one that is imported when it is built."""
+    """What is wrong with the name of a class that is not listed; empty for one that is imported when it is built.
+
+    That is any path outside kd, and a path in kd whose class is in the source. Arguments as of :func:`no_class`.
+    """
     if not re.fullmatch(r"\w+|kd(\.\w+)+", given) or given in lightnings(kind):
         return ""
     if "." in given and definition(given.rpartition(".")[2]) is not None:
@@ -226,7 +238,10 @@ def unknown_class(kind: str, key: str, given: str) -> str:
 
 @cache
 def lightnings(kind: str) -> list[str]:
-    """The classes of Lightning's that a setting takes by name alone, from its source."""
+    """The classes of Lightning's that a setting takes by name alone, from the source of its package's ``__init__.py``.
+
+    ``kind`` is one of :data:`kd.run.listed.LIGHTNINGS`; [] for another, and without Lightning.
+    """
     package = None
     if kind in listed.LIGHTNINGS:
         package = find_spec("pytorch_lightning")
@@ -269,6 +284,7 @@ def takes(kind: object, value: object) -> bool:
 
 @cache
 def _validator(kind: object) -> SchemaValidator:
+    """Pydantic's validator of a type, made once: ``validate_python`` gives a value in the type or raises."""
     return SchemaValidator(_schema(kind))
 
 
@@ -330,19 +346,25 @@ def _word_of(words: tuple[object, ...], value: object) -> object:
 
 
 def _as_number(value: object) -> object:
+    """As :func:`_number`; ValueError for a truth value, which Python counts among the whole numbers."""
     if isinstance(value, bool):
         raise ValueError("a truth value is not a number")
     return _number(value)
 
 
 def _as_text(value: object) -> object:
+    """A number or truth value as text (a folder called 007); null, lists and groups stay, which the type then refuses."""
     if isinstance(value, dict | list | NoneType):
         return value
     return str(value)
 
 
 def duration(value: object) -> timedelta:
-    """A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds."""
+    """A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds.
+
+    Raises:
+        ValidationError: pydantic's, for any other value.
+    """
     validator = SchemaValidator(core_schema.timedelta_schema())
     return cast(timedelta, validator.validate_python(_number(value)))
 
@@ -405,7 +427,13 @@ def _literals(kind: object) -> list[object]:
 
 @cache
 def timm_names(part: str) -> frozenset[str]:
-    """Names of timm's models, or of its optimizers, from its source; empty where it has none that is understood."""
+    """Names of timm's models, or of its optimizers, from its source: timm, which imports torch, is not imported.
+
+    Empty without timm, or where its source is written in another way.
+
+    Args:
+        part: ``optim`` or ``models``.
+    """
     timm = find_spec("timm")
     if timm:
         root = Path(next(iter(timm.submodule_search_locations or ())))
@@ -426,7 +454,12 @@ def timm_names(part: str) -> frozenset[str]:
 
 
 def _unknown_to_timm(key: str, value: object) -> str:
-    """What is wrong with the name of an optimizer or a model; empty where it may be one."""
+    """What is wrong with the name of an optimizer or a model; empty where it may be one.
+
+    Args:
+        key: of :data:`TIMMS`.
+        value: as given; what is no text is left to the type.
+    """
     part = TIMMS[key]
     known = timm_names(part)
     if not value or not isinstance(value, str) or not known:
