@@ -48,8 +48,8 @@ class Fill(LightningModule):
         self.pictures = data
         self.wanted = wanted
         self.answering_teacher: RunTeacher = teacher
-        self.view = 0
-        self._by_tier = False
+        self.view = 0  # the view that is filled
+        self._by_tier = False  # whether the data tier's machines compute the answers
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
@@ -104,7 +104,7 @@ class Fill(LightningModule):
         return True
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` have all their answers (and pixels) of a view, bool ``(n,)``."""
+        """Which of the samples ``index`` ``(n,)`` have all their answers (and pixels) of a view, bool ``(n,)``."""
         present = []
         for cache in self.caches.values():
             present.append(cache.present(view, index))
@@ -138,7 +138,8 @@ def fill(
         model: teachers, and the losses that decide what of their answers is kept.
         data: the training pictures.
         trainer: on which processes.
-        out: folder or URL beside which the answers are published as well; that of a pack.
+        out: folder or URL of a packed data set, below which the answers are published as well; None: this machine's
+            cache alone.
 
     Returns:
         The exit status.
@@ -200,7 +201,14 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
 
 
 def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None:
-    """Prints how many answers were computed and how fast, the size on disk in MB, and the error of rounding."""
+    """Prints how many answers were computed and how fast, the size on disk in MB, and the error of rounding.
+
+    Args:
+        name: of the teacher; "" for a single one.
+        cache: of its answers.
+        computed: answers, by all processes together.
+        seconds: for all views, of all teachers.
+    """
     print(
         f"cache{f' of {name}' if name else ''}: {computed} answers computed in {seconds:.0f} s "
         f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "

@@ -130,11 +130,11 @@ class Evaluation:
     """What an evaluation has found."""
 
     results: list[dict[str, Any]]
-    """The figures of each model."""
+    """The figures of each model: the content of ``eval_*.json`` (:func:`measure`)."""
     files: list[Path]
     """Files that the figures were written to."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
-    """On how many pictures the first model alone is right, and each other model alone."""
+    """For each model but the first: on how many pictures the first alone is right, and on how many it alone."""
     notes: list[str] = field(default_factory=list)
     """What the sources of the pictures report about them, each line once."""
 
@@ -165,9 +165,9 @@ class Evaluation:
 
 
 def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate and the cascade in a run's file that are about the same student on the same pictures.
+    """The certificate and the cascade in a run's file that are about the same student on the same pictures; {} without.
 
-    They stay where the new figures have none: the page and the card show them.
+    The caller keeps them where the new figures have none: the page and the card show them.
 
     Args:
         file: of earlier figures, or missing.
@@ -203,6 +203,7 @@ def subjects(request: Request, options: Options) -> list[Subject]:
 
 
 def _of_run(word: str, request: Request, options: Options) -> Subject:
+    """The student of a run's folder or URL (``word``), with its teacher and the pictures of the command line."""
     run = open_run(word, request)
     data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
@@ -262,7 +263,10 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
 
 
 def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec:
-    """The model of a weights file as the command line describes it; messages name the command's own keys."""
+    """The settings of the model in a weights file (``word``), as the command line describes it.
+
+    They are read as those of a teacher, ``model.teacher.*``; messages name the command's own keys, ``arch`` and its like.
+    """
     items = [*options.of_files, f"checkpoint={word}"]
     words = [f"model.teacher.{item}" for item in items]
     of_file = replace(request, recipe=None, overrides=words)
@@ -276,7 +280,14 @@ def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec
 def _foreign(
     spec: TeacherSpec, all_data: DistillationDataModule, options: Options, task: Task
 ) -> tuple[nn.Module, Prepare, list[str], DistillationDataModule]:
-    """A model that kd has not trained: itself, its input, its classes, and the data with the split loaded."""
+    """A model that kd has not trained: itself, its input, its classes, and the data with the split loaded.
+
+    Args:
+        spec: its settings.
+        all_data: the data of the command line, with no split loaded.
+        options: name the split, or a folder, whose classes count where the file names none.
+        task: what the labels mean.
+    """
     file = str(spec.checkpoint)
     contents = about(file)
     if not (contents.arch or spec.arch or spec.builder):
@@ -299,6 +310,13 @@ def _foreign(
 def _data(
     data: DistillationDataModule, options: Options, classes: list[str] | None
 ) -> DistillationDataModule:
+    """The data with the pictures of the command loaded: those of its folder, or of a split.
+
+    Args:
+        data: is changed.
+        options: of the command.
+        classes: of the model, which must be the data's; None: they are not known.
+    """
     if options.folder:
         data.splits.use_folder(options.folder, classes or [])
     data.split(options.place)
@@ -389,7 +407,10 @@ def _find_answers(subject: Subject, options: Options) -> None:
 
 @dataclass
 class _Proof:
-    """What beside the figures is worked out from each picture: certificates, the cascade, disputed labels."""
+    """What beside the figures is worked out from each picture: certificates, the cascade, disputed labels.
+
+    In this order: :meth:`of` before anything is measured, :attr:`listeners` take in all batches, :meth:`add_to` at the end.
+    """
 
     measured: Sequence[Subject]
     options: Options
@@ -417,7 +438,7 @@ class _Proof:
 
     @property
     def listeners(self) -> list[list[Listener]]:
-        """What takes in the batches of each model."""
+        """What takes in the batches of each model: a list a model, in their order; of one kind at most."""
         if self.sureness is not None:
             return [[self.sureness]]
         if self.disputes is not None:
@@ -453,7 +474,12 @@ class _Proof:
 
 
 def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
-    """What to say of the pictures in each model's certificate; they are refused where they can't certify it."""
+    """What to say of the pictures in each model's certificate, a list of lines a model; empty ones where nothing is to be
+    proven.
+
+    Raises:
+        UserError: pictures, models or groups that can't certify.
+    """
     if not options.proves:
         return [[] for _ in measured]
     if options.cascade is not None:
@@ -477,7 +503,10 @@ def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
 
 
 def _look(subject: Subject, options: Options) -> dict[str, int] | None:
-    """Counts a look at pictures that a run is judged by; those of ``train`` and ``val`` were seen while it trained."""
+    """Counts a look at pictures that a run is judged by (:func:`kd.run.certify.count_look`).
+
+    None, and nothing is counted, without a run, and of ``train`` and ``val``, which were seen while it trained.
+    """
     if subject.run is None or options.place in ("train", "val"):
         return None
     listed = subject.data.splits.listed(options.place)
@@ -535,6 +564,7 @@ def _add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: 
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
+    """Refuses to compare models that would be measured on other pictures, labels or classes."""
     first = measured[0]
     pictures = first.data.split(options.place)
     for subject in measured[1:]:
@@ -560,7 +590,9 @@ def measure(
         own_data: pictures and teacher are the run's own, so ``fidelity.json``, which the report shows, is written too.
 
     Returns:
-        The content of ``eval_*.json``.
+        The content of ``eval_*.json``: ``run``, ``data``, ``pictures`` (how many), ``identity`` (of pictures and labels),
+        ``left_out`` (damaged and the like, by reason), ``student`` and ``teacher`` (``params`` and the task's metrics),
+        ``fidelity``, ``robust``; what does not apply is missing.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = subject.data
@@ -600,7 +632,9 @@ def measure(
 def _robust(
     subject: Subject, options: Options, device: torch.device
 ) -> dict[str, dict[str, list[float]]]:
-    """The task's main metric on damaged pictures: by the kind of damage and the model, at each strength."""
+    """The task's main metric on damaged pictures: by the kind of damage and the model, at each of
+    :data:`kd.data.transforms.STRENGTHS` in turn.
+    """
     by_damage: dict[str, dict[str, list[float]]] = {}
     task = subject.task
     for damage in CORRUPTIONS:
@@ -620,7 +654,14 @@ def _robust(
 def _write_answers(
     file: Path, measured: Sequence[Subject], answers: Sequence[Answers], options: Options
 ) -> None:
-    """Writes a table: a row a picture, its name, its label, then the columns of each model (by its name, if several)."""
+    """Writes a table: a row a picture, its name, its label, then the columns of each model (by its name, if several).
+
+    Args:
+        file: CSV.
+        measured: the models.
+        answers: of each, with the same pictures.
+        options: name the split.
+    """
     split = measured[0].data.split(options.place)
     first_rows = answers[0].rows
     labels = ["label"]
@@ -686,7 +727,8 @@ def _features_of_run(
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of a run without a classifier, and the notes on its pictures.
 
-    The figures are parameters, RankMe, and accuracies where ``data.probe`` is given.
+    The figures are, of the student and each teacher: ``params``, ``rankme``, and accuracies in 0..1 where ``data.probe`` is
+    given.
     """
     opened = open_run(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

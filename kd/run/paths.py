@@ -73,7 +73,7 @@ def names(kind: str) -> dict[str, str]:
     """
     comments = {}
     for file in sorted(folder(kind).glob("*.yaml")):
-        first_line = file.read_text(encoding="utf-8").splitlines()[0]
+        first_line = file.read_text(encoding="utf-8").partition("\n")[0]
         comment = ""
         if first_line.startswith("#"):
             comment = first_line[1:].strip()

@@ -45,6 +45,7 @@ from kd.tasks.features import half_of_each_class, ridge_outcomes
 
 RANDOM = "random"
 PRETRAINED = "pretrained"
+"""Names of starts, beside :data:`kd.report.pays.DISTILLED`."""
 FOUND = 0.02
 """The least mAP50 of a detector that has begun to find boxes."""
 OF_NORMS = 1024
@@ -67,14 +68,15 @@ class TaughtFeatures:
         self.taps = Taps(model, [layers], prepare)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The mean of each layer over its positions, one layer after the other: ``(N, D)`` of uint8 ``(N, 3, H, W)``."""
+        """The mean of each layer over its positions, one layer after the other: float32 ``(N, D)`` of uint8
+        ``(N, 3, H, W)``.
+        """
         with self.taps as caught:
             self.model(self.prepare(images))
         vectors = []
         for output in self.taps.read(caught, self.layers, "patch"):
-            of_pictures = output.unflatten(0, (len(images), -1)).mean(
-                dim=1
-            )  # windows: several rows a picture
+            # several rows a picture where the layer sees windows
+            of_pictures = output.unflatten(0, (len(images), -1)).mean(dim=1)
             if of_pictures.ndim == 4:
                 of_pictures = of_pictures.mean(dim=(2, 3))
             elif of_pictures.ndim == 3:  # tokens that fill no grid
@@ -108,7 +110,7 @@ class Starts:
 
     @property
     def names(self) -> list[str]:
-        """Of the starts, the distilled one last: the order of the page's rows, and keys of its words for them."""
+        """Of the starts, the distilled one last: the order of the page's rows, and the keys in ``pays.json``."""
         if self.pretrained is None:
             return [RANDOM, DISTILLED]
         return [RANDOM, PRETRAINED, DISTILLED]
@@ -158,7 +160,8 @@ def _taught_layers(config: Mapping[str, Any]) -> list[str]:
 
 
 def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
-    """The student's architecture with the weights of ``pretrained=``, or with those that the run began with.
+    """The student's architecture with the weights of ``pretrained=``, or with those that the run began with; None where
+    there are neither.
 
     Raises:
         UserError: they can't be had, or do not fit.
@@ -194,7 +197,7 @@ def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
 
 
 def _in_own_words(message: str) -> str:
-    """A message about ``pretrained.checkpoint`` and its like names the command's one key."""
+    """A message with ``pretrained`` in the place of ``pretrained.checkpoint`` and its like: the command has that one key."""
     for name in ("checkpoint", "pretrained", "arch", "builder"):
         message = message.replace(f"pretrained.{name}", "pretrained")
     return message
@@ -210,12 +213,19 @@ def _settle_norms(
 
     As drawn they hold mean 0 and variance 1; a training gives them its pictures' statistics in its first steps. Models
     without batch norms are left as they are.
+
+    Args:
+        models: on ``device``; they see the pictures side by side, so that each is decoded once.
+        prepare: their input.
+        data: its split ``probe`` holds the labelled pictures, the training part first.
+        device: of the models.
     """
     labelled = data.split("probe")
     assert isinstance(labelled, Joined)
     every = math.ceil(labelled.border / OF_NORMS)
 
     def prepared() -> Iterator[Tensor]:
+        """The models' input, batch by batch, of each ``every``-th labelled training picture."""
         batches = data.eval_dataloader("probe")
         for batch in bar(batches, label="norms of random starts", unit=" batches"):
             index = batch["index"]
@@ -230,7 +240,12 @@ def _settle_norms(
 
 # -- frozen features -------------------------------------------------------------------------------------------------
 def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, Any]:
-    """The accuracies of linear probes on all starts, and what the distilled one gains over each other."""
+    """The accuracies of linear probes on all starts, and what the distilled one gains over each other.
+
+    Returns:
+        The part ``probe`` of ``pays.json``: ``starts`` has each start's ``accuracy`` in 0..1, one a seed; ``gains`` are in
+        points, with the ends of their interval.
+    """
     run = starts.run
     data = run.load_data()
     data.splits.probe = Probe(wish.folder)
@@ -287,7 +302,13 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
 
 
 def _right(features: Tensor, labelled: Labelled, seed: int) -> np.ndarray:
-    """Whether a fit to half of the reference is right on each judging picture, ``(N,)``."""
+    """Whether a fit to half of the reference is right on each judging picture, bool ``(N,)``.
+
+    Args:
+        features: ``(M + N, D)``, those of the M reference pictures first.
+        labelled: class ids of all, and how many are reference (``bank``).
+        seed: chooses the half, the same for all starts.
+    """
     bank = labelled.bank
     labels = labelled.class_ids
     half = half_of_each_class(labels[:bank], seed)
@@ -316,7 +337,11 @@ def _notes(data: DistillationDataModule, judged: int) -> list[str]:
 
 # -- a detector ------------------------------------------------------------------------------------------------------
 def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, Any]:
-    """The mAP of detectors that were fine-tuned from all starts, and what the distilled one gains over each other."""
+    """The mAP of detectors that were fine-tuned from all starts, and what the distilled one gains over each other.
+
+    Returns:
+        The part ``detector`` of ``pays.json``, as of :func:`_probed`; scores are in 0..1, by metric.
+    """
     from kd.run.pays_boxes import Budget, check_extra, detectors, gains_of
 
     check_extra("pays")

@@ -26,6 +26,7 @@ from kd.ship.export.base import need
 from kd.ship.finished import FinishedRun
 
 STRIDES = (8, 16, 32)
+"""Pixels of the picture for one position of a map, of each level of the pyramid."""
 ANCHORS = ((32,), (64,), (128,))
 """Sides in pixels, of each stride."""
 RATIOS = (0.5, 1.0, 2.0)
@@ -35,7 +36,9 @@ WIDTH = 128
 SIDE = 320
 """Pixels of a picture's shorter side; the longer one has at most twice as many."""
 EVAL_BATCH = 8
+"""Pictures in a batch that is judged."""
 METRICS = {"map50": "mAP50", "map": "mAP50-95"}
+"""Names in :func:`box_scores` -> names on the page and in ``pays.json``."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Pyramid(nn.Module):
 
 
 class _ListedMaps:
-    """The maps of a timm model, which lists its features."""
+    """The maps of a timm model, which lists its features. Arguments as of :class:`Pyramid`."""
 
     def __init__(self, model: Any, key: str) -> None:
         places: dict[int, int] = {}
@@ -101,13 +104,14 @@ class _ListedMaps:
         self.channels = [widths[stride] for stride in STRIDES]
 
     def __call__(self, images: Tensor) -> list[Tensor]:
+        """As of :attr:`Pyramid.maps`."""
         return self._model.forward_intermediates(
             images, indices=self._places, intermediates_only=True
         )
 
 
 class _FoundMaps:
-    """The maps of a builder's model, found by their sizes in a run."""
+    """The maps of a builder's model, found by their sizes in a run on empty pictures. Arguments as of :class:`Pyramid`."""
 
     def __init__(self, model: OwnModel, key: str) -> None:
         self._model = model
@@ -133,6 +137,7 @@ class _FoundMaps:
             self.channels.append(channels_first.shape[1])
 
     def __call__(self, images: Tensor) -> list[Tensor]:
+        """As of :attr:`Pyramid.maps`; a layer that gives ``(N, H, W, C)`` is permuted."""
         with self._taps as caught:
             self._model(images)
         maps = []
@@ -171,7 +176,7 @@ def detector_of(
 
 
 def in_lists(samples: Sequence[Sample]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """torchvision's detectors take lists, because pictures differ in size."""
+    """Pictures and targets in a list each: torchvision's detectors take lists, because pictures differ in size."""
     pictures, targets = zip(*samples, strict=True)
     return list(pictures), list(targets)
 
@@ -227,6 +232,7 @@ def train_detector(
 
 
 def _again_and_again(loader: DataLoader) -> Iterator[Any]:
+    """Batches without an end, each pass in another order."""
     while True:
         yield from loader
 
@@ -319,7 +325,12 @@ def detectors(
 def gains_of(
     scores: Mapping[str, Mapping[str, Sequence[float]]], distilled: str
 ) -> Iterator[tuple[str, str, Gain]]:
-    """By how much the distilled start is ahead of each other: the start, the metric's name, the gain as a share."""
+    """By how much the distilled start is ahead of each other: the start, the metric's name, the gain in 0..1.
+
+    Args:
+        scores: of :func:`detectors`.
+        distilled: name of that start.
+    """
     for name, of_start in scores.items():
         if name == distilled:
             continue

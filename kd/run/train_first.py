@@ -37,8 +37,13 @@ from kd.storage.objects import is_url
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder, remove
 
-TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe
-LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and longer ones undo what its backbone learnt
+TRAIN = "train"
+"""As ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe."""
+LEAST_STEPS = 8
+"""Of an epoch, where trained weights are fine-tuned: fewer and longer steps undo what the weights have learnt."""
+AUTO_STAYS = 256
+"""``data.batch_size=auto`` stays where so many pictures a batch leave an epoch its steps: a number in its place could be too
+large for the memory, which nobody has measured yet."""
 TRAINING_CODE = ("data", "distill", "losses", "models", "module", "optim.py", "tasks")
 """Files and folders of kd whose code decides what weights a training ends with. All else reads settings, records,
 exports or reports; the settings themselves are in the key."""
@@ -48,6 +53,11 @@ FORMAT = 1
 
 def with_teacher(run: Run) -> list[str]:
     """Adds to the settings what the teachers' files say of themselves; trains a teacher now where one is to be first.
+
+    Called by each process, before the run is built; the first one to come trains, the others wait for it.
+
+    Args:
+        run: its settings are changed.
 
     Returns:
         The settings that name the trained teacher, as ``key=value`` words of another run's command line.
@@ -73,6 +83,9 @@ def teacher_settings(
     source: Source | None = None,
 ) -> dict[str, Any]:
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one.
+
+    They may hold a smaller ``data.batch_size`` too; of a run without a teacher that alone
+    (:func:`_fine_tuning_batch`).
 
     Args:
         config: the run's settings, resolved.
@@ -140,9 +153,9 @@ def teacher_settings(
     return {
         **fewer,
         "model.teacher.checkpoint": str(trained),
-        "model.teacher.backbone": None,
+        "model.teacher.backbone": None,  # it has done its part
         "model.teacher.checkpoint_key": None,  # of the backbone's file
-    }  # it has done its part
+    }
 
 
 def _fine_tuning_batch(
@@ -192,8 +205,9 @@ def _batch_for(asked: float, pictures: int, typed: Iterable[str]) -> float:
         return asked
     size = _with_steps(asked, pictures)
     if size < asked and is_rank_zero():
+        shown = "auto" if math.isinf(asked) else asked
         print(
-            f"data.batch_size: {size} in place of {asked}, for {pictures} training pictures",
+            f"data.batch_size: {size} in place of {shown}, for {pictures} training pictures",
             flush=True,
         )
     return size
@@ -208,10 +222,11 @@ def _with_steps(size: float, pictures: int) -> float:
     """The batch size with which an epoch has its steps: as given, else a smaller power of two, from 4 on.
 
     Args:
-        size: pictures; infinite for ``auto``.
+        size: pictures; infinite for ``auto``, which stays where there are pictures enough for :data:`AUTO_STAYS`.
         pictures: of the training set.
     """
-    if size <= 4 or pictures >= LEAST_STEPS * size:
+    most = AUTO_STAYS if math.isinf(size) else size
+    if size <= 4 or pictures >= LEAST_STEPS * most:
         return size
     return 2 ** max(2, int(math.log2(max(1, pictures // LEAST_STEPS))))
 
@@ -225,9 +240,8 @@ def _batch(config: dict[str, Any]) -> float:
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
-    """The weights beside the teacher's recipe, where their architecture, arguments, input and classes are the same;
-    else
-    None.
+    """The weights beside the teacher's recipe, where their architecture, arguments, input size and classes are the same;
+    else None.
 
     Args:
         teacher: the settings ``model.teacher``.
@@ -252,14 +266,18 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The teacher settings that its checkpoint's architecture replaces, by key; a typed architecture stays.
+    """The settings of teachers that their checkpoints replace, by whole key: where a file holds another architecture than
+    the settings name. Typed settings stay.
 
     Args:
         config: all settings.
         overrides: words ``KEY=VALUE`` of the command line.
+
+    Raises:
+        UserError: a typed architecture that the file does not hold.
     """
     typed = {item.partition("=")[0] for item in overrides}
-    found: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
     for key, given in teachers_in(config["model"]).items():
         said = about(given["checkpoint"])
         arch = TeacherSpec(given["arch"]).arch
@@ -287,10 +305,11 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
                 not any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
                 and value is not None
             ):
-                found[f"{key}.{name}"] = value
-    return found
+                replaced[f"{key}.{name}"] = value
+    return replaced
 
 
+# a teacher's own training: one process, whatever the run has
 ONE_PROCESS = [
     "trainer.devices=1",
     "trainer.num_nodes=1",
@@ -548,7 +567,10 @@ def _run(items: list[str], owner: int) -> int:
         owner: descriptor of the lock's file.
 
     Returns:
-        The exit status.
+        The exit status of the training, which no signal has ended.
+
+    Raises:
+        Stopped: this process was signalled, or the training was; it has saved.
     """
     received: list[int] = []
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from kd.cli import train_main
 from kd.errors import UserError
 from kd.run import train_first
-from kd.run.train_first import _with_steps, trained_teacher
+from kd.run.train_first import _batch_for, _with_steps, trained_teacher
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good
@@ -185,11 +185,17 @@ def test_a_trial_run_trains_a_trial_teacher(
 
 @pytest.mark.parametrize(("size", "pictures", "expected"), [
     (64, 48, 4), (64, 500, 32), (float("inf"), 500, 32), (8, 64, 8), (6, 48, 6), (4, 20, 4), (2, 10, 2), (6, 20, 4),
+    (float("inf"), 100_000, float("inf")),
 ])  # fmt: skip
 def test_a_batch_is_lowered_for_the_steps_of_an_epoch_and_never_raised(
     size: float, pictures: int, expected: float
 ) -> None:
     assert _with_steps(size, pictures) == expected
+
+
+def test_a_batch_in_place_of_auto_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _batch_for(float("inf"), 500, []) == 32
+    assert "32 in place of auto, for 500" in capsys.readouterr().out
 
 
 def test_photos_of_few_pictures_has_steps_enough(

@@ -1,0 +1,15 @@
+"""Recipes and overlays by their names."""
+
+from pathlib import Path
+
+import pytest
+
+from kd.run import paths
+
+
+def test_an_empty_recipe_is_listed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``touch recipes/mine.yaml`` must not end ``kd-train --list``."""
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "other.yaml").write_text("# what it does\nseed: 0\n")
+    monkeypatch.setattr(paths, "folder", lambda kind: tmp_path)
+    assert paths.names("recipes") == {"mine": "", "other": "what it does"}
