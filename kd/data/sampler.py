@@ -31,9 +31,10 @@ class TrainBatches(Sampler[list[Key]]):
 
     Unlabelled samples are numbered from ``length`` on. An epoch is a permutation of them alone (``ratio`` None), or all
     labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order. They come from an endless
-    sequence of permutations, so that all are seen equally often. With ``paired`` (mixed in pairs; needs an even batch
-    size) a sample is in one pair of an epoch only, because its view may repeat: an epoch that needs more unlabelled
-    samples than there are repeats whole pairs.
+    sequence of permutations, so that all are seen equally often (with ``paired`` nearly so).
+
+    With ``paired`` (mixed in pairs; needs an even batch size) a sample is in one pair of an epoch only, because its view
+    may repeat: an epoch that needs more unlabelled samples than there are repeats whole pairs.
 
     With ``views``, views repeat after so many epochs (cached answers). With ``classes``, the class of each labelled
     sample, all classes are seen equally often: an epoch keeps its length, takes another part of a large class each

@@ -154,7 +154,8 @@ class Collate:
 
         Returns:
             "image" uint8 ``(N, 3, H, W)``, "target", "index" ``(N,)`` (-1 for padding) and, for validation, "real", the
-            number of pictures before the padding; for training, "view".
+            number of pictures before the padding; for training, "view", that of its first sample (with a fixed number of
+            views all samples have the same).
         """
         pictures = [picture for picture, _, _ in samples]
         labels = [target for _, target, _ in samples]

@@ -28,7 +28,11 @@ ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked o
 
 
 def usual(split: Split) -> Check:
-    """How pictures are looked at unless ``data.check`` says; many in a store are not."""
+    """How pictures are checked where ``data.check`` does not say.
+
+    On a disk all pixels of up to :data:`ALL_UP_TO` pictures, of more the headers, unless the split itself has a ``check``
+    (a pack has). In a store all pixels, or nothing where there are more or not all copies may be kept on this disk.
+    """
     few = len(split.targets) <= ALL_UP_TO
     store = _store(split)
     if store is not None:  # each would be fetched whole, and once more where not all can be kept

@@ -256,7 +256,11 @@ class RayCluster:
             )
 
     def _start_here(self) -> None:
-        """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed."""
+        """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed.
+
+        The guard is a shell that reads from a pipe: it wakes when this process is gone, kills Ray's processes and removes
+        their folder. :meth:`leave` ends it first.
+        """
         self._folder = own_folder()
         store = min(2 * self.spec.queue_mb * MB, psutil.virtual_memory().available // 8)
         self.ray.init(

@@ -96,10 +96,11 @@ class Tier:
         """The state before the first batch: no scheduler, no threads, no calls to makers."""
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
-        self._calls: dict[object, Call] = {}
-        self._put: dict[int, tuple[object, ...]] = {}
+        self._calls: dict[object, Call] = {}  # those not finished, by Ray's reference
+        self._put: dict[int, tuple[object, ...]] = {}  # Ray's references to each work
         self._stop = threading.Event()
-        self._failed: Exception | None = None
+        self._failed: Exception | None = None  # raised where the next batch is taken
+        # When the cluster has last answered, and when a batch was last made: seconds of time.monotonic().
         self._answered = self._at_work = time.monotonic()
         self.waited_s = 0.0
 
