@@ -1,7 +1,5 @@
 """Which pairs of student and teacher can inherit, what they have in common, and whether a copy worked."""
 
-from typing import Any
-
 import torch
 from timm.layers import AttentionPoolLatent, AttentionRope, GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
 from timm.models.eva import Eva, EvaAttention, EvaBlock
@@ -188,18 +186,18 @@ def _not_understood(model: ViT, reads_end: bool) -> str:
     """What of a model the fit has no formula for; "" where it has one for all.
 
     Args:
-        model: a timm VisionTransformer.
+        model: a timm VisionTransformer or Eva, whose blocks are alike but for their kind.
         reads_end: whether its pooling and norm after the last block matter, too.
     """
-    block: Any = model.blocks[0]
-    for each in model.blocks:
-        if type(each) not in BLOCKS or type(each.attn) not in BLOCKS[type(each)]:
+    for block in model.blocks:
+        kinds_of_attention = BLOCKS.get(type(block), ())
+        if type(getattr(block, "attn", None)) not in kinds_of_attention:
             attention = type(getattr(block, "attn", None)).__name__
             return f"blocks of the kind {type(block).__name__} with {attention}"
     return (
         _embedding_not_understood(model)
         or _norms_not_understood(model)
-        or _block_not_understood(block)
+        or _block_not_understood(model.blocks[0])
         or (_end_not_understood(model) if reads_end else "")
     )
 

@@ -47,6 +47,14 @@ def test_pairs_that_do_not_fit_say_what_differs(
         check_pair(student, teacher)
 
 
+def test_the_block_that_can_not_be_inherited_is_named() -> None:
+    """Of a model with blocks of two kinds."""
+    student = small_vit()
+    student.blocks[1] = ParallelScalingBlock(student.embed_dim, 2)
+    with pytest.raises(ValueError, match="the student has blocks of the kind ParallelScalingBlock"):
+        check_pair(student, small_vit())
+
+
 def test_a_smaller_vit_of_the_same_kind_fits() -> None:
     check_pair(small_vit(16), small_vit(32, depth=4, heads=4))
     assert inherits_head(small_vit(16), small_vit(32))

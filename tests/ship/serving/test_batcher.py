@@ -33,7 +33,7 @@ def test_waiting_pictures_are_those_of_both_models() -> None:
         metrics = Metrics()
         limits = Limits(max_batch=1, max_wait_ms=0.0)
         teacher = Batcher(slow, limits, metrics)
-        student = Batcher(lambda pictures: np.zeros((len(pictures), 3)), limits, metrics)  # type: ignore[arg-type]
+        student = Batcher(lambda pictures: np.zeros((len(pictures), 3)), limits, metrics)
         teacher.start()
         student.start()
         picture = np.zeros((8, 8, 3), np.uint8)
