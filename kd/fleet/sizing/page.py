@@ -211,9 +211,15 @@ def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
     ]
     if "fitted_on" in sizes:
         lines.append(f"inherited layers are fitted on {sizes['fitted_on']} others, at most")
-    left_out = sum("score" not in row for row in sizes["candidates"])
-    if left_out:
-        lines.append(f"not scored, since over a budget: {left_out}")
+    not_scored = [row for row in sizes["candidates"] if "score" not in row]
+    over_budget = sum(not row["within"] for row in not_scored)
+    drawn = len(not_scored) - over_budget
+    if over_budget:
+        lines.append(f"not scored, since over a budget: {over_budget}")
+    if drawn:
+        lines.append(
+            f"not scored, since they inherit nothing (steps=N distils them first): {drawn}"
+        )
     if sizes["evidence"] >= EVIDENCE:
         lines.append(
             f"predicted: median, lowest and highest gain of {sizes['evidence']} earlier runs of the recipe"

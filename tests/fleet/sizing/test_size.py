@@ -274,6 +274,13 @@ def test_the_page_and_the_table_say_what_was_not_scored() -> None:
     assert points is not None and [point[2] for point in points["points"]] == ["small", "teacher"]
     assert [point[4] for point in points["points"]] == ["small, chosen, the recipe's", "teacher"]
     assert verdict is not None and "not scored, since over a budget: 1" in verdict["others"]
+    rows = [row("small", 1, 0.5), row("resnet10t", 2)]
+    choose(rows, {"latency_ms": 3}, 1)
+    verdict, *_ = sections(content(candidates=rows))
+    assert verdict is not None
+    assert [line for line in verdict["others"] if line.startswith("not scored")] == [
+        "not scored, since they inherit nothing (steps=N distils them first): 1"
+    ]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
