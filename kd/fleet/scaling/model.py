@@ -303,7 +303,8 @@ class StepModel:
 
         The band holds half and double of an assumed network, the model's largest error (0 where it is not known), and
         the spread of the measured steps: each reading's spread moves the forecast by so many ms, and independent moves
-        add up in squares.
+        add up in squares. The best step takes a hundredth of the expected one at least: measured times that vary by more
+        than their size would have it take none.
 
         Args:
             batch: pictures of each process; may be a fraction.
@@ -326,7 +327,7 @@ class StepModel:
         error = self.error or 0.0
         best = fast * (1 - error) - spread
         worst = slow * (1 + error) + spread
-        return max(0.0, best), expected, worst
+        return max(0.01 * expected, best), expected, worst
 
 
 def fit(

@@ -1,6 +1,7 @@
 """The page of ``kd-scale``: what was measured, and a forecast for twice as many processes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,16 @@ def test_the_error_of_a_model_is_unknown_with_two_readings() -> None:
     result = content("tiny", seen, {"ddp": model}, Network(), 6000)
     assert result["fitted"]["ddp"]["error"] is None
     assert any("ddp unknown with two readings" in line for line in sections(result)[0]["others"])
+
+
+def test_steps_that_vary_by_more_than_their_size_still_have_a_page() -> None:
+    seen = [replace(made("ddp", n, b), spread=2.0) for n, b in ((1, 64), (2, 64), (2, 32))]
+    model = fit(seen, "ddp", RING, GRADIENT_MB)
+    result = content("tiny", seen, {"ddp": model}, Network(), 6000)
+    for p in result["predicted"]:
+        expected, best, worst = p["step_ms"]
+        assert 0 < best < expected < worst
+    assert sections(result)
 
 
 def test_the_page_says_what_was_measured_and_what_follows() -> None:
