@@ -55,18 +55,19 @@ def warn_of_repeats(loaders: object) -> None:
 
 @dataclass
 class Seen:
-    """What models answered to the real pictures of a batch; padding is left out."""
+    """What models answered to the N real pictures of a batch, on one device; padding is left out."""
 
     target: Tensor
-    """Labels."""
+    """Labels: class ids ``(N,)``, or what else the task has as targets ``(N, ...)``."""
     index: Tensor | None
-    """Numbers of the pictures, where the loader gives them."""
+    """Numbers of the pictures ``(N,)``; None where the loader gives none."""
     taught: dict[str, Tensor] = field(default_factory=dict)
-    """The teachers' logits, see :func:`look`."""
+    """The teacher's logits ``(N, C, ...)``, of several their mean, under :data:`kd.teachers.answer.ALL`; with ``members``
+    of :func:`look` also each one's under its name. Empty without a teacher that has run."""
     decided: Tensor | None = None
-    """The teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any."""
+    """The teacher's decisions (:meth:`kd.tasks.Task.decide`); None without a teacher that gives logits."""
     logits: dict[str, Tensor] = field(default_factory=dict)
-    """The students' logits by name."""
+    """The students' logits ``(N, C, ...)`` by name."""
 
 
 @torch.no_grad()
@@ -84,12 +85,13 @@ def look(
     Args:
         batch: ``image`` and ``target`` of N pictures; ``index``, where the loader gives it; ``decided``, the teacher's
             decisions, where they are known: then the teacher does not run.
-        task: fits logits to targets.
-        teacher: its logits may be of several teachers.
+        task: fits logits to targets: those of a segmentation are resized to the masks.
+        teacher: its logits may be of several teachers; None: without one.
         students: what gives each student's logits ``(N, C, ...)`` of pictures ``(N, 3, H, W)``; called once for each.
         device: to run on; None: the batch's.
         members: keep the logits of each of several teachers, not only of all together.
-        in_step: other ranks wait for this one's shards, so the students run although all is padding.
+        in_step: the students are in shards, so other ranks wait for this one's: the students run although all is
+            padding. A teacher in shards runs then too, unless its decisions are known.
 
     Returns:
         None where all is padding.
@@ -123,23 +125,30 @@ def look(
 
 
 ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
-"""By student (``""`` for a single one): logits, targets and indices of a validation batch."""
+"""By student (``""`` for a single one): logits ``(N, C, ...)``, targets ``(N, ...)`` and numbers of the pictures ``(N,)``
+(None where the loader gives none) of a validation batch, its padding left out."""
 
 
 class Validation:
     """A run's validation: the metrics of all students, batch by batch, on all processes."""
 
     known: Tensor | None = None
-    """The teacher's decisions by the picture's number, where they were made before."""
+    """The teacher's decisions by the number of the validation picture, which the preflight has made
+    (:mod:`kd.callbacks.preflight`): the teacher does not run again. None: it runs."""
     taught: tuple[Tensor, Tensor] | None = None
-    """Numbers ``(N,)`` of the last batch's pictures, and the teacher's logits."""
+    """Numbers ``(N,)`` of the last batch's pictures, and the teacher's logits ``(N, C, ...)``, which the preflight reads;
+    None where the teacher gave none, or the loader no numbers."""
 
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students = students
         self.teacher = teacher
 
     def with_known(self, batch: Batch) -> Batch:
-        """Adds what the teacher decided before: on the host, while the batch is there."""
+        """A batch with ``decided``, what the teacher decided on its pictures before, where that is known.
+
+        Called while the batch is on the host, as :attr:`known` is; :meth:`add` calls it again for a batch that came
+        otherwise.
+        """
         if self.known is None or "index" not in batch or "decided" in batch:
             return batch
         return {**batch, "decided": self.known[batch["index"].to(self.known.device)]}
@@ -148,13 +157,15 @@ class Validation:
     def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
         """Adds a batch to the metrics; padding is left out.
 
+        Students without a classifier are compared with the teacher's features instead.
+
         Args:
             batch: on the students' device.
-            in_step: all processes must run the students equally often.
+            in_step: all processes must run the students equally often, as they are in shards.
 
         Returns:
-            By student: logits, targets and numbers of the pictures that were added; {} for students without a
-                classifier.
+            By student: logits, targets and numbers of the pictures that were added; {} where all was padding, and for
+                students without a classifier.
         """
         measured = self.students.measured
         headless = [s for s in measured.values() if isinstance(s, HeadlessStudent)]
@@ -176,11 +187,20 @@ class Validation:
             student.task.update(seen.logits[name], seen.target, seen.decided)
         return {name: (logits, seen.target, seen.index) for name, logits in seen.logits.items()}
 
-    def results(self) -> dict[str, Tensor]:
-        """The metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``; begins anew."""
+    def results(self, split: str = "val") -> dict[str, Tensor]:
+        """The metrics of all batches that were added since the last call, over all processes; then counts from zero.
+
+        Every process must call it, at the end of a validation.
+
+        Args:
+            split: stands before each metric's name: ``val`` or ``test``.
+
+        Returns:
+            Scalars, as ``<split>/<metric>`` or, of several students, ``<student>/<split>/<metric>``.
+        """
         results: dict[str, Tensor] = {}
         for name, student in self.students.measured.items():
-            prefix = f"{name}/val/" if name else "val/"
+            prefix = f"{name}/{split}/" if name else f"{split}/"
             for metric, value in student.task.compute().items():
                 results[f"{prefix}{metric}"] = value
             student.task.reset()
@@ -189,19 +209,24 @@ class Validation:
 
 @dataclass
 class Labelled:
-    """Features of labelled pictures by model: the first ``bank`` of them are the reference, the others are
-    classified.
+    """Features of M labelled pictures by model: the first ``bank`` of them are the reference, the others are
+    classified by it.
     """
 
     features: dict[str, Tensor]
-    """``(N, D)`` by model, in the pictures' order, on the models' device."""
+    """``(M, D)`` by model, in the pictures' order, float32, on the models' device; D is each model's own."""
     class_ids: Tensor
-    """``(N,)``."""
+    """``(M,)``, in the same order."""
     bank: int
     """How many of the pictures, the first, are the reference."""
 
     def accuracy(self, name: str) -> dict[str, float]:
-        """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
+        """The share of classified pictures, in 0..1, that a model's features classify rightly.
+
+        Returns:
+            ``knn1`` by the nearest neighbours, ``probe1`` by a ridge regression (:data:`kd.report.metric.PROBE`),
+                rounded to six digits.
+        """
         features = self.features[name]
         bank = self.bank
         reference = features[:bank]
@@ -224,11 +249,13 @@ def look_at(
     batches: Iterable[Batch],
     device: torch.device,
 ) -> Labelled:
-    """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole.
+    """Features of the split ``probe`` by model; each process runs its share, and all get the whole.
+
+    Every process must call this, with equally many batches: a batch's padding (index -1) is run and then left out.
 
     Args:
-        models: each gives features ``(N, D)`` for pictures ``(N, 3, H, W)``; called for every batch.
-        data: holds the split.
+        models: each gives features ``(N, D)`` for N pictures ``(N, 3, H, W)``; called for every batch.
+        data: holds the split, whose reference pictures come first.
         batches: this process's share of it.
         device: of the models.
     """
@@ -252,17 +279,24 @@ def look_at(
 
 
 def _of_all_ranks(parts: list[Tensor]) -> Tensor:
-    """The rows of all batches of all processes."""
+    """The rows of all batches of all processes, one process after the other; all must call this with equally many."""
     return of_all_ranks(torch.cat(parts))[0]
 
 
 class Listener(Protocol):
-    """Takes in every batch's logits (:class:`kd.tasks.fidelity.Fidelity`)."""
+    """Takes in every batch's logits while a model is measured (:class:`kd.tasks.fidelity.Fidelity`, :class:`Answers`)."""
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """A batch: logits of both, at the target's size; targets; the pictures' numbers ``(N,)``."""
+        """A batch of N pictures, without padding.
+
+        Args:
+            student: logits ``(N, C, ...)``, at the target's size.
+            teacher: likewise; None without a teacher.
+            target: labels ``(N, ...)``.
+            index: the pictures' numbers ``(N,)``.
+        """
 
 
 @torch.inference_mode()
@@ -275,7 +309,9 @@ def metrics_of_student(
     device: torch.device | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, dict[str, float]]:
-    """The task's metrics in 0..1, in float32: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``.
+    """The task's metrics, computed in float32: ``{"student": {"acc1", ..., "agreement"}, "teacher": {...}}``.
+
+    Shares are in 0..1, errors of a regression in the targets' units. ``teacher`` is there only where one is given.
 
     Args:
         student: gives logits; moved to the device and in eval mode afterwards.
@@ -284,7 +320,7 @@ def metrics_of_student(
         task: whose metrics are computed.
         teacher: for ``agreement`` and its own metrics; None: without.
         device: of the computation; None: the CPU.
-        listeners: receive each batch's logits, in order.
+        listeners: receive each batch's logits, in order; nothing from a loader that gives no numbers of pictures.
     """
     device = device or torch.device("cpu")
     student = student.to(device).eval()
@@ -324,7 +360,11 @@ class Answers:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""
+        """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures ``(N,)``.
+
+        A model's columns are its name (``label``, ``student``, ``teacher``) with each ending that the task's rows have,
+        of which one may be empty.
+        """
         answers = {"label": target, "student": student}
         if teacher is not None:
             answers["teacher"] = teacher
@@ -339,7 +379,10 @@ class Answers:
 
     @property
     def are_names(self) -> bool:
-        """Whether an answer is one or more names, right or wrong; numbers are neither."""
+        """Whether an answer is one or more names, right or wrong (there is a column ``label``); numbers are neither.
+
+        False before the first batch.
+        """
         first_row: Mapping[str, str] = next(iter(self.rows.values()), {})
         return "label" in first_row
 

@@ -18,9 +18,11 @@ STEPS_OF_A_TRIAL = 100
 
 
 def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[[int], Tensor]:
-    """How fits get so many training pictures, uint8 ``(N, 3, H, W)``; each number is decoded once.
+    """A function that gives the fits of a run's start training pictures.
 
-    A trial run gets :data:`MOST_IN_A_TRIAL` at most, and a line says so.
+    It takes how many (more than there are: all), and returns them as uint8 ``(N, 3, H, W)``, the same ones for the same
+    number: they are decoded once and stay in memory as long as the function. A trial run gets :data:`MOST_IN_A_TRIAL`
+    at most, and the first process prints a line that says so, once.
 
     Args:
         trainer: of the run.
@@ -35,6 +37,7 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
         return data.sample_pictures(number, "pictures for the fits")
 
     def sample(number: int) -> Tensor:
+        """``number`` training pictures, or as many as there are, or as a trial gets."""
         number = min(number, len(data.split("train").targets))
         if not reason or number <= MOST_IN_A_TRIAL:
             return decoded(number)
@@ -50,7 +53,10 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 
 
 def why_trial(trainer: Trainer) -> str:
-    """The setting that makes a run a trial; "" for a run that trains."""
+    """The setting that makes a run a trial, as ``trainer.KEY=VALUE`` for a message; "" for a run that trains.
+
+    A trial has ``fast_dev_run``, a limit on the batches of its epochs, or :data:`STEPS_OF_A_TRIAL` steps at most.
+    """
     fast: Any = getattr(trainer, "fast_dev_run", False)
     if fast:
         return f"trainer.fast_dev_run={fast}"

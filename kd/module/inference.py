@@ -41,7 +41,7 @@ class Inference(LightningModule):
             checkpoint_path: the checkpoint, or an open file.
             map_location: the device to put the module on; default: where the arguments have it.
             strict: whether the names of the weights must be exactly those of the module.
-            **arguments: of the class, as no model or loss is in the file.
+            **arguments: of the class's constructor (``student``, ``teacher``, ...), as no model or loss is in the file.
 
         Raises:
             UserError: the file can't be read, or its weights don't fit the module.
@@ -75,20 +75,20 @@ class Inference(LightningModule):
     def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
         """Pictures ``(N, 3, H, W)``, uint8 or as the model wants them -> what the weights that count give, float.
 
-        Logits ``(N, C)`` (dense: ``(N, C, H', W')``; without a classifier features ``(N, D)``); of several by name.
+        The weights that count are the moving average's where there is one. Logits ``(N, C)`` (dense: ``(N, C, H', W')``;
+        without a classifier features ``(N, D)``); of several students a dict by name.
         """
         logits = {name: student.logits(images) for name, student in self.students.named().items()}
         return logits.get("", logits)
 
     def predict_step(self, batch: object, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Logits of a batch of any loader, with targets or without."""
+        """What :meth:`forward` gives for a batch of any loader, with targets or without."""
         return self(as_batch(batch)["image"])
 
     def test_step(self, batch: object, batch_idx: int) -> ValidationLogits:
-        """As a step of validation."""
+        """As a step of validation, in the same metrics: :meth:`on_test_epoch_end` gives them other names."""
         return self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """Logs the metrics under ``test/``."""
-        results = self.validation.results()
-        self.log_dict({name.replace("val/", "test/"): value for name, value in results.items()})
+        """Logs the task's metrics over all processes, as ``test/<name>`` or ``<student>/test/<name>``."""
+        self.log_dict(self.validation.results("test"))

@@ -14,20 +14,24 @@ class PictureOutcomes:
     """Takes in batches of logits (:class:`kd.module.evaluation.Listener`) and keeps each picture's outcome."""
 
     task: Task
-    """Counts what an answer is worth."""
+    """Says what is counted of an answer: whether it is right, or its error."""
     values: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """By model, ``student`` and ``teacher``: rows of :meth:`kd.tasks.Task.outcome`, batch by batch."""
+    """By model, ``student`` and ``teacher``: rows ``(N, ...)`` of :meth:`kd.tasks.Task.outcome`, batch by batch; NaN
+    where a picture has no label."""
     numbers: list[np.ndarray] = field(default_factory=list)
     """The pictures' numbers ``(N,)``, batch by batch."""
     class_ids: list[np.ndarray] = field(default_factory=list)
-    """Class ids ``(N,)``, batch by batch, where a picture has one."""
+    """Class ids ``(N,)``, batch by batch; [] for tasks in which a picture has not just one class."""
     invalid: dict[str, int] = field(default_factory=dict)
-    """By model: pictures whose answer has a NaN, of numbers (a regression) also an infinite one."""
+    """By model: how many pictures' answers have a NaN, of numbers (a regression) also an infinite one."""
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C, ...)`` of both, targets, the pictures' numbers ``(N,)``."""
+        """Adds a batch: logits ``(N, C, ...)`` of both, targets ``(N, ...)``, the pictures' numbers ``(N,)``.
+
+        ``teacher`` is None where there is none; then :meth:`of` knows no teacher.
+        """
         logits = {"student": student}
         if teacher is not None:
             logits["teacher"] = teacher
@@ -49,7 +53,10 @@ class PictureOutcomes:
         return self.task.certified == "mean absolute error"
 
     def order(self) -> np.ndarray:
-        """The places of the labelled pictures, ordered by their numbers."""
+        """The places of the labelled pictures in the joined batches, ordered by the pictures' numbers.
+
+        Of a regression all places: its NaN rows stay, for :class:`kd.proof.certificate.Outcomes`.
+        """
         places = np.argsort(np.concatenate(self.numbers))
         values = np.concatenate(self.values["student"])
         if self._measures_errors:
@@ -59,7 +66,10 @@ class PictureOutcomes:
         return places[is_labelled[places]]
 
     def of(self, model: str) -> Outcomes | None:
-        """The outcomes of ``student`` or ``teacher``, ordered by the pictures' numbers; None without that model."""
+        """The outcomes of ``student`` or ``teacher``, ordered by the pictures' numbers.
+
+        None without that model, and for a task whose outcomes can't be certified.
+        """
         if model not in self.values or self.task.certified is None:
             return None
         order = self.order()
@@ -70,5 +80,5 @@ class PictureOutcomes:
         return Outcomes(self.task.certified, values, class_ids, self.invalid[model])
 
     def picture_numbers(self) -> np.ndarray:
-        """The numbers of these pictures, ascending, ``(N,)``."""
+        """The numbers of the pictures in :meth:`of`, ascending, ``(N,)``: the row of each."""
         return np.concatenate(self.numbers)[self.order()]

@@ -18,7 +18,12 @@ from kd.optim import Pace, each_of, short_window
 
 
 def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
-    """How a run goes through its steps; ``batch_size`` is that of a process, where it is known."""
+    """How a run goes through its steps, from Lightning's counts: after its training loader is made.
+
+    Args:
+        trainer: of the run.
+        batch_size: pictures of a process's batch; None: not known, as the loader is the user's own.
+    """
     accumulate = trainer.accumulate_grad_batches
     global_batch = None
     if batch_size is not None:
@@ -40,7 +45,10 @@ def scales_gradients(trainer: Trainer) -> bool:
 
 
 def keep_targets_exact(trainer: Trainer) -> None:
-    """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits."""
+    """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits.
+
+    It replaces a method of the trainer's precision plugin. Precisions that convert no inputs need nothing.
+    """
     if not isinstance(trainer.precision_plugin, HalfPrecision | FSDPPrecision | DeepSpeedPrecision):
         return
     plugin: Any = trainer.precision_plugin
@@ -48,7 +56,7 @@ def keep_targets_exact(trainer: Trainer) -> None:
 
     def convert_input(data: object) -> Mapping[str, object]:
         """A batch in the run's precision, its target as it was; one that was made ahead is converted already."""
-        if isinstance(data, dict) and "ahead" in data:  # converted already
+        if isinstance(data, dict) and "ahead" in data:
             return data
         batch: dict[str, object] = dict(as_batch(data))
         target = batch.pop("target", None)
@@ -58,7 +66,7 @@ def keep_targets_exact(trainer: Trainer) -> None:
 
 
 def seed_step(seed: int, device: torch.device) -> None:
-    """Seeds the random numbers of the host and of the device."""
+    """Seeds torch's random numbers of the host and of the device, from which dropout and the like draw."""
     # not torch.manual_seed: it takes a stack trace for each kind of device that is absent, 0.8 ms
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -70,10 +78,12 @@ def seed_step(seed: int, device: torch.device) -> None:
 def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
     """The loss for a trainer that divides by ``accumulate_grad_batches``, also where fewer batches are left.
 
+    An epoch's last step may accumulate fewer: their losses are scaled up, so that it too follows their mean.
+
     Args:
-        loss: a scalar.
-        module: attached to its trainer.
-        batch_idx: number of the batch in the epoch.
+        loss: a scalar, the mean over the batch.
+        module: attached to its trainer; without one the loss stays as it is.
+        batch_idx: number of the batch in the epoch, from 0.
     """
     trainer = trainer_of(module)
     if trainer is None or trainer.accumulate_grad_batches == 1:  # None: called by hand
@@ -90,8 +100,8 @@ def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor
 
     Args:
         module: attached to its trainer.
-        terms: by student; of several they are named ``<student>/train/...``.
-        total: the sum over students, logged as ``train/loss`` beside several.
+        terms: by student, "" for a single one; of several they are named ``<student>/train/...``.
+        total: the sum over students, logged as ``train/loss`` beside several; a single student's is among its terms.
     """
     if not logs_now(module):
         return
@@ -104,7 +114,11 @@ def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor
 
 
 def logs_now(module: LightningModule) -> bool:
-    """Whether a logger takes this step's values: Lightning's ``log`` takes 0.7 ms a value, with or without a logger."""
+    """Whether a logger takes this step's values: Lightning's ``log`` takes 0.7 ms a value, with or without a logger.
+
+    It is so every ``trainer.log_every_n_steps`` optimizer steps, in an epoch's first and last batch and in the run's last
+    step, and always in a module without a trainer. Called in ``training_step``, for the step under way.
+    """
     trainer: Any = trainer_of(module)
     if trainer is None:  # called by hand
         return True
@@ -120,13 +134,16 @@ def logs_now(module: LightningModule) -> bool:
 def clip(
     module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None
 ) -> None:
-    """Clips each optimizer's gradients as Lightning does, also beside a fused optimizer.
+    """Clips each optimizer's gradients, in place, as Lightning does, also beside a fused optimizer.
+
+    Several students' optimizers are clipped apart, each by the norm of its own gradients. A strategy that clips in its
+    own step (DeepSpeed) is left alone.
 
     Args:
         module: attached to its trainer.
-        optimizer: one, or several as one.
-        value: the largest norm, or the largest number; None: no clipping.
-        algorithm: ``norm`` or ``value``.
+        optimizer: one, or several as one (:class:`kd.optim.Together`).
+        value: the largest norm of all gradients together, or the largest number in any; None or 0: no clipping.
+        algorithm: ``norm`` or ``value``; None: ``norm``.
     """
     strategy = module.trainer.strategy
     if isinstance(strategy, Sharding) and strategy.clips_gradients:

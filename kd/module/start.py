@@ -20,6 +20,7 @@ def settle_once(
     """Settles the students' losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
 
     To settle is to standardise the teacher's features and to fit the projections of feature losses, from the sample.
+    Every process must call it.
 
     A teacher whose weights the processes share answers only where all ask: then each computes.
 
@@ -27,7 +28,7 @@ def settle_once(
         trainer: of the run.
         students: of the run.
         teacher: of the run, in its place.
-        sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
+        sample: gives so many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every process.
     """
     if teacher.is_shared_out:
         for student in students.named().values():
@@ -38,6 +39,7 @@ def settle_once(
         return
 
     def settle() -> list[str]:
+        """Settles in this process alone; without messages."""
         settle_losses(students, teacher, sample, lambda value: value)
         return []
 
@@ -49,13 +51,15 @@ def by_the_first(
 ) -> list[str]:
     """Has the first process compute tensors of the students, which the others receive to the bit.
 
-    The fits of a start take minutes of all cores: done in each process they would share the cores of a machine. The
-    state of torch's generator travels too, so that all processes draw on as if each had computed.
+    Every process must call it; they wait here for the first. The fits of a start take minutes of all cores: done in each
+    process they would share the cores of a machine. The state of torch's generator travels too, so that all processes
+    draw on as if each had computed.
 
     Args:
         trainer: of the run.
         students: before a strategy shards them.
-        compute: changes tensors of the students; returns messages.
+        compute: called in the first process alone, so it must hold no collective. Changes tensors of the students in
+            place, not their number or shapes; returns messages.
 
     Returns:
         What ``compute`` returns, in every process.
