@@ -109,14 +109,17 @@ class DistillationModule(Inference):
             )
         self.take(Students(student))
         self._range = RangeCheck()
-        self.memory: Memory | None = None
+        self.memory: Memory | None = None  # bytes of a step's parts, on rank 0 once a fit is set up
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
-        self.begun = False
+        self.begun = False  # whether the students have their first weights
 
     def take(self, students: Students) -> None:
-        """Makes these its students, in place of those before, with their validation and what resumes them."""
+        """Makes these its students, in place of those before, with their validation and what resumes them.
+
+        Before training: an optimizer that exists is not changed.
+        """
         self.students = students
         self.validation = Validation(students, self.teacher)
         identity = {}
@@ -133,6 +136,12 @@ class DistillationModule(Inference):
 
         Each has its own losses, optimizer, schedule, clipping, moving average and metrics. It ends with the
         weights that it would have if it were trained alone with the same seed.
+
+        Args:
+            modules: a module for each student, by its name.
+
+        Returns:
+            The first of the modules, which now has all students; the others are not needed any more.
 
         Raises:
             UserError: students with different teachers or tasks.
@@ -168,17 +177,25 @@ class DistillationModule(Inference):
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
-        """The caches of the teachers' answers, by teacher."""
+        """The caches of the teachers' answers, by teacher ("" for a single one); {} where none answers."""
         return caches_of(self.answering_teacher)
 
     @property
     def data(self) -> DistillationDataModule | None:
-        """Our data module, where the trainer has one."""
+        """kd's data module, where the trainer has one; None with a loader of the user's own, and without a trainer."""
         datamodule = getattr(trainer_of(self), "datamodule", None)
         return datamodule if isinstance(datamodule, DistillationDataModule) else None
 
     def setup(self, stage: str) -> None:
-        """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
+        """Starts students from the teacher's layers; places the teacher; settles what is left to measure.
+
+        Lightning calls it in every process, before weights are sharded or loaded. The order matters: the students'
+        start reads the teacher before it is cast to its precision; losses are settled on the started students; batch
+        size, loader processes and cache are measured on all of that; compiling comes last.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``; only a fit starts and measures.
+        """
         keep_targets_exact(self.trainer)
         sample = None
         if self.data is not None:
@@ -222,13 +239,17 @@ class DistillationModule(Inference):
     ) -> list[str]:
         """Gives the students their first weights, while the teacher is whole and not yet placed.
 
+        Each student starts from its teacher's layers where its settings say so; else a new classifier on pre-trained
+        weights is fitted, to labels, or without them to the teacher's answers. A resumed run does not call it.
+
         Args:
-            sample: gives so many training pictures, uint8 ``(count, 3, H, W)``; None: there are none.
+            sample: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None: there are
+                none.
             data: labels them, for a new classifier that is fitted to labels; None: it is not.
             device: where the run trains, and the fits run; all models are where they were afterwards.
 
         Returns:
-            Messages for the user.
+            Messages for the user, of each student for which anything was done.
         """
         self.begun = True
         labelled = None
@@ -247,17 +268,25 @@ class DistillationModule(Inference):
         return messages
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
-        """From now on ``teacher`` answers in training; it is no submodule."""
+        """From now on ``teacher`` (or a cache before it; None: nobody) answers in training; it is no submodule, so it is
+        neither saved nor trained.
+        """
         object.__setattr__(self, "answering_teacher", teacher)
 
     def configure_model(self) -> None:
-        """Lets a strategy that shards the students do so (:mod:`kd.strategies`)."""
+        """Lets a strategy that shards the students do so (:mod:`kd.strategies`).
+
+        Lightning calls it after :meth:`setup` and before :meth:`configure_optimizers`.
+        """
         trainer = trainer_of(self)  # none while a checkpoint's weights are loaded
         if trainer is not None and isinstance(trainer.strategy, Sharding):
             trainer.strategy.shard(self.students)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Each student's optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step."""
+        """Each student's optimizer (sharded with ``optim.zero``), joined to one, with its schedule.
+
+        The schedule is stepped after every optimizer step. Rank 0 prints what may surprise in them.
+        """
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
         batch_size = self.data.batch_size if self.data is not None else None
         pace = pace_of(self.trainer, batch_size)
@@ -316,7 +345,14 @@ class DistillationModule(Inference):
         self.resume.settle(self.trainer, self.data)
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
-        """Any loader's batch as ours; adds what a cache knows while the batch is on the host."""
+        """Any loader's batch as ours; adds what a cache knows while the batch is on the host.
+
+        Lightning calls it before the batch goes to the device. A batch that was answered ahead
+        (:mod:`kd.teachers.ahead`) is already there and stays as it is.
+
+        Returns:
+            In training the batch with a cache's answers, in validation with the teacher's known decisions.
+        """
         answered_ahead = taken(batch)
         if answered_ahead is not None:
             return answered_ahead
@@ -332,7 +368,7 @@ class DistillationModule(Inference):
         return batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Sets the losses' position in training, which schedules of weights and temperatures follow."""
+        """Sets the losses' epoch of all planned ones, which schedules of weights and temperatures follow."""
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
@@ -340,8 +376,8 @@ class DistillationModule(Inference):
         terms.
 
         Returns:
-            ``loss``, the sum over students, scaled in a short accumulation window; ``terms`` by student, detached;
-                ``answer``.
+            ``loss``, a scalar, the sum over students, scaled in a short accumulation window; ``terms`` by student
+                ("" for a single one), unweighted and detached, by name; ``answer``, the teacher's. Callbacks read them.
         """
         batch = as_batch(batch)
         if "answer" in batch:  # answered ahead
@@ -389,7 +425,14 @@ class DistillationModule(Inference):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Steps the optimizer, then moves the students' weight averages."""
+        """Steps the optimizer, then moves the students' weight averages; once an accumulation window.
+
+        Args:
+            epoch: from 0.
+            batch_idx: number of the window's last batch in the epoch.
+            optimizer: of all students.
+            optimizer_closure: runs forward and backward passes.
+        """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
 
@@ -401,16 +444,27 @@ class DistillationModule(Inference):
             warn_of_repeats(trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
-        """Sets fitted classifiers, where no validation came after the last step."""
+        """Brings classifiers that are made of the teacher's up to date, where no validation came after the last step."""
         self.students.take_classifiers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Stores what a run that resumes from it needs (:mod:`kd.module.resume`)."""
+        """Stores what a run that resumes from it needs, as :meth:`kd.module.resume.Resume.content` lists it.
+
+        Lightning calls it with all other parts in ``checkpoint`` already.
+        """
         self.students.take_classifiers()
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses another teacher, other data or classes, or an optimizer that its state does not fit."""
+        """Refuses another teacher, other data or classes, or an optimizer that its state does not fit.
+
+        Lightning calls it with the checkpoint as read, before anything of it is loaded. Without a trainer
+        (:meth:`load_from_checkpoint`) nothing is compared. Optimizers are compared for a fit alone; a cache that
+        ``auto`` had chosen is restored in any case.
+
+        Raises:
+            UserError: the first difference, by its key.
+        """
         if trainer_of(self) is None:
             return
         self.resume.check(checkpoint, self.data)

@@ -18,19 +18,25 @@ from kd.optim import settings_of, settle_resumed, steps_done
 class Resume:
     """A run's way into a checkpoint and back.
 
+    A run that saves calls :meth:`content`. One that resumes goes through the other methods in this order, by the hooks of
+    its module: :meth:`check` and :meth:`check_states` when Lightning has read the checkpoint, :meth:`note` when the
+    optimizers are made and nothing is loaded into them yet, :meth:`settle` when all is loaded.
+
     Args:
         students: that are trained.
-        teacher: who teaches them (:meth:`kd.Teacher.identity`).
+        teacher: who teaches them (:meth:`kd.Teacher.identity`); {} without one.
     """
 
     optim_before: dict[str, Any] | None = None
-    """Settings of the optimizers of the run that is resumed, by student."""
+    """Settings of the optimizers of the run that is resumed, by student ("" for a single one); None: nothing is
+    resumed."""
     _made_with: list[list[dict[str, Any]]]
-    """Settings of each of this run's optimizers, by parameter group."""
+    """Settings of each of this run's optimizers, by parameter group; set by :meth:`note`."""
     _schedules: object = None
-    """States of a checkpoint's schedules, until they are loaded."""
+    """States of a checkpoint's schedules, from :meth:`check_states` to :meth:`note`."""
     _optimizer_states: tuple[object, Mapping[str, Any]] | None = None
-    """States of a checkpoint's optimizers, and the weights that they are for, until they are loaded."""
+    """States of a checkpoint's optimizers, and the weights by name that they are for, from :meth:`check_states` to
+    :meth:`note`; None: there is nothing to check."""
 
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students = students
@@ -38,7 +44,17 @@ class Resume:
         self._classes = list(students.data_info.classes)
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
-        """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""
+        """What a checkpoint stores beside Lightning's own parts, for :meth:`check` and :meth:`settle` of a later run.
+
+        Args:
+            data: of this run; None where the loader is the user's own.
+            cached: whether a cache answers in the teacher's place.
+
+        Returns:
+            ``kd_teacher`` (who it was; its weights stay out), ``kd_classes`` (names by id), ``kd_cached``, ``kd_optim``
+                (settings by student); with ``data`` also ``kd_batch_size`` (pictures of a process) and ``kd_data``
+                (which pictures in which order).
+        """
         students = self.students.named()
         content = {
             "kd_teacher": self.teacher,
@@ -54,8 +70,10 @@ class Resume:
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
         """Compares a checkpoint with this run, and takes over what its run had measured (batch size).
 
+        What a checkpoint does not have is not compared. The batch size is taken over only where this run's is ``auto``.
+
         Args:
-            checkpoint: as loaded.
+            checkpoint: as loaded, with the keys of :meth:`content`.
             data: of this run; None where it is not kd's.
 
         Raises:
@@ -84,7 +102,10 @@ class Resume:
     def check_states(
         self, checkpoint: Mapping[str, Any], trainer: Trainer, module: nn.Module
     ) -> None:
-        """Compares what Lightning loads from a checkpoint with this run's own; the optimizers are made later.
+        """Compares what Lightning loads from a checkpoint with this run's own, before any of it is loaded.
+
+        Weights, loops, precision and counters are compared now. The optimizers are made later: their states are kept for
+        :meth:`note`.
 
         Raises:
             UserError: the first part that does not fit.
@@ -128,6 +149,13 @@ class Resume:
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
         """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen
         give.
+
+        Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's settings stay.
+
+        Args:
+            trainer: with one optimizer, which may step several students', and its schedule.
+            data: its position says how many epochs and samples of the next one were seen, so that another batch size or
+                number of processes goes on at the same share of the schedule.
         """
         if self.optim_before is None or data is None:
             return
@@ -147,7 +175,10 @@ class Resume:
 
 
 def _position(trainer: Trainer, epoch: int, batches: int) -> int:
-    """The step of this run's schedule after ``epoch`` epochs and ``batches`` batches of the next one."""
+    """The optimizer step of this run's schedule after ``epoch`` epochs and ``batches`` batches of the next one.
+
+    Batches are this run's, of one process; ``trainer.accumulate_grad_batches`` of them make a step.
+    """
     accumulate = trainer.accumulate_grad_batches
     per_epoch = math.ceil(trainer.num_training_batches / accumulate)
     by_epochs = epoch * per_epoch + batches // accumulate

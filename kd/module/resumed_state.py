@@ -29,6 +29,8 @@ SINGLE = {"fused": None, "foreach": False, "capturable": False}
 def check_form(value: object, expected: object, place: str) -> None:
     """Compares a state with the run's own: the same kind, the same keys or fewer, the same lengths, finite numbers.
 
+    It looks into mappings and lists, part by part. What is true or false, and what is a plain number, may be null.
+
     Args:
         value: as it is in a checkpoint.
         expected: the same part of this run's state; None takes any plain number.
@@ -56,11 +58,11 @@ def check_form(value: object, expected: object, place: str) -> None:
 
 
 def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
-    """Checks a mapping of a checkpoint, key by key.
+    """Checks a mapping of a checkpoint, key by key; keys may be missing. States of the user's own loaders may be anything.
 
     Args:
         value: of the checkpoint.
-        expected: the run's own, whose keys and forms it must have.
+        expected: the run's own: the keys that it may have, and their forms.
         place: its path in the checkpoint, with which a user's error begins.
     """
     if not isinstance(value, Mapping):
@@ -101,7 +103,7 @@ def _check_number(value: object, expected: float, place: str) -> None:
 
 
 def check_numbers(value: object, place: str) -> None:
-    """Raises a UserError unless ``value`` is a mapping of names to finite numbers, NaN or such mappings."""
+    """Raises a UserError unless ``value`` is a mapping of names to numbers (also NaN and infinite) or such mappings."""
     if not isinstance(value, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
     for key, part in value.items():
@@ -118,8 +120,13 @@ def check_numbers(value: object, place: str) -> None:
 def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> None:
     """Compares the kinds of a checkpoint's weights with the module's; torch compares names and shapes on loading.
 
+    Args:
+        state: weights of the checkpoint, by name.
+        module: whose ``state_dict`` counts.
+        place: names the checkpoint in the message.
+
     Raises:
-        UserError: whole numbers where the module has others, or the other way round; no tensor.
+        UserError: whole numbers where the module has fractions, or the other way round; no tensor.
     """
     for name, expected in module.state_dict().items():
         if name not in state:
@@ -225,7 +232,18 @@ def _check_optimizer(
 
 
 def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Mapping[str, Any]]:
-    """A checkpoint's parameter groups; torch numbers the parameters of all groups from 0, in their order."""
+    """A checkpoint's parameter groups, after a check: as many as this run's, with as many parameters each.
+
+    torch numbers the parameters of all groups from 0, in their order, and so must the checkpoint.
+
+    Args:
+        optimizer: of this run.
+        groups: below ``param_groups`` of the checkpoint's state.
+        place: begins the message.
+
+    Raises:
+        UserError: other groups, sizes or numbers.
+    """
     own_groups = optimizer.param_groups
     if not isinstance(groups, list) or len(groups) != len(own_groups):
         raise UserError(f"{place} param_groups must be {len(own_groups)}, got {_shown(groups)}")
@@ -250,10 +268,13 @@ def _check_state(
     """Compares the state of one parameter.
 
     Args:
-        content: of the checkpoint.
-        expected: what a step would write; None: it can't be foreseen.
+        content: of the checkpoint, state by name (``exp_avg``, ``step``, ...).
+        expected: what a step would write, likewise; None: it can't be foreseen.
         parameter: of the run.
         place: see the module.
+
+    Raises:
+        UserError: a state of another form, one too many or too few; an empty ``content`` passes.
     """
     if expected is None:
         _check_any_state(content, parameter, place)
@@ -266,14 +287,17 @@ def _check_state(
 
 
 class _Rehearsal:
-    """A step of the same optimizer over zeros, on the CPU: what its state and its settings then are."""
+    """A step of a copy of an optimizer over zeros, on the CPU: what its state and its settings then are.
+
+    The run's optimizer, its weights and its random numbers stay as they are. Each form of parameter is stepped once.
+    """
 
     def __init__(self, optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-        """Prepares to find which state a step would make.
+        """Prepares to find which state a step would make; nothing is stepped yet.
 
         Args:
-            optimizer: of the run; of one that is sharded, this rank's part.
-            settings: of each parameter group, as the checkpoint has them.
+            optimizer: of the run; of one that is sharded (ZeRO), this rank's part.
+            settings: of each parameter group, without the parameters: this run's, or with the checkpoint's over them.
         """
         self._groups = optimizer.param_groups
         if isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -282,10 +306,14 @@ class _Rehearsal:
             self._optimizer = optimizer
         self._settings = settings  # of each group
         self._states: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
+        # an optimizer of the user's own may do anything in its step, so none is made
         self._can_foresee = type(self._optimizer).__module__.startswith(("torch.", "timm.", "kd."))
 
     def settings_after_step(self) -> list[dict[str, Any]]:
-        """The groups' settings after a step: some optimizers count their steps there."""
+        """Each group's settings after a step, without the parameters: some optimizers count their steps there.
+
+        For an optimizer of the user's own, the settings as they were given.
+        """
         if not self._can_foresee:
             return self._settings
         all_settings = []
@@ -318,7 +346,19 @@ class _Rehearsal:
     def _step(
         self, settings: dict[str, Any], shape: torch.Size, dtype: torch.dtype
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state of a parameter, and its group, after one step of a copy of the optimizer."""
+        """The state of a parameter, and its group, after one step of a copy of the optimizer.
+
+        Args:
+            settings: of the parameter's group.
+            shape: of the parameter.
+            dtype: likewise.
+
+        Returns:
+            The state by name (``exp_avg``, ...), and the group: its settings and ``params``.
+
+        Raises:
+            UserError: the step fails with these settings.
+        """
         parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
         parameter.grad = torch.zeros_like(parameter)
         on_cpu = {name: value for name, value in SINGLE.items() if name in settings}
@@ -339,7 +379,10 @@ class _Rehearsal:
         return dict(copied.state[parameter]), copied.param_groups[0]
 
     def _state_of_constructor(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """What the optimizer held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then."""
+        """What the optimizer held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then.
+
+        A copy on the CPU, by name, of the first parameter of the same shape and dtype; {} where it holds none.
+        """
         for held, state in self._optimizer.state.items():
             if held.shape == parameter.shape and held.dtype == parameter.dtype:
                 return {
@@ -350,6 +393,7 @@ class _Rehearsal:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group without its parameters and their names."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
@@ -403,13 +447,14 @@ def _check_finite(value: Tensor, place: str) -> None:
 
 
 def _is_number(value: object) -> bool:
+    """Whether it is a finite number, and not one too large to count with (:data:`MOST`)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and abs(value) < MOST
 
 
 def _described(value: Tensor) -> str:
-    """Dtype and shape."""
+    """Dtype and shape: ``float32 (3, 4)``."""
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
