@@ -174,7 +174,12 @@ class FinishedRun:
         )
 
     def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
-        """Training pictures of a fixed shuffle as validation would see them, one at a time, ``(1, *shape)``."""
+        """Training pictures of a fixed shuffle as validation would see them, one at a time, uint8 ``(1, *shape)``.
+
+        Args:
+            layout: ``nhwc``: the shape is ``(H, W, 3)``; ``nchw``: ``(3, H, W)``.
+            count: how many, at most.
+        """
         pictures = self.data.sample_pictures(count, "pictures for the calibration")
         if layout == "nhwc":
             pictures = pictures.permute(0, 2, 3, 1)

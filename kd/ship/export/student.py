@@ -320,7 +320,10 @@ def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
-    """Builds the model without memory for its weights: one that the file has no weights for may fit no machine."""
+    """Builds the model without memory for its weights, and compares their names and shapes with the file's.
+
+    One that the file has no weights for may fit no machine: a UserError says so before it is built.
+    """
     with torch.device("meta"):
         state = make().state_dict()
     shapes = {name: tuple(value.shape) for name, value in state.items()}

@@ -97,7 +97,7 @@ class Batcher:
             Becomes the model's row for the picture, float32: ``(C,)`` logits of a classifier.
 
         Raises:
-            Busy: the queue is full.
+            Busy: ``limits.queue`` pictures wait for this model already.
         """
         future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         try:

@@ -116,7 +116,9 @@ async def read_uploads(
         Name and bytes of each picture, in order.
 
     Raises:
-        Refused: another content type (415), no or broken pictures (400), too many or too large (413).
+        Refused: another content type (415), no pictures or a body that can't be read (400), too many or too large (413).
+            Whether each is a picture shows when it is decoded.
+        Busy: the server has no room for the body now.
     """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -152,7 +154,8 @@ async def read_body(request: Request, limits: Limits, share: Share) -> bytearray
     """The whole body, counted while it arrives.
 
     Raises:
-        Refused: larger than ``limits`` or than the server's free room.
+        Refused: 413, larger than ``limits``.
+        Busy: the server has no room for it now.
     """
     body = bytearray()
     async for part in _bounded(request, limits, share):
@@ -167,6 +170,7 @@ async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncItera
 
     Raises:
         Refused: larger than the limit (at the end of the body, or at :data:`DROPPED` times the limit).
+        Busy: the server has no room for a part now.
     """
     most = limits.max_upload_mb * 1e6
     seen = 0

@@ -133,7 +133,12 @@ class _Connection(H11Protocol):
         self._due = self.loop.call_later(allowed, self._late, self.cycle, self.idle)
 
     def _late(self, cycle: object, idle: bool) -> None:
-        """The time of :meth:`_watch` is over: ends a connection that is still at the same request and stage."""
+        """The time of :meth:`_watch` is over: ends a connection that is still at the same request and stage.
+
+        Args:
+            cycle: Uvicorn's object of the request when the time began; None before the first.
+            idle: whether it was answered, or not whole, then.
+        """
         if self.cycle is cycle and self.idle == idle:
             self._socket.abort()
         else:
@@ -216,6 +221,10 @@ class _Uvicorn(uvicorn.Server):
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket.
+
+    Args:
+        host: address of the machine to listen at; with a colon it is IPv6.
+        port: 0: the system chooses a free one.
 
     Raises:
         UserError: the port is in use, or no such address.
