@@ -225,13 +225,18 @@ def _settle_norms(
     every = math.ceil(labelled.border / OF_NORMS)
 
     def prepared() -> Iterator[Tensor]:
-        """The models' input, batch by batch, of each ``every``-th labelled training picture."""
+        """The models' input of each ``every``-th labelled training picture, in batches of the data's size."""
         batches = data.eval_dataloader("probe")
+        gathered: list[Tensor] = []  # uint8 (n, 3, H, W) each; of many pictures a loaded batch has few or none
         for batch in bar(batches, label="norms of random starts", unit=" batches"):
             index = batch["index"]
             chosen = (index >= 0) & (index < labelled.border) & (index % every == 0)
-            if chosen.sum() > 1:  # a norm of one picture's one position has no variance
-                yield prepare(batch["image"][chosen].to(device))
+            gathered.append(batch["image"][chosen])
+            if sum(map(len, gathered)) >= data.batch_size:
+                yield prepare(torch.cat(gathered).to(device))
+                gathered = []
+        if sum(map(len, gathered)) > 1:  # a norm of one picture's one position has no variance
+            yield prepare(torch.cat(gathered).to(device))
 
     side = _Side(models)
     update_bn(prepared(), side)

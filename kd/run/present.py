@@ -25,7 +25,7 @@ ROOTS = {
 LISTS = ("train", "val", "test")
 """Arguments of Manifest that name lists of pictures."""
 TRAIN = "train"
-"""As ``model.teacher.checkpoint``: the teacher is trained first."""
+"""As ``model.teacher.checkpoint``: the teacher is trained first, even where one ships with its recipe."""
 
 
 class Folder(NamedTuple):

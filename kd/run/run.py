@@ -112,7 +112,10 @@ class Run:
         return {**self.config, "name": None, "resume": None}
 
     def as_yaml(self, config: Tree | None = None) -> str:
-        """The resolved settings (or those of one of several students); ``kd-train FILE`` repeats the run."""
+        """The resolved settings as the text of a ``config.yaml``; ``kd-train FILE`` repeats the run.
+
+        ``config``: those of one of several students; None: the run's.
+        """
         if config is None:
             tree = self.written
         else:

@@ -29,6 +29,7 @@ from kd.report.metric import format_metric
 from kd.run.build import data_of
 from kd.run.needs import refuse_random_weights, teachers_in
 from kd.run.paths import find
+from kd.run.present import TRAIN
 from kd.run.run import Run, settings_of
 from kd.storage.cache_parts import is_held
 from kd.storage.checkpoints import newest_whole
@@ -37,8 +38,6 @@ from kd.storage.objects import is_url
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder, remove
 
-TRAIN = "train"
-"""As ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe."""
 LEAST_STEPS = 8
 """Of an epoch, where trained weights are fine-tuned: fewer and longer steps undo what the weights have learnt."""
 AUTO_STAYS = 256

@@ -24,6 +24,7 @@ from kd.errors import NEARLY, UserError, builder_hint, did_you_mean
 from kd.run import listed
 from kd.run.annotations import members, shown
 from kd.run.keys import definition
+from kd.run.paths import SETTINGS
 from kd.run.suggest import MOST, as_question, near, nearest
 from kd.settings import Like, limits
 
@@ -37,8 +38,6 @@ TYPES = {
     "tuple": "a list",
     "timedelta": "a duration (0:30:00, or seconds)",
 }
-SETTINGS = (".yaml", ".yml")
-"""Endings of files of settings."""
 FEW = 12
 """So many names fit into a message; of more the first :data:`kd.run.suggest.MOST` are shown."""
 LISTS = {"loss": "losses", "source": "sources", "task": "tasks"}
@@ -116,7 +115,9 @@ def checked(name: str, value: object, kind: object) -> object:
 
 
 def wrong(kind: object, value: object) -> str:
-    """What is wrong with a value of a type; empty where it fits, or where only the parser can tell."""
+    """What is wrong with a value of a type: "must be a number, got 'x'"; "" where it fits, or where only the class that is
+    built can tell, and for one that refers to another key (``${KEY}``). Ranges are not checked.
+    """
     if "${" in str(value) or takes(kind, value):
         return ""
     return f"must be {in_words(kind)}, got '{str(value)[:80]}'"

@@ -8,13 +8,8 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.files import flatten
 
-# a run's config.yaml holds them too, as it holds every other key
-RESOLVED = {
-    "name",
-    "resume",
-    "students",
-}
-
+RESOLVED = {"name", "resume", "students"}
+"""Keys that no recipe holds all of: a file that does is a run's ``config.yaml``, which holds every key."""
 
 READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (
     (r"model\.task\.(label_smoothing|class_weights)", all, ("model.student.head", "model.task_loss_weight"),

@@ -212,10 +212,12 @@ def test_random_starts_are_new_each_time_and_the_same_again(run: Path) -> None:
     assert not first.training
 
 
+@pytest.mark.parametrize("most", [1024, 2])
 def test_norms_of_random_starts_know_the_pictures(
-    run: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """As drawn they hold mean 0 and variance 1."""
+    """As drawn they hold mean 0 and variance 1; of many pictures a loaded batch has one at most that is read for them."""
+    monkeypatch.setattr("kd.run.pays.OF_NORMS", most)
     seen: list[nn.Module] = []
 
     def noted(*args: object) -> nn.Module:
@@ -223,7 +225,7 @@ def test_norms_of_random_starts_know_the_pictures(
         return seen[-1]
 
     monkeypatch.setattr("kd.run.pays.untrained_student_in", noted)
-    assert main("eval", [str(run), f"pays={pictures}"]) == 0
+    assert main("eval", [str(run), f"pays={pictures}", "data.batch_size=8"]) == 0
     norm = seen[0].get_submodule("layer1.0.bn1")
     assert norm.running_mean.abs().max() > 0.01
     assert not seen[0].training
