@@ -227,7 +227,9 @@ def _settle_norms(
     def prepared() -> Iterator[Tensor]:
         """The models' input of each ``every``-th labelled training picture, in batches of the data's size."""
         batches = data.eval_dataloader("probe")
-        gathered: list[Tensor] = []  # uint8 (n, 3, H, W) each; of many pictures a loaded batch has few or none
+        gathered: list[
+            Tensor
+        ] = []  # uint8 (n, 3, H, W) each; of many pictures a loaded batch has few or none
         for batch in bar(batches, label="norms of random starts", unit=" batches"):
             index = batch["index"]
             chosen = (index >= 0) & (index < labelled.border) & (index % every == 0)

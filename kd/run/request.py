@@ -419,8 +419,9 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
         if value
     }
     for key, value in settings.items():
-        if not re.fullmatch(r"[A-Za-z_][\w.]*\+?", key):
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*\+?", key):
             raise UserError(f"{where}: no key '{key}'")
+        key = underscored(key)
         if key == "config":
             names = _read(value)
             if isinstance(names, list):

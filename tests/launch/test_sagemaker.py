@@ -159,6 +159,13 @@ def test_hyperparameters_and_the_command_line() -> None:
         merge(request, {"--x": "4"}, "SM_HPS")
 
 
+def test_names_with_a_hyphen_are_keys_as_on_a_command_line() -> None:
+    """``kd-launch`` sends them so: ``model.teachers.dino-small.checkpoint=FILE``."""
+    request = translate(["recipe=food"])
+    merge(request, {"students.my-one.optim.weight-decay": "0.1"}, "SM_HPS")
+    assert request.overrides == ["students.my-one.optim.weight_decay=0.1"]
+
+
 def test_channels_by_name(tmp_path: Path) -> None:
     env = {"SM_CHANNEL_TRAIN": "/data/train", "SAGEMAKER_BASE_DIR": str(tmp_path)}
     assert folder_of("channel:train/photos", env) == "/data/train/photos"
