@@ -6,7 +6,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# The process itself may be older: a shell, or an installation, that became this program.
+# Unix time. The process itself may be older: a shell, or an installation, that became this program.
 _IMPORTED = time.time()
 
 # Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 def public(name: str) -> str:
-    """The module from which ``kd.NAME`` comes; empty for a name that kd does not offer."""
+    """The dotted name of the module from which ``kd.NAME`` comes; "" for a name that kd does not offer, and for packages."""
     return _PUBLIC.get(name, "")
 
 

@@ -37,7 +37,7 @@ class RunResult:
         ``kd.load_student(folder / "student.safetensors")`` also gives how, and the classes.
 
         Args:
-            name: which one, of several students.
+            name: which one, of several students; "" for the only one.
 
         Raises:
             UserError: there is no such student.
@@ -140,9 +140,10 @@ def size(
         settings: values by key, of the run and of ``kd-size`` (``latency_ms``, ``runtime``, ...).
 
     Returns:
-        All candidates (``name``, ``arch``, ``kwargs``, ``mb``, ``params``, ``front``, ``within``; ``latency_ms`` where
-        it was timed; ``score``, the task's primary metric on held-out pictures, where it was scored), and the chosen
-        one, None where the search has chosen none. Files go to ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
+        All candidates, and the chosen one of them, None where the search has chosen none. Each has ``name``, ``arch``,
+        ``kwargs``, ``mb`` (megabytes of its weights), ``params`` (how many), ``within`` (it meets the budget) and ``front``
+        (no other scored one beats it in score and latency); ``latency_ms`` where it was timed; ``score``, the task's
+        primary metric on held-out pictures, where it was scored. Files go to ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
@@ -159,9 +160,15 @@ def size(
 def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
     """Settings as the request of a command line: text and paths as words, all else as the values that they are.
 
+    Text is read as on a command line (``"3"`` is a number); a value of another kind keeps its kind, and its word is only
+    what messages show.
+
     Args:
         settings: values by key; ``config`` may be a list of overlays.
-        first: words before them.
+        first: words before them (``recipe=NAME``).
+
+    Returns:
+        The request; its ``values`` has the values that are no text, by their words.
     """
     words = list(first)
     values: dict[str, object] = {}

@@ -41,16 +41,17 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Runs a command; what fails before a run has its folder ends in one line and status 2.
+    """Runs a command in this process, which is the command's own; what fails before a run has its folder ends in one
+    line and status 2.
 
     An interrupted command ends with 130, one that a signal ended with 128 and its number, a full or broken disk with 1.
 
     Args:
         command: its name: ``train`` for ``kd-train``.
-        argv: its arguments; default: those of this process.
+        argv: its arguments, without the name; None: those of this process.
 
     Returns:
-        The exit status.
+        The exit status; 0: all went well.
     """
     # All four before torch is imported: with whom this process ends, how idle threads wait, what libraries print.
     end_with_parent()
@@ -64,7 +65,11 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 def kd_main(argv: Sequence[str] | None = None) -> int:
     """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone lists the commands.
 
-    Returns the exit status: 2 for an unknown name.
+    Args:
+        argv: the command's name and its arguments; None: those of this process.
+
+    Returns:
+        The command's exit status; 0 after the list, 2 for an unknown name.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else ""
@@ -101,9 +106,13 @@ def _status(command: str, argv: Sequence[str]) -> int:
         command: its name; ``run`` of its file takes the request and returns the status, None for its help.
         argv: its arguments.
 
+    A user's mistake is printed by the first process of a job alone, as all of them find it. Errors also go to where
+    SageMaker reads them. With ``KD_TRACEBACK`` in the environment an error that nobody foresaw is raised instead.
+
     Returns:
         The command's own status; 2 for a user's mistake or an error that nobody foresaw, 1 for a disk that can't be
-        written, 130 after Ctrl-C, 128 + signal where a search was stopped.
+        written, 130 after Ctrl-C, 128 + the signal's number for work that a signal has stopped before it had a run
+        folder.
     """
     try:
         module = import_module(f"kd.commands.{command}")
@@ -148,7 +157,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
 
 
 def _usage(help_text: str) -> str:
-    """The first example in a command's help: what it takes, without what may be left out."""
+    """The first example in a command's help, ``kd-NAME ...``: what it takes, without what is in brackets."""
     line = next(line for line in help_text.splitlines() if line.startswith("  kd-"))
     example = re.split(r"  +", line.strip())[0]
     return " ".join(re.sub(r"\[[^\]]*\]", "", example).split())

@@ -16,28 +16,29 @@ import torch
 import kd
 from kd.report.records import PHASES
 
-REST = "logging"  # what no other phase claims: callbacks, loggers, the training loop itself
-PENDING = 64  # steps whose device events may be outstanding
+REST = "logging"  # the phase that no other one claims: callbacks, loggers, the training loop itself
+PENDING = 64  # ended steps whose events the device has not reached; with so many the host waits for the oldest
 
 
 @dataclass
 class StepTimes:
-    """One step."""
+    """Where the time of one training step went."""
 
     phases: dict[str, float] = field(default_factory=dict)
-    """Milliseconds by phase, on the device's clock where there is one."""
+    """Milliseconds by phase (:data:`PHASES`, and scopes such as ``validation``), on the device's clock where there is
+    one, else on the host's."""
     host_ms: float = 0.0
     """Milliseconds from the step's start to its end, on the host's clock."""
     data_cpu_ms: float = 0.0
-    """CPU time of the training thread while it waited for (or made) the batch."""
+    """Milliseconds of CPU time of the training thread while it waited for (or made) the batch."""
     ready_ms: float = 0.0
-    """Time that the training thread waited for a free core (Linux; else 0)."""
+    """Milliseconds that the training thread was ready to run and waited for a free core (Linux; else 0)."""
     data_ready_ms: float = 0.0
-    """The part of it that fell into the wait for the batch."""
+    """The part of ``ready_ms`` that fell into the wait for the batch."""
     launch_ms: float = 0.0
-    """Host time outside ``data``."""
+    """Milliseconds on the host's clock in the phases of a step other than ``data``."""
     t: float = 0.0
-    """Unix time of the end."""
+    """Unix time of the end, in seconds, on the host."""
     tag: Any = None
     """What the caller gave to :meth:`Clock.cut`."""
 
@@ -51,16 +52,19 @@ class Clock:
     Inside a *scope* (``validation``; :meth:`within`) all time counts as the scope in place of the open phase, but for
     ``checkpoint``.
 
+    All its methods are called in the thread that trains, but for :meth:`turn`. A step lasts from one :meth:`cut` to the
+    next.
+
     Args:
-        event: makes an event of the GPU (``torch.cuda.Event``), called when none is left to use again; None: the
-            host's clock alone counts.
+        event: makes an event of the GPU (``torch.cuda.Event(enable_timing=True)``), called when none is left to use
+            again; None: the host's clock alone counts.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
         """Begins with a step whose only phase is the rest. It belongs to the thread that makes it.
 
         Args:
-            event: makes an event of the device's stream, such as ``torch.cuda.Event``; None: times of the host alone.
+            event: as of the class.
         """
         self._make_event = event
         self.ranges: Any = (
@@ -104,7 +108,7 @@ class Clock:
             self._schedstat = None
 
     def restart(self) -> None:
-        """Forgets the time since the last cut, and all open phases."""
+        """Forgets the time since the last cut, and all open phases; steps that have ended stay for :meth:`take`."""
         self._open = [REST]
         self._begin()
 
@@ -184,7 +188,9 @@ class Clock:
 
     def within(self, scope: str | None) -> None:
         """From now on all but checkpoints counts as ``scope`` (``validation``), which is no part of the step; None ends
-        it.
+        it, and the open phase counts again.
+
+        A scope within a scope replaces it: after its end none is open.
         """
         self._mark()
         ready = self._ready_ms()
@@ -198,8 +204,10 @@ class Clock:
     def cut(self, tag: object = None) -> None:
         """Ends a step, and begins the next one; :meth:`take` returns it once the device has reached its end.
 
+        It waits for nothing. Open phases stay open.
+
         Args:
-            tag: whatever the caller wants to find at the step's times.
+            tag: whatever the caller wants to find at the step's times (:attr:`StepTimes.tag`), such as its number.
         """
         self._mark()
         step = self._step
@@ -222,7 +230,7 @@ class Clock:
         """Ended steps whose times are known, oldest first, each once.
 
         Args:
-            wait: for all that have ended; else only where more than :data:`PENDING` are unknown.
+            wait: for all that have ended; else only where :data:`PENDING` or more are unknown.
         """
         while self._pending:
             step, first, marks = self._pending[0]
@@ -248,7 +256,7 @@ _called_at: float | None = None
 
 @contextmanager
 def start_counts_from_now() -> Iterator[None]:
-    """Inside, a run's start (:func:`process_start`) counts from here: a function's caller may be hours old."""
+    """Inside, a run's start (:func:`run_start`) counts from here: a function's caller may be hours old."""
     global _called_at
     before = _called_at
     _called_at = time.time()
@@ -259,7 +267,11 @@ def start_counts_from_now() -> Iterator[None]:
 
 
 def run_start(used: bool) -> float:
-    """Unix time at which a run's start began; ``used``: another run in this process has counted from its own start."""
+    """Unix time at which a run's start began: the call of kd's function, else the program's start.
+
+    Args:
+        used: an earlier run of this process has counted from the program's start; then it is now.
+    """
     if _called_at is not None:
         return _called_at
     return time.time() if used else process_start()
@@ -286,9 +298,15 @@ _parts_of_the_start: list[
 
 
 class part_of_the_start(ContextDecorator):
-    """Times what runs inside, as a part of a run's start of its own; a part within a part counts to the outer one."""
+    """Times what runs inside, as a named part of a run's start; a part within a part counts to the outer one.
 
-    _open = 0
+    A context or a decorator; :func:`parts_of_the_start` reads the times. It counts in one thread, the one that starts.
+
+    Args:
+        name: what the report calls it.
+    """
+
+    _open = 0  # of all parts, how many are open now
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -316,14 +334,14 @@ _running: Clock | None = None
 
 
 def run_clock(clock: Clock | None) -> None:
-    """Makes ``clock`` the one that :class:`annotate` uses; ``None`` stops that."""
+    """Makes ``clock`` the one of this process that :class:`annotate` and :func:`outside_of_the_step` use; None: none."""
     global _running
     _running = clock
 
 
 @contextmanager
 def outside_of_the_step(name: str) -> Iterator[None]:
-    """What runs inside is recorded as ``name``, one of the phases beside the step such as ``validation``.
+    """What runs inside is recorded as ``name``, a scope beside the step such as ``validation`` (:meth:`Clock.within`).
 
     Nothing happens where no clock runs.
     """
@@ -372,6 +390,7 @@ class annotate(ContextDecorator):
         self._range: Any = None
 
     def _recreate_cm(self) -> "annotate":
+        """A range of its own for each call of a decorated function, which may call itself; ``contextlib`` calls it."""
         return annotate(self.name)
 
     def __enter__(self) -> "annotate":

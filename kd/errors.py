@@ -13,7 +13,10 @@ Kind = TypeVar("Kind", bound=BaseException)
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave, as one line that names the key or file; commands exit with status 2."""
+    """A mistake in what the user gave, as one line that names the key or file; commands exit with status 2.
+
+    In a job of several processes the first alone prints it.
+    """
 
 
 class NoMoreAnswers(UserError):
@@ -21,7 +24,7 @@ class NoMoreAnswers(UserError):
 
 
 class UserErrorOfAll(UserError):
-    """A mistake that every process reports: what the environment says of their ranks is what is wrong."""
+    """A mistake that every process prints: the ranks in the environment are what is wrong, so none is surely the first."""
 
 
 class RunError(RuntimeError):
@@ -32,7 +35,7 @@ class Stopped(Exception):
     """A signal has ended the work before there was a run folder; status 128 + its number.
 
     Args:
-        signal_number: the signal.
+        signal_number: the signal's (``signal.SIGTERM``: 15).
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -85,7 +88,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     Args:
         word: unknown.
         known: words.
-        cutoff: likeness in [0, 1] from which on one is near.
+        cutoff: likeness from which on one is near, the ratio of :mod:`difflib`: 1 is the same word, 0 shares no letter.
     """
     near = difflib.get_close_matches(word, list(known), 1, cutoff)
     if near:
@@ -101,7 +104,7 @@ def builder_hint(name: str, key: str) -> str:
 
     Args:
         name: what was given as ``arch``.
-        key: of the model.
+        key: of the model's settings, ``model.student`` or ``model.teacher``.
     """
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
         return f"; a class path goes to {key}.builder={name}"
@@ -109,13 +112,16 @@ def builder_hint(name: str, key: str) -> str:
 
 
 def needs_extra(extra: str) -> str:
-    """The end of a message for a missing package: the extra, and the command that installs it for this Python."""
+    """The end of a message for a missing package: ``needs the extra ray: .../python -m pip install 'kd-train[ray]'``."""
     package = f"'kd-train[{extra}]'"
     return f"needs the extra {extra}: {pip_install(package)}"
 
 
 def pip_install(package: str) -> str:
-    """The command that installs a package for this Python: ``pip`` alone may be another one's."""
+    """The command that installs a package for this Python: ``pip`` alone may be another one's.
+
+    A Python below the working folder is shown by its path from there.
+    """
     python = Path(sys.executable)
     here = Path.cwd()
     shown = python
@@ -125,15 +131,18 @@ def pip_install(package: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its kind where it says nothing."""
+    """The first line of what an error says, at most 200 characters; its class's name where that is empty."""
     return (str(error).splitlines() or [""])[0].strip()[:200] or type(error).__name__
 
 
 def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
 
+    In this order: a RunError's or UserError's own line, also from a loader worker; a batch of one picture under
+    BatchNorm; a loader worker that was killed, or is gone; a lost connection; else the error's class and first line.
+
     Args:
-        error: with its causes: a RunError's own line; a worker that was killed; a lost connection; else kind and text.
+        error: what ended the run; its :func:`causes` are searched too.
     """
     lines = str(error).splitlines() or [""]
     first = lines[0]
@@ -177,8 +186,8 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
 
 
 def plain(error: BaseException) -> str:
-    """An error that nobody foresaw, in one line of at most some 240 characters: its kind and text, or the file and
-    why.
+    """An error that nobody foresaw, in one line of at most some 240 characters: its class and text; of an error of the
+    system's calls the reason and the file.
     """
     if isinstance(error, OSError) and error.strerror:
         if error.filename:

@@ -21,13 +21,16 @@ CSVWriter = _ExperimentWriter  # Writes a CSVLogger's file
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
-    """The trainer that a module is attached to, or None, where the public attribute raises."""
+    """The trainer that a module is attached to; None without one, where the public attribute raises.
+
+    None in a loop of the user's own, and while a checkpoint's weights are loaded without a Trainer.
+    """
     return module._trainer
 
 
 def loggers_take_this_step(trainer: Trainer) -> bool:
-    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide (which also log a step that is told to
-    be the last).
+    """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide (which also log the step in which
+    ``should_stop`` is set).
 
     Inside a step alone, up to ``on_train_batch_end``: Lightning counts the batch after it. Values of a step for which
     this says no are not computed (:func:`kd.module.pace.logs_now`).
@@ -43,7 +46,7 @@ def runs_in_child_processes(trainer: Trainer) -> bool:
 
 
 def log_this_step(trainer: Trainer) -> None:
-    """Gives the step's values to the loggers now: for a step that does not reach its end."""
+    """Gives the step's values to the loggers now: for a step that does not reach its end, as the run is stopped in it."""
     trainer._logger_connector.update_train_step_metrics()
 
 
@@ -59,12 +62,18 @@ def log_last_step(trainer: Trainer) -> None:
 
 
 def make_loader_again(trainer: Trainer) -> None:
-    """Makes Lightning request the training loader again before the next epoch."""
+    """Makes Lightning request the training loader again before the next epoch.
+
+    For a loader that was made before the checkpoint said with which samples the epoch begins.
+    """
     trainer.fit_loop._combined_loader = None
 
 
 def prepare_data_without_groups() -> None:
-    """Removes the barrier for which Lightning makes a gloo group, which not every backend allows."""
+    """Removes the barrier for which Lightning makes a gloo group, which not every backend allows.
+
+    For the rest of the process: all trainers' ``prepare_data`` then runs without it. Before the process group is joined.
+    """
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
 
@@ -73,10 +82,10 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
 
     Args:
         strategy: has not joined yet.
-        seconds: wanted.
+        seconds: wanted (``rank_timeout_s``).
 
     Returns:
-        Seconds of the time-out that counts.
+        Seconds of the time-out that counts: the strategy's own where the user gave one, else ``seconds``.
     """
     timeout = getattr(strategy, "_timeout", None)  # None: a strategy of a single process
     if timeout is None:
@@ -88,7 +97,7 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
 
 
 def timeout_of(strategy: Strategy) -> float:
-    """Seconds after which a collective of a strategy's process group fails."""
+    """Seconds after which a collective of a strategy's process group fails; Lightning's default where it has none."""
     timeout = getattr(strategy, "_timeout", None) or default_pg_timeout
     return timeout.total_seconds()
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def core_ids() -> list[int] | None:
-    """Numbers of the cores that this process may run on; None where the system does not say (macOS).
+    """Numbers of the cores that this process may run on, ascending; None where the system does not say (macOS).
 
     The headers of a run's records have them, by which ranks are compared; ``kd-tune`` deals them to its trials.
     """
@@ -33,7 +33,12 @@ def processor() -> str:
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPU cores that this process was given: by affinity, or by its container's ``quota`` (cgroup v2)."""
+    """How many CPU cores this process was given, at least 1: by affinity, or by its container if that gives fewer.
+
+    Args:
+        quota: the container's file (cgroup v2): microseconds of CPU time allowed in a period, and those of the period;
+            ``max`` for no limit. Their ratio is rounded down.
+    """
     if hasattr(os, "sched_getaffinity"):
         given = len(os.sched_getaffinity(0))
     else:
@@ -66,23 +71,26 @@ JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")  # each scheduler's name of a 
 
 
 def in_job() -> bool:
-    """Whether a scheduler runs this process: it sends a signal before it ends a job."""
+    """Whether a scheduler (SLURM, LSF, PBS) runs this process: it sends a signal before it ends a job."""
     return any(name in os.environ for name in JOBS)
 
 
 def say_in_handler(text: str) -> None:
-    """A line on stderr from a signal's handler, which may have come in the middle of another line's writing."""
+    """Writes a line to stderr from a signal's handler, which may have come in the middle of another line's writing.
+
+    So it goes around ``sys.stderr``, whose buffer the interrupted code may hold.
+    """
     on_bar = "\n" if os.isatty(2) else ""  # a progress bar's line has no end yet
     with suppress(OSError):  # a terminal that was closed
         os.write(2, f"{on_bar}{text}\n".encode())
 
 
 def stopping(number: int, when: str) -> str:
-    """What is said at once when a signal comes.
+    """The line that a training prints at once when a signal comes.
 
     Args:
         number: the signal.
-        when: the run stops: after this.
+        when: after what it stops, in words.
 
     >>> stopping(signal.SIGTERM, "this step")
     'kd-train: SIGTERM: stopping after this step, with a checkpoint'
@@ -116,7 +124,10 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of a Ray error, at most 200 characters: there a library's own reason is."""
+    """The last line of a Ray error, at most 200 characters: there a library's own reason is, below Ray's traceback.
+
+    The error's class where it has no text.
+    """
     lines = str(error).strip().splitlines()
     if not lines:
         lines = [type(error).__name__]
@@ -125,15 +136,15 @@ def last_line(error: Exception) -> str:
 
 
 def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
-    """Whether the machine has Amazon's network EFA."""
+    """Whether the machine has Amazon's network EFA, by the PCI ids of its devices (0xefa0, 0xefa1, ...)."""
     return any(file.read_text().startswith("0xefa") for file in devices.glob("*/device/device"))
 
 
 def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
     """On a machine with EFA NCCL's first lines, which name its network, go to a file of each process.
 
-    Called before NCCL makes its first communicator. The file is ``kd-nccl.PID`` in the temporary folder, which
-    :func:`nccl_network` reads. ``NCCL_DEBUG`` of one's own stays; ``NCCL_DEBUG_FILE`` without it is replaced.
+    It sets NCCL's variables in ``env``, before NCCL makes its first communicator. The file is ``kd-nccl.PID`` in the
+    temporary folder, which :func:`nccl_network` reads. ``NCCL_DEBUG`` of one's own stays; ``NCCL_DEBUG_FILE`` without it is replaced.
     """
     if "NCCL_DEBUG" not in env and has_efa():
         file = str(Path(tempfile.gettempdir()) / "kd-nccl.%p")
@@ -141,7 +152,11 @@ def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def nccl_network(env: MutableMapping[str, str] = os.environ) -> str:
-    """``Libfabric`` (EFA), ``Socket`` (TCP), ... as NCCL's log says; empty where it says nothing."""
+    """``Libfabric`` (EFA), ``Socket`` (TCP), ... as this process's log of NCCL says last; "" where there is none.
+
+    Args:
+        env: as :func:`log_nccl` has left it.
+    """
     file = Path(env.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
     text = ""
     if file.is_file():

@@ -25,7 +25,10 @@ def is_timms(kind: type[Optimizer]) -> bool:
 
 @cache
 def own_muon() -> type[Optimizer]:
-    """The class of timm's Muon with kd's iteration: of a copy of timm's module, which itself stays as it is."""
+    """The class of timm's Muon with kd's iteration: of a copy of timm's module, which itself stays as it is.
+
+    Made once a process: a checkpoint's optimizer and this run's are of one class.
+    """
     spec: Any = muon.__spec__
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -34,7 +37,9 @@ def own_muon() -> type[Optimizer]:
     together: Callable[..., None] = partial(step_by_shapes, module)
 
     def in_the_devices_dtype(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """The iteration on one gradient ``(out, in)``: in float32 on a CPU, else in bfloat16."""
+        """The iteration on matrices ``(..., out, in)``, of the same shape afterwards: in float32 on a CPU, else in
+        bfloat16.
+        """
         if gradient.is_cpu:
             dtype = torch.float32
         else:
@@ -44,7 +49,11 @@ def own_muon() -> type[Optimizer]:
     def step(
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
-        """One optimizer step of all weights: by shapes on a device, one by one on a CPU or where weights are shards."""
+        """One optimizer step of all weights of a group, in place: by shapes on a device, one by one on a CPU or where
+        weights are shards.
+
+        timm's class calls it, with arguments as of :func:`step_by_shapes`.
+        """
         # a shard (DTensor) has no whole matrix to stack
         plain_tensors = type(params[0].data) is Tensor
         if params[0].is_cpu or not plain_tensors:
@@ -86,8 +95,8 @@ def step_by_shapes(
     Args:
         module: the copy of timm's module, whose iteration, scale and reshaping are used.
         params: weights, each ``(out, in, ...)``; changed in place.
-        grads: of the weights.
-        momenta: likewise; changed in place.
+        grads: of the weights, one for each; they stay as they are.
+        momenta: the running means M, one for each; changed in place.
         lr: learning rate.
         weight_decay: decoupled.
         momentum: of the gradients' mean.
@@ -129,7 +138,12 @@ def step_by_shapes(
 
 
 def _as_matrices(weights: Tensor, conv_mode: str) -> Tensor:
-    """``(K, out, in, ...)`` -> ``(K, out, in * positions)``, or ``(K * positions, out, in)`` where batched."""
+    """Weights of one shape as matrices, in torch's order of a convolution's weights (positions: height times width)::
+
+        (K, out, in)                ->  (K, out, in)                    of linear layers
+        (K, out, in, height, width) ->  (K, out, in * positions)        flatten
+        (K, out, in, height, width) ->  (K * positions, out, in)        batched
+    """
     if weights.ndim == 3:
         return weights
     if conv_mode == "flatten":
@@ -138,7 +152,7 @@ def _as_matrices(weights: Tensor, conv_mode: str) -> Tensor:
 
 
 def _as_weights(matrices: Tensor, shape: torch.Size, conv_mode: str) -> Tensor:
-    """The inverse of :func:`_as_matrices`: the matrices in the shape ``(K, out, in, ...)``."""
+    """The inverse of :func:`_as_matrices`: the matrices in ``shape``, which is ``(K, out, in, ...)``."""
     if len(shape) == 3 or conv_mode == "flatten":
         return matrices.reshape(shape)
     positions = shape[3:].numel()

@@ -39,8 +39,9 @@ _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | N
 
 
 def local_processes() -> int:
-    """How many processes of the training share this machine, as a launcher says or by its GPUs; 1 in a run of one
-    process.
+    """How many processes of the training share this machine; 1 in a run of one process.
+
+    As the launcher says (``LOCAL_WORLD_SIZE``); else at most one for each GPU, and without GPUs all processes.
     """
     if not _together():
         return 1
@@ -52,7 +53,7 @@ def local_processes() -> int:
 
 
 def of_all_processes(mine: T) -> list[T]:
-    """``mine`` of every process, by rank; every process must call this."""
+    """``mine`` of every process, by rank; every process must call this. It may be anything that pickles."""
     if not _together():
         return [mine]
     objects: list[Any] = [None] * dist.get_world_size()
@@ -61,12 +62,15 @@ def of_all_processes(mine: T) -> list[T]:
 
 
 def total(strategy: Strategy, number: float) -> float:
-    """The sum of a number over all processes (whole ones exactly); every process must call this."""
+    """The sum of a number over all processes; every process must call this.
+
+    Whole numbers are added exactly, as int64; fractions in float32.
+    """
     return total_of_tensors(strategy, torch.tensor(number)).item()
 
 
 def largest(strategy: Strategy, number: float) -> float:
-    """The largest of a number over all processes; every process must call this."""
+    """The largest of a number over all processes, rounded to float32; every process must call this."""
     placed = torch.tensor(number, dtype=torch.float32, device=strategy.root_device)
     return float(cast(Tensor, strategy.reduce(placed, reduce_op="max")))
 
@@ -88,7 +92,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def any_process(strategy: Strategy, answer: bool) -> bool:
-    """Whether one process at least says yes. Every process must call this; see :func:`_host_group`."""
+    """Whether one process at least says yes to ``answer``. Every process must call this; see :func:`_host_group`."""
     return _count_of_yes(strategy, answer) > 0
 
 
@@ -119,9 +123,9 @@ def from_first(strategy: Strategy, value: T) -> T:
 
 @torch.no_grad()
 def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors by the first process's, to the bit.
+    """Overwrites tensors, in place, by the first process's, to the bit: they travel as bytes.
 
-    Every process must call this, with tensors of the same shapes and dtypes.
+    Every process must call this, with tensors of the same shapes and dtypes in the same order.
     """
     if not _together():
         return
@@ -136,6 +140,7 @@ def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
 
 
 def _together() -> bool:
+    """Whether this process is in a process group; a run of one process is not."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -154,7 +159,9 @@ def _count_of_yes(strategy: Strategy, answer: bool) -> int:
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
     """The group in which tensors of the host travel, so that nothing waits for a GPU.
 
-    None where there is none (a backend that kd does not know, or hosts that gloo can't connect): the device's must do.
+    It is made at the first call, beside the training's group, and kept; so every process must make the first call
+    together. Where the training's own group is gloo's, that one serves. None where there is none (a backend that kd does
+    not know, or hosts that gloo can't connect): the caller takes the training's group, and tensors of the device.
     """
     default = dist.group.WORLD
     assert default is not None

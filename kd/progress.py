@@ -17,6 +17,8 @@ CALM_AT_START = 4.0  # likewise, before the first step: nothing else shows that 
 class Lines:
     r"""A stream for bars whose drawings are lines of a file: no returns to a line's start, nothing wiped.
 
+    tqdm writes to it where stderr is no terminal (:func:`drawn`).
+
     >>> Lines(sys.stdout).write("\r  50% \r     ")
     50%
     """
@@ -25,7 +27,10 @@ class Lines:
         self.stream = stream
 
     def write(self, text: str) -> None:
-        """Writes each redrawing of a bar as a line of its own; tqdm calls it with what it would draw on a terminal."""
+        """Writes each redrawing of a bar as a line of its own; tqdm calls it with what it would draw on a terminal.
+
+        Blanks that wipe a bar are left out.
+        """
         lines = text.replace("\x1b[A", "\r")  # a bar below another goes up to it
         for part in lines.replace("\n", "\r").split("\r"):
             if part.strip():
@@ -40,7 +45,7 @@ class Canvas:
     """A terminal's stream for bars, which return to their line's start.
 
     A command's own stream shows such characters instead of obeying them, as they may come from a file
-    (:class:`kd.run.streams.Unbroken`); it has a way for drawings, ``draw``.
+    (:class:`kd.run.streams.Unbroken`); it has a way for drawings, ``draw``. All else is the stream's.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -61,8 +66,10 @@ class WholeItems(tqdm):
     """A bar that loses whole items, the last first, where a terminal is too narrow for all of them."""
 
     def __str__(self) -> str:
-        """The bar as it is drawn, at most ``ncols`` wide: its picture goes first, then what comes after the last
-        comma.
+        """The bar as it is drawn, at most ``ncols`` columns wide; tqdm calls it for each drawing.
+
+        Where all of it does not fit, its picture (``|###  |``) goes first, then item by item what comes after the last
+        comma; a first item that is still too long is cut.
         """
         facts = self.format_dict
         columns = facts["ncols"]
@@ -86,7 +93,7 @@ def part_begins(name: str) -> None:
 @contextmanager
 def uncounted(name: str, calm: float = CALM) -> Iterator[None]:
     """Around a part that takes seconds and has nothing to count: its first line, then its time so far every ``calm``
-    seconds.
+    seconds, on stderr, from a thread of its own. At its end nothing is printed.
     """
     part_begins(name)
     begun = time.monotonic()
@@ -110,8 +117,8 @@ COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate
 
 
 def drawn(calm: float = CALM) -> dict[str, Any]:
-    """Arguments of tqdm that decide where a bar is drawn, and how often: on a terminal, or as a line every ``calm``
-    seconds.
+    """Arguments of tqdm, by name, that decide where a bar is drawn, and how often: on a terminal twice a second, else as
+    a line of 80 columns at most every ``calm`` seconds.
     """
     if sys.stderr.isatty():
         return {"file": Canvas(sys.stderr), "mininterval": 0.5}
@@ -142,8 +149,11 @@ def bar(
         label: what is done.
         unit: of what is counted, after a space.
         total: how many; default: the length of ``iterable``.
-        calm: seconds between two lines in a log file, and before the first.
-        kwargs: of tqdm.
+        calm: seconds between two lines in a log file, and before the first; None: :data:`CALM`.
+        kwargs: further arguments of tqdm (``disable``, ``initial``, ...).
+
+    Returns:
+        tqdm's bar: to iterate over, or, without ``iterable``, to ``update(n)`` and ``close()``.
 
     Raises:
         TypeError: neither a total nor a length.
