@@ -144,7 +144,8 @@ def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
     """On a machine with EFA NCCL's first lines, which name its network, go to a file of each process.
 
     It sets NCCL's variables in ``env``, before NCCL makes its first communicator. The file is ``kd-nccl.PID`` in the
-    temporary folder, which :func:`nccl_network` reads. ``NCCL_DEBUG`` of one's own stays; ``NCCL_DEBUG_FILE`` without it is replaced.
+    temporary folder, which :func:`nccl_network` reads. A user's own ``NCCL_DEBUG`` stays, and then nothing is set; a
+    ``NCCL_DEBUG_FILE`` without it is replaced.
     """
     if "NCCL_DEBUG" not in env and has_efa():
         file = str(Path(tempfile.gettempdir()) / "kd-nccl.%p")

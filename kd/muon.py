@@ -140,9 +140,9 @@ def step_by_shapes(
 def _as_matrices(weights: Tensor, conv_mode: str) -> Tensor:
     """Weights of one shape as matrices, in torch's order of a convolution's weights (positions: height times width)::
 
-        (K, out, in)                ->  (K, out, in)                    of linear layers
-        (K, out, in, height, width) ->  (K, out, in * positions)        flatten
-        (K, out, in, height, width) ->  (K * positions, out, in)        batched
+    (K, out, in)                ->  (K, out, in)                    of linear layers
+    (K, out, in, height, width) ->  (K, out, in * positions)        flatten
+    (K, out, in, height, width) ->  (K * positions, out, in)        batched
     """
     if weights.ndim == 3:
         return weights

@@ -29,7 +29,12 @@ OF_LR = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")
 
 @dataclass
 class OptimSpec(OptimSettings):
-    """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments."""
+    """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments.
+
+    Raises:
+        ValueError: a value out of range, or an optimizer that can't be used; begins with the field's name.
+        UserError: ``kwargs`` that the optimizer does not take; names the key.
+    """
 
     def __post_init__(self) -> None:
         """Checks the optimizer's name, and its further arguments by a step on a few numbers."""
@@ -45,11 +50,16 @@ class OptimSpec(OptimSettings):
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
 
+        Weight decay on norms and biases, and ``layer_decay``, decide how many groups of parameters there are, to which
+        the checkpoint's state belongs by number.
+
         Args:
-            before: the settings that the checkpoint was made with; empty for an old checkpoint.
+            before: the settings that the checkpoint was made with, as of :meth:`settings`; a key that it lacks is not
+                compared.
 
         Raises:
-            UserError: another optimizer, or weight decay where there was none (or the other way round).
+            UserError: another optimizer; or one of ``weight_decay``, ``decay_norm_and_bias`` and ``layer_decay`` turned
+                on or off.
         """
         name = before.get("name", self.name)
         if name != self.name:
@@ -73,16 +83,19 @@ class OptimSpec(OptimSettings):
             )
 
     def settings(self) -> dict[str, Any]:
-        """Its fields, as a checkpoint stores them."""
+        """Its fields by name, as a checkpoint stores them and :meth:`check_resumed` reads them."""
         return asdict(self)
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
-        """The optimizer over all trainable parameters of ``modules``, and its schedule by optimizer steps."""
+        """The optimizer over all trainable parameters of ``modules``, and its schedule, to step once an optimizer step."""
         optimizer = build_optimizer(modules, self, pace.fused)
         return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
 
     def note(self, pace: "Pace") -> str:
-        """A line about a warm-up that is shorter than it is set; "" where it is not."""
+        """A line for the user about a warm-up that is shorter than it is set, as the run is no longer than it.
+
+        "" where it is as set, and where the run's or the epoch's length is not known or the run has one step.
+        """
         total = pace.total_steps
         if math.isinf(pace.steps_per_epoch) or total < 2:
             return ""
@@ -103,10 +116,14 @@ Parameters = Callable[[list[nn.Parameter]], Optimizer]
 
 @dataclass
 class GivenOptim(OptimSpec):
-    """An optimizer made by a function of the user's own; its learning rate stays as it is."""
+    """An optimizer made by a function of the user's own; its learning rate stays as it is.
+
+    The other fields have their defaults and are not read.
+    """
 
     make: Parameters | None = None
-    """Trainable parameters -> optimizer."""
+    """Trainable parameters -> optimizer; never None, as :func:`as_optim` sets it (a field after fields with defaults needs
+    one)."""
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: its name alone."""
@@ -118,6 +135,9 @@ class GivenOptim(OptimSpec):
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
         """Calls the user's function on the trainable parameters; the rate stays as it sets it.
+
+        Returns:
+            The optimizer, and a schedule whose factor is 1 in each step.
 
         Raises:
             TypeError: it gives something else than an optimizer.
@@ -170,13 +190,13 @@ class Pace:
     """How a run goes through its optimizer steps."""
 
     total_steps: float
-    """Steps of the whole run; infinite where its end is not known."""
+    """Optimizer steps of the whole run; infinite where its end is not known."""
     steps_per_epoch: float
-    """Steps of an epoch."""
+    """Optimizer steps of an epoch; infinite for a loader without a length."""
     global_batch: int | None = None
     """Pictures of a step, over all processes and accumulations; None: not known."""
     fused: bool = True
-    """Whether torch's fused steps may be used."""
+    """Whether torch's fused steps may be used: not where gradients are scaled (``precision=16-mixed``)."""
 
     def epochs(self, max_epochs: int | None) -> int:
         """The epochs that the run will have, as far as its settings tell: whichever bound comes first; 1 without any.
@@ -193,7 +213,13 @@ class Pace:
 
 
 def _try_kwargs(spec: OptimSpec) -> None:
-    """A step on a few numbers: some optimizers take arguments that their step refuses."""
+    """Tries ``optim.kwargs`` by a step on a few numbers, as some optimizers take arguments that their step refuses.
+
+    Random numbers stay as they are. Without ``kwargs`` nothing is tried.
+
+    Raises:
+        UserError: an argument that has a key of its own, or that the optimizer or its step refuses.
+    """
     for name in ("lr", "weight_decay"):
         if name in spec.kwargs:
             raise UserError(f"optim.kwargs.{name}: is optim.{name}")
@@ -213,14 +239,28 @@ def _try_kwargs(spec: OptimSpec) -> None:
 
 
 def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
-    """``spec`` with the learning rate for a student that starts from random weights (``scratch``), or from others."""
+    """The settings with the peak learning rate that counts for a student's start.
+
+    Args:
+        spec: as set.
+        scratch: the student starts from random weights, so ``lr_scratch`` counts, where it is given; else ``lr``.
+    """
     if scratch and spec.lr_scratch is not None:
         return replace(spec, lr=spec.lr_scratch)
     return spec
 
 
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
-    """``spec`` with the learning rate for a batch of ``global_batch`` samples over all processes and accumulations.
+    """The settings with the peak learning rate for this run's batch::
+
+        lr <- lr * (global_batch / lr_batch)         SGD
+        lr <- lr * (global_batch / lr_batch) ** 0.5  all others
+
+    Without ``lr_batch`` they stay as they are.
+
+    Args:
+        spec: as set.
+        global_batch: samples of an optimizer step, over all processes and accumulations.
 
     Source: linear for SGD, Goyal et al., arXiv 1706.02677; the square root for adaptive optimizers, Malladi et al.,
     arXiv 2205.10287.
@@ -242,9 +282,13 @@ def parameter_groups(
     none.
 
     Args:
-        modules: what is trained.
+        modules: what is trained; a model may exempt parameters by a method ``no_weight_decay`` that returns their names.
         weight_decay: of those that have one.
         all_alike: all parameters have it, in one group.
+
+    Returns:
+        Groups with ``params`` and ``weight_decay``, as optimizers take them; the one with 0 first, an empty one left out.
+        A checkpoint numbers parameters in this order.
     """
     if all_alike:
         return [{"params": _trainable(modules), "weight_decay": weight_decay}]
@@ -313,7 +357,11 @@ def groups_by_layer(
 
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
-    """The optimizer's class and its arguments by name: timm's for the optimizer's name, then those of the settings."""
+    """The optimizer's class and its arguments by name, weight decay left out.
+
+    Arguments are ``lr``, timm's for the optimizer's name (``momentum`` 0.9 where it has one), and over them
+    ``optim.kwargs``. timm's Muon is replaced by kd's (:mod:`kd.muon`).
+    """
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     # timm gives one class several names, each with arguments of its own
     info = get_optimizer_info(spec.name)
@@ -330,8 +378,8 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
 
     Args:
         modules: what to train.
-        spec: how.
-        fused: use torch's fused step where the optimizer has one.
+        spec: how; ``lr`` is taken as it is (see :func:`for_start` and :func:`scaled_to_batch`).
+        fused: use torch's fused step (one kernel for many weights) where AdamW, Adam or SGD of torch's is chosen.
 
     Raises:
         UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
@@ -355,7 +403,7 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
 
 
 class Together(Optimizer):
-    """Several optimizers over different parameters, stepped as one.
+    """Several students' optimizers over different parameters, stepped as one: Lightning then has a single one.
 
     Args:
         optimizers: at least one. Their parameter groups are shared, so that a schedule of the whole reaches them.
@@ -379,11 +427,14 @@ class Together(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all, in order."""
+        """The states of all, in order, as a list under ``optimizers``: another form than that of one optimizer."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the states of all optimizers from :meth:`state_dict`, and joins their groups again."""
+        """Restores the states of all optimizers from :meth:`state_dict`, and joins their groups again.
+
+        torch replaces the groups on loading, so a schedule would change the old ones.
+        """
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [
@@ -404,7 +455,7 @@ def each_of(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of each parameter group (rate, weight decay, betas, ...), without the parameters."""
+    """The settings of each parameter group (rate, weight decay, betas, ...) by name, without the parameters."""
     return [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -420,13 +471,15 @@ def settle_resumed(
 ) -> None:
     """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
 
-    Each state also gets the memory order of its weight, which fused steps need and a checkpoint may have otherwise.
+    torch restores a checkpoint's settings with its state, also those that the user has changed since. Each state also
+    gets the memory order of its weight, which fused steps need and a checkpoint may have otherwise.
 
     Args:
         optimizer: after its state was loaded.
         schedule: likewise.
         settings: what this run made the optimizer with, from :func:`settings_of` after the schedule was built.
-        keys: the settings to take over, beside the learning rate.
+        keys: the settings of this run that count, beside the learning rate (``weight_decay``, ``betas``, ...); of all
+            others the checkpoint's stay.
         position: optimizer steps that count as done.
     """
     # base rate times the schedule's factor, as torch's LambdaLR computes it
@@ -446,7 +499,10 @@ def settle_resumed(
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:
-    """Gives states the memory order of their weights, which fused steps read alike; a checkpoint may have another."""
+    """Gives states the memory order of their weights (``channels_last`` or not), in place; values stay.
+
+    Fused steps read a weight and its states alike, in the order of the memory.
+    """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
@@ -457,7 +513,11 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """The step of its schedule that a resumed run is at: what is left of the schedule is what is left of the run.
+    """The optimizer step of its schedule that a resumed run is at: what is left of the schedule is what is left of the
+    run.
+
+    With another batch size a run makes other steps for the same samples: so samples count for a bound in epochs, and
+    steps for ``max_steps``.
 
     Args:
         global_step: optimizer steps made so far.
@@ -473,7 +533,15 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
-    """Factor of a batch's loss in an epoch's last accumulation, which may be shorter than the trainer's divisor."""
+    """Factor of a batch's loss in an epoch's last accumulation, which may be shorter than the trainer's divisor.
+
+    1 in all others. Of 10 batches, 4 to a step, the last two have 2.
+
+    Args:
+        batches: of the epoch, in this process; infinite: not known, so that no accumulation counts as shorter.
+        accumulate: batches of an optimizer step, by which the trainer divides each loss.
+        batch_idx: number of the batch in the epoch, from 0.
+    """
     first_of_window = batch_idx - batch_idx % accumulate
     return accumulate / min(accumulate, batches - first_of_window)
 
@@ -483,9 +551,9 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
     Args:
         step: optimizer steps done.
-        warmup_steps: of the warm-up.
-        total_steps: of the run.
-        min_ratio: the factor at its end, in [0, 1].
+        warmup_steps: of the warm-up; in its last one the factor is 1.
+        total_steps: of the run; infinite: the factor stays 1 after the warm-up.
+        min_ratio: the factor at the run's end, >= 0, and after it.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -496,14 +564,25 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
-    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth at each milestone (a step)."""
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth of it from each milestone on.
+
+    Args:
+        step: optimizer steps done.
+        warmup_steps: of the warm-up; milestones within it count from its end.
+        milestones: optimizer steps, ascending; fractions where an epoch has a fraction of a step.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.1 ** bisect_right(milestones, step)
 
 
 def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: float) -> int:
-    """How many steps the warm-up has: as set, or a tenth of a run that would have no other step.
+    """How many optimizer steps the warm-up has: as set, or a tenth of a run that would have no other step.
+
+    Args:
+        warmup_epochs: as set, fractions allowed.
+        total_steps: optimizer steps of the run; may be infinite.
+        steps_per_epoch: finite.
 
     >>> steps_of_warmup(1, 30, 10), steps_of_warmup(5, 30, 10)
     (10, 3)
@@ -519,8 +598,10 @@ def build_schedule(
 ) -> LambdaLR:
     """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps.
 
+    For a loader without a length there is no warm-up.
+
     Args:
-        optimizer: its groups' rates are multiplied.
+        optimizer: its groups' rates are multiplied by the factor of each step, from now on.
         spec: warm-up in epochs, milestones, the least rate.
         total_steps: optimizer steps of the run; infinite: no end is known.
         steps_per_epoch: infinite for a loader without a length.

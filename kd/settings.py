@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
+# by the sign in a Range's text
 COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
@@ -26,18 +27,19 @@ Class: TypeAlias = Annotated[Any, AnyClass()]
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that a setting takes, of a list each of its members.
+    """Numbers that a setting takes, of a list each of its members; goes into the type's ``Annotated``.
 
     >>> Range("> 0 and <= 1").refuses(2)
     'must be > 0 and <= 1'
     """
 
     text: str
+    """Bounds, joined by ``and``: a sign of :data:`COMPARED`, a blank, a number."""
 
     def refuses(self, value: object) -> str:
         """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
 
-        Of a list all numbers count.
+        Of a list all numbers count. NaN is outside of every range.
         """
         several = [value]
         if isinstance(value, list | tuple):
@@ -53,16 +55,16 @@ class Range:
 
 @dataclass(frozen=True)
 class Like:
-    """Texts that a setting takes."""
+    """Texts that a setting takes; a number counts as it is written."""
 
     pattern: str
     """A regular expression for the whole of it."""
 
     text: str
-    """What is said of any other, in words."""
+    """What a message says of any other text, after the field's name."""
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a value; empty for one that fits, or no text."""
+        """What is wrong with a value: :attr:`text`; "" for one that fits, and for what is no text and no number."""
         text = isinstance(value, str | int | float) and not isinstance(value, bool)
         return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
 
@@ -71,7 +73,7 @@ Limit: TypeAlias = Range | Like
 
 
 def limits(kind: object) -> list[Limit]:
-    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also in the parts of a union."""
+    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also in the parts of a union; [] without."""
     all_limits = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
     for part in get_args(kind):
         all_limits += limits(part)
@@ -111,7 +113,11 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        """Checks each field by the words and ranges in its annotation; ValueError begins with the field's name."""
+        """Checks each field by the words and limits in its type.
+
+        Raises:
+            ValueError: the first field that has another value; begins with the field's name.
+        """
         for setting in fields(self):
             value = getattr(self, setting.name)
             words = words_of(setting.type)
@@ -129,15 +135,18 @@ class Checked:
 
 LARGEST_SIDE = 4096
 """Pixels of a model's input, of each side: one picture is 200 MB as floats, the first layer's output some GB."""
-Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1 and <= 4096")]  # LARGEST_SIDE
+# a side in pixels, or (height, width); the bound is LARGEST_SIDE
+Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1 and <= 4096")]
 Share: TypeAlias = Annotated[float, Range(">= 0 and <= 1")]
 Positive: TypeAlias = Annotated[float, Range("> 0")]
 Weight: TypeAlias = Annotated[float, Range(">= 0")]
 Count: TypeAlias = Annotated[int, Range(">= 1")]
+# an int: so many batches; a fraction: that share of an epoch; as Lightning reads them
 Batches: TypeAlias = Annotated[
     int | float,
     Like(r"\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+", "must be a share up to 1 or a number of batches"),
 ]
+# likewise, but not 0; also a time, DD:HH:MM:SS
 SomeBatches: TypeAlias = Annotated[
     int | float,
     Like(
@@ -232,7 +241,11 @@ class ModelSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Checks mean and std, and takes timm's prefix off the architecture's name."""
+        """Checks mean and std, and takes timm's prefix off the architecture's name.
+
+        Raises:
+            ValueError: not three finite numbers, or a std that is not above 0; begins with the field's name.
+        """
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
         mean, std = self.mean, self.std
@@ -315,6 +328,7 @@ class TeacherSettings(ModelSettings):
     """
 
     def __post_init__(self) -> None:
+        """Checks the fields, and makes a truth value of ``cache`` the word ``on`` or ``off``."""
         super().__post_init__()
         if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
             self.cache = "on" if self.cache else "off"
@@ -470,7 +484,7 @@ class OptimSettings(Checked):
     """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
 
     def __post_init__(self) -> None:
-        """Refuses milestones without ``schedule=steps``, the reverse, and such that do not ascend."""
+        """Checks the fields; milestones need ``schedule=steps``, which needs them, and must ascend (ValueError)."""
         super().__post_init__()
         if (self.schedule == "steps") != bool(self.milestones):
             raise ValueError(
@@ -583,7 +597,7 @@ class TierSpec(Checked):
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label of the machines that prepare data, ``{name: value}``, as Ray takes it."""
+        """The label of the machines that prepare data, ``{name: value}``, as Ray's ``label_selector`` takes it."""
         name, _, value = self.label.partition("=")
         return {name: value}
 
