@@ -55,7 +55,8 @@ def assemble(
         teacher_of: the teacher that a loss of that name reads.
         ema_decay: of the moving average of the weights; None: without.
         optim: the optimizer's settings; None: the defaults.
-        teacher_drop: probability that a picture does without all teachers but one.
+        teacher_drop: probability in 0..1 that a picture, in a step, does without all teachers but the one with the
+            largest loss.
 
     Raises:
         UserError: settings that contradict each other; it names the key.

@@ -224,8 +224,8 @@ def check_groups(run: Run) -> None:
 
 
 def _check_built(run: Run) -> None:
-    """Checks that need built objects: losses and classes, batch size and processes, the cache's precision, and whether
-    the Trainer would move the run into a child process.
+    """Checks that need built objects: losses and classes, batch size and processes, ``data.val_fraction``, the cache's
+    precision, and whether the Trainer would move the run into a child process.
     """
     for name, module in run.module.students.named().items():
         key = "model"

@@ -95,8 +95,8 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
 
 
 def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
-    """Begins to draw FoodTag's pictures in a process beside the imports, where they are missing; the run's own
-    ``prepare_data`` waits for the rest.
+    """Begins to draw FoodTag's pictures in a process beside the imports, where they are missing; what reads them
+    first waits for the rest.
 
     Args:
         source: the settings ``data.source``; only those of FoodTagMini with its usual numbers are drawn ahead.

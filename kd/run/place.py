@@ -119,7 +119,8 @@ def place_of(
     command: Sequence[str],
     together: bool = False,
 ) -> Place:
-    """Where the run goes, and what it resumes. The first process checks that it can write there; nothing is created.
+    """Where the run goes, and what it resumes. The first process checks that it can write there. Nothing is
+    created but the local copy of a run in a store, which is fetched.
 
     Args:
         config: the settings.

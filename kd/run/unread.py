@@ -43,7 +43,8 @@ def check_read(
 ) -> None:
     """Refuses a setting of the recipe or command line that is idle; those of overlays and run folders may be.
 
-    Idle is a setting that differs from its default and that nothing reads (:data:`READERS`).
+    Idle is a setting (neither null, 0, false nor empty) that differs from its default and that nothing reads
+    (:data:`READERS`).
 
     Args:
         config: all settings, resolved.
