@@ -51,14 +51,25 @@ def log_this_step(trainer: Trainer) -> None:
 
 
 def log_last_step(trainer: Trainer) -> None:
-    """Gives the values of an epoch's last step to the loggers, unless Lightning does so itself after this hook.
+    """Gives the values of an epoch's last step to the loggers, once, whether Lightning would take them or not.
 
-    It does where ``trainer.log_every_n_steps`` is due, where ``should_stop`` is set, and under ``fast_dev_run``.
+    Called in ``on_train_batch_end``. Lightning decides after this hook, by ``trainer.log_every_n_steps``, by
+    ``fast_dev_run``, and by ``should_stop``, which any later callback may set: so its decision is replaced, for this
+    step alone.
     """
+    if trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]  # no step is logged
+        return
     connector = trainer._logger_connector
-    is_taken = loggers_take_this_step(trainer) or trainer.should_stop or trainer.fast_dev_run  # type: ignore[attr-defined]
-    if not is_taken:
-        connector.log_metrics(connector.metrics["log"])
+
+    def take_once() -> None:
+        """In the place of Lightning's method, which is there again from now on."""
+        del connector.update_train_step_metrics
+        if trainer.is_last_batch:
+            connector.log_metrics(connector.metrics["log"])
+        else:  # an error ended the epoch on the way here, and another training has begun
+            connector.update_train_step_metrics()
+
+    connector.update_train_step_metrics = take_once  # type: ignore[method-assign]
 
 
 def make_loader_again(trainer: Trainer) -> None:

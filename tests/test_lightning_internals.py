@@ -92,6 +92,17 @@ def test_log_last_step_of_a_training_that_stops_is_logged_once(tmp_path: Path) -
     assert Logged(Line(), tmp_path, 2, Each(stop)).steps == [1, 3, 4]
 
 
+def test_log_last_step_that_a_later_callback_stops_is_logged_once(tmp_path: Path) -> None:
+    """Whether the training stops is known only after all callbacks."""
+
+    def stop(trainer: Trainer) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.is_last_batch
+
+    last = Each(lambda trainer: internals.log_last_step(trainer) if trainer.is_last_batch else None)
+    assert Logged(Line(), tmp_path, 2, last, Each(stop)).steps == [1, 3, 4]
+    assert Logged(Line(), tmp_path, 5, last, Each(stop)).steps == [4]
+
+
 def test_log_this_step(tmp_path: Path) -> None:
     now = Each(lambda trainer: internals.log_this_step(trainer))
     assert Logged(Line(), tmp_path, 2, now).steps == [
