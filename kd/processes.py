@@ -2,18 +2,19 @@
 
 Two ways lead to the other processes. Sums, largest numbers and :func:`of_all_processes` take the training's own group:
 NCCL takes no tensor of the host, so a number is moved to the device, where it waits for all the work queued there.
-Decisions (:func:`any_process`, :func:`all_processes`) and what the first process sends (:func:`from_first`,
-:func:`tensors_from_first`) must not wait: where the training's backend is one of GPUs they take a second, small group
-of the hosts alone (gloo, :func:`_host_group`), and the training's own group only where there is no such group.
+Decisions (:func:`any_process`, :func:`all_processes`) and what the first process sends (:func:`by_first`,
+:func:`from_first`, :func:`tensors_from_first`) must not wait: where the training's backend is one of GPUs they take a
+second, small group of the hosts alone (gloo, :func:`_host_group`), and the training's own group only where there is no
+such group.
 
 The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
 """
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from pytorch_lightning.strategies import Strategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from kd.errors import RunError, UserError, first_line
 from kd.lightning_internals import timeout_of
 
 T = TypeVar("T")
@@ -119,6 +121,77 @@ def from_first(strategy: Strategy, value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
+
+
+def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
+    """What the first process computes, on all; where that fails, all fail with its reason.
+
+    Every process must call this; see :func:`_host_group`. Where the first one alone computes and then calls
+    :func:`from_first`, an error in between leaves the others waiting for what never comes.
+
+    Args:
+        strategy: of the training.
+        compute: called in the first process alone, so it must hold no collective; gives anything that pickles.
+
+    Raises:
+        UserError: ``compute`` has raised it; in every process.
+        RunError: ``compute`` has failed otherwise in the first process; in the others. The first one raises its own.
+    """
+    if not _together():
+        return compute()
+    sent: tuple[T | None, _Failure | None] = (None, None)
+    if dist.get_rank() == 0:
+        try:
+            sent = (compute(), None)
+        except Exception as error:
+            from_first(strategy, (None, _failure_of(error)))
+            raise
+    value, failure = from_first(strategy, sent)
+    return _unless_failed(value, failure)
+
+
+def in_each(strategy: Strategy, compute: Callable[[], T]) -> T:
+    """What this process computes, once all have; where one of them fails, all fail with its reason.
+
+    Every process must call this, and none may wait for another inside ``compute``.
+
+    Raises:
+        UserError: ``compute`` has raised it in one of the processes; in every process.
+        RunError: ``compute`` has failed otherwise in one process; in the others. That one raises its own error.
+    """
+    if not _together():
+        return compute()
+    try:
+        value = compute()
+    except Exception as error:
+        of_all_processes(_failure_of(error))
+        raise
+    none: _Failure | None = None
+    for failure in of_all_processes(none):
+        _unless_failed(value, failure)
+    return value
+
+
+class _Failure(NamedTuple):
+    """Why a process has failed, as the others report it."""
+
+    rank: int
+    is_users_mistake: bool
+    reason: str
+    """In one line."""
+
+
+def _failure_of(error: Exception) -> _Failure:
+    return _Failure(dist.get_rank(), isinstance(error, UserError), first_line(error))
+
+
+def _unless_failed(value: T | None, failure: _Failure | None) -> T:
+    """The value that goes with no failure; raises what another process reports."""
+    if failure is None:
+        return cast(T, value)
+    if failure.is_users_mistake:
+        raise UserError(failure.reason)
+    raise RunError(f"rank {failure.rank}: {failure.reason}")
 
 
 @torch.no_grad()

@@ -3,7 +3,9 @@
 import ast
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-from kd import processes
+from kd import fit_to_machine, processes
+from kd.errors import RunError, UserError
 from scripts import house
 
 COLLECTIVES = {
@@ -19,6 +22,8 @@ COLLECTIVES = {
     "gather", "gather_object", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send", "recv",
     "reduce_boolean_decision",
 }  # fmt: skip
+SPEAK_FIRST = {("kd.fit_to_machine", "_tune")}
+"""Functions in which the first process prints a line alone, and computes nothing, before it sends."""
 OF_THE_TRAINING = {
     "kd.losses.ranks": "batches of all processes, for losses that compare them",
     "kd.losses.targets": "a loss's own buffers, and means over its batch",
@@ -94,6 +99,68 @@ def joined(rank: int, folder: str) -> Strategy:
     strategy = DDPStrategy(parallel_devices=[torch.device("cpu"), torch.device("cpu")])
     strategy._local_rank = rank
     return strategy
+
+
+def test_who_decides_for_others_tells_them_of_its_failure() -> None:
+    """What the first process alone does before it calls ``from_first`` may fail: ``by_first`` sends that too."""
+    offenders = []
+    for name, path in house.sources().items():
+        for function in ast.walk(house.tree_of(path)):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            alone, sent = [], []
+            for node in ast.walk(function):
+                if isinstance(node, ast.If) and "is_global_zero" in ast.unparse(node.test):
+                    alone.append(node.lineno)
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_first"):
+                    sent.append(node.lineno)
+            decides = name != "kd.processes" and alone and sent and min(alone) < max(sent)
+            if decides and (name, function.name) not in SPEAK_FIRST:
+                offenders.append(f"{name}.{function.name}")
+    assert offenders == []
+
+
+def fail_alone(rank: int, folder: str) -> None:
+    """Two processes, of which one fails while the other would wait; both of them, one after the other."""
+    strategy = joined(rank, folder)
+
+    def fails(error: Exception, on: int) -> int:
+        if rank == on:
+            raise error
+        return rank
+
+    assert processes.by_first(strategy, lambda: rank) == 0
+    assert processes.in_each(strategy, lambda: rank) == rank
+    for share, failing in ((processes.by_first, 0), (processes.in_each, 0), (processes.in_each, 1)):
+        with pytest.raises(UserError, match="^data.batch_size: planted$"):
+            share(strategy, partial(fails, UserError("data.batch_size: planted"), failing))
+        expected = (
+            (OSError, "^planted") if rank == failing else (RunError, f"^rank {failing}: planted$")
+        )
+        with pytest.raises(expected[0], match=expected[1]):
+            share(strategy, partial(fails, OSError("planted\nin two lines"), failing))
+    dist.destroy_process_group()
+
+
+def test_an_error_of_one_process_reaches_all(tmp_path: Path) -> None:
+    mp.spawn(fail_alone, args=(str(tmp_path),), nprocs=2)
+
+
+def decide_and_fail(rank: int, folder: str) -> None:
+    """The choice of the cache, whose measuring fails on the first process."""
+    strategy = joined(rank, folder)
+    trainer = SimpleNamespace(strategy=strategy, is_global_zero=rank == 0)
+
+    def measure() -> tuple[bool, str]:
+        raise UserError("data.source.root: planted")
+
+    with pytest.raises(UserError, match="^data.source.root: planted$"):
+        fit_to_machine._decide(SimpleNamespace(trainer=trainer), measure, "cache:")  # type: ignore[arg-type]
+    dist.destroy_process_group()
+
+
+def test_a_choice_that_fails_ends_both(tmp_path: Path) -> None:
+    mp.spawn(decide_and_fail, args=(str(tmp_path),), nprocs=2)
 
 
 def ask_all(rank: int, folder: str) -> None:

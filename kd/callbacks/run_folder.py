@@ -14,7 +14,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.metrics_csv import MetricsCSV, StudentCSV
 from kd.errors import UserError, first_line
-from kd.processes import from_first
+from kd.processes import by_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
 from kd.storage.mirror import Mirror
 from kd.storage.writing import folder_for, guard, write_text
@@ -61,21 +61,7 @@ class RunFolder(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 makes the folder, all ranks learn its name."""
         run = RunContext.of(trainer)
-        problem = ""
-        if trainer.is_global_zero:
-            try:
-                self.path = self.resume or self._claim()
-                # loggers, profilers and callbacks write there by themselves
-                folder_for(guard(self.path))
-                if not self.resume:
-                    self._write_settings()
-            except UserError as error:
-                problem = str(error)
-            except OSError as error:
-                problem = f"runs_dir: {self.parent} can't be written: {error.strerror or first_line(error)}"
-        name, problem = from_first(trainer.strategy, (self.path.name if self.path else "", problem))
-        if problem:
-            raise UserError(problem)
+        name = by_first(trainer.strategy, self._begin)
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
         _move_paths(trainer, unclaimed(self.parent), self.path)
@@ -92,6 +78,21 @@ class RunFolder(Callback):
             StudentCSV(run.student_folder(name), name) for name in run.students.named() if name
         ]
         trainer.loggers = [*trainer.loggers, *self.metrics]
+
+    def _begin(self) -> str:
+        """Claims and makes the folder, with the settings of a new run; returns its name. A user's error if it can't."""
+        try:
+            self.path = self.resume or self._claim()
+            # loggers, profilers and callbacks write there by themselves
+            folder_for(guard(self.path))
+            if not self.resume:
+                self._write_settings()
+        except UserError:
+            raise
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            raise UserError(f"runs_dir: {self.parent} can't be written: {reason}") from error
+        return self.path.name
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -1,6 +1,7 @@
 """What is left to the machine (``auto``): measured before training."""
 
 from collections.abc import Callable
+from functools import partial
 
 from kd.clock import part_of_the_start
 from kd.data.datamodule import DistillationDataModule
@@ -13,7 +14,7 @@ from kd.fit_to_machine.measure import (
     pixels_pay,
 )
 from kd.fit_to_machine.memory import AttachedModule, Memory
-from kd.processes import from_first
+from kd.processes import by_first, from_first
 from kd.progress import part_begins
 from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
@@ -90,14 +91,15 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
     for name, measure in (("batch_size", largest_batch_size), ("num_workers", fastest_num_workers)):
         if name not in data.auto:
             continue
-        value = getattr(data, name)
         if run.trainer.is_global_zero:
             part_begins(f"measuring data.{name}")
-        if run.trainer.is_global_zero or name == "num_workers":
-            value, why = measure(run, data)
-            if run.trainer.is_global_zero:
-                print(why, flush=True)
-        setattr(data, name, from_first(run.trainer.strategy, value))
+        if name == "num_workers":  # all processes load at once
+            value, why = from_first(run.trainer.strategy, measure(run, data))
+        else:
+            value, why = by_first(run.trainer.strategy, partial(measure, run, data))
+        if run.trainer.is_global_zero:
+            print(why, flush=True)
+        setattr(data, name, value)
 
 
 @part_of_the_start("choice of the teacher's cache")
@@ -141,10 +143,7 @@ def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: 
     on_rank_zero = run.trainer.is_global_zero
     if on_rank_zero:
         part_begins(f"{what.removesuffix(':')}: measuring whether it pays")
-        decision = measure()
-    else:
-        decision = (False, "")
-    pays, why = from_first(run.trainer.strategy, decision)
+    pays, why = by_first(run.trainer.strategy, measure)
     if on_rank_zero:
         print(f"{what} {why}", flush=True)
     return pays

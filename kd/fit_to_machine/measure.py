@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
-from kd.processes import largest
+from kd.processes import in_each, largest
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
 from kd.teachers.cache_layout import Layout
@@ -331,15 +331,26 @@ def _trial_ms(
     device = strategy.root_device
     ahead = 2 * num_workers + 1  # batches that torch's loader prepares, and the one that is learnt
     data.num_workers = num_workers
-    batches = iter(data.trial_loader(ahead + steps))
-    for _ in range(ahead):
-        learn(next(batches))
-    _clock(device)
+
+    def begun() -> Iterator[Any]:
+        """The loader's batches after those that it had ready at the start."""
+        batches = iter(data.trial_loader(ahead + steps))
+        for _ in range(ahead):
+            learn(next(batches))
+        _clock(device)
+        return batches
+
+    def timed() -> float:
+        """Milliseconds of a step on this process."""
+        start = time.perf_counter()
+        for batch in batches:
+            learn(batch)
+        return 1000 * (_clock(device) - start) / steps
+
+    # a picture that can't be read ends all processes, of which others may read other pictures
+    batches = in_each(strategy, begun)
     strategy.barrier()
-    start = time.perf_counter()
-    for batch in batches:
-        learn(batch)
-    return largest(strategy, 1000 * (_clock(device) - start) / steps)
+    return largest(strategy, in_each(strategy, timed))
 
 
 def cache_pays(

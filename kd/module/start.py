@@ -9,8 +9,7 @@ from torch import Tensor
 
 from kd.distill.settle import settle_losses
 from kd.distill.students import Students
-from kd.errors import RunError, UserError, first_line
-from kd.processes import from_first, tensors_from_first
+from kd.processes import by_first, from_first, tensors_from_first
 from kd.teachers import RunTeacher
 
 
@@ -65,23 +64,11 @@ def by_the_first(
         What ``compute`` returns, in every process.
 
     Raises:
-        UserError: ``compute`` has raised it; in every process.
-        RunError: ``compute`` has failed otherwise in the first process; in the others.
+        UserError: as :func:`kd.processes.by_first`; likewise a RunError.
     """
     strategy = trainer.strategy
-    messages: list[str] = []
-    if trainer.is_global_zero:
-        try:
-            messages = compute()
-        except Exception as error:
-            from_first(strategy, (isinstance(error, UserError), first_line(error)))
-            raise
-    none: tuple[bool, str] | None = None
-    failure = from_first(strategy, none)
-    if failure is not None:
-        is_users_mistake, reason = failure
-        raise UserError(reason) if is_users_mistake else RunError(f"rank 0: {reason}")
+    messages = by_first(strategy, compute)
     generator = torch.get_rng_state()
     tensors_from_first(strategy, [*students.parameters(), *students.buffers(), generator])
     torch.set_rng_state(generator)
-    return from_first(strategy, messages)
+    return messages

@@ -12,7 +12,7 @@ from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
 from kd.monitor.phases import Phases
 from kd.monitor.watched import Watched
-from kd.processes import from_first
+from kd.processes import by_first
 from kd.storage.control_file import CONTROL, parse, read
 from kd.storage.elsewhere import RefusedFile
 
@@ -45,10 +45,7 @@ class Control(Callback):
         """Follows the file where it has changed; rank 0 reads, all ranks act at the same step."""
         if not ranks_meet(trainer, batch_idx):
             return
-        command: dict[str, Any] = {}
-        if trainer.is_global_zero:
-            command = self._look(self.watched.folder(trainer))
-        command = from_first(trainer.strategy, command)
+        command = by_first(trainer.strategy, lambda: self._look(self.watched.folder(trainer)))
         self.health.every = command.get("health", self.health.every)
         if "kernels" in command:
             next_batch = trainer.fit_loop.epoch_loop.total_batch_idx + 2

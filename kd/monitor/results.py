@@ -17,7 +17,7 @@ from kd.callbacks.metrics_csv import MetricsCSV
 from kd.errors import UserError, first_line
 from kd.monitor.stopping import Stopping
 from kd.monitor.watched import device_of
-from kd.processes import from_first
+from kd.processes import by_first
 from kd.report.html import write_explained
 from kd.report.records import is_run
 from kd.storage.mirror import Mirror
@@ -82,10 +82,7 @@ class WatchedResults(Callback):
         Raises:
             UserError: the folder holds another run, or can't be written.
         """
-        problem = ""
-        if trainer.is_global_zero:
-            problem = self._begin(trainer, module)
-        problem = from_first(trainer.strategy, problem)
+        problem = by_first(trainer.strategy, lambda: self._begin(trainer, module))
         if problem:
             raise UserError(problem)
         self._began = True
