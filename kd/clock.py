@@ -316,6 +316,7 @@ class part_of_the_start(ContextDecorator):
         self._began = time.time()
 
     def __exit__(self, *error: object) -> None:
+        """Keeps name, beginning and seconds of an outermost part, also after an error, which passes on."""
         part_of_the_start._open -= 1
         if not part_of_the_start._open:
             _parts_of_the_start.append((self.name, self._began, time.time() - self._began))

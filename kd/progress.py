@@ -100,6 +100,7 @@ def uncounted(name: str, calm: float = CALM) -> Iterator[None]:
     is_over = threading.Event()
 
     def say() -> None:
+        """Thread: a line every ``calm`` seconds until the part is over."""
         while not is_over.wait(calm):
             print(f"{name}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
 

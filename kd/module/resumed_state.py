@@ -442,6 +442,7 @@ def _check_tensor(value: object, expected: Tensor, place: str) -> None:
 
 
 def _check_finite(value: Tensor, place: str) -> None:
+    """Raises a UserError for a tensor of fractions with a NaN or an infinite number; whole numbers are never either."""
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         raise UserError(f"{place}: has NaN or infinite numbers")
 
