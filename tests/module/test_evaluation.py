@@ -58,7 +58,7 @@ def test_a_students_name_stays_whole_in_the_metrics_of_a_test() -> None:
         model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
         modules[name] = kd.DistillationModule(model, task=kd.Classification(3))
     module = kd.DistillationModule.together(modules)
-    module.log_dict = logged.update  # type: ignore[method-assign,assignment]
+    module.log_dict = logged.update
     module.test_step({"image": torch.rand(3, 3, 2, 2), "target": torch.arange(3)}, 0)
     module.on_test_epoch_end()
     of_accuracy = [name for name in logged if name.endswith("acc1")]
