@@ -1,6 +1,7 @@
 """Kubernetes: a TrainJob of Kubeflow's Trainer 2, sent with ``kubectl``."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import yaml
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Outcome, Target, ask, followed, need
+from kd.fleet.jobs.target import ANSWER_S, Outcome, Target, ask, followed, need, patiently
 from kd.storage.elsewhere import json_of, text_of
 
 POLL_S = 10
@@ -85,9 +86,8 @@ class Kubernetes(Target):
 
         def poll() -> tuple[str, Outcome | None]:
             """One look at the TrainJob: its state, and the outcome once it has ended."""
-            answer = json_of(
-                ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"])
-            )
+            command = ["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]
+            answer = json_of(ask(command, timeout_s=ANSWER_S))
             state, message = _state(answer.get("status", {}).get("conditions", []))
             text = f"{state} {message}".rstrip()
             if state not in ("Complete", "Failed"):
@@ -95,7 +95,8 @@ class Kubernetes(Target):
             return text, Outcome(state == "Complete", text, where=handle)
 
         outcome = followed(name, poll, POLL_S)
-        ask(["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"])
+        delete = ["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"]
+        patiently(name, lambda: ask(delete), POLL_S)
         return outcome
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
@@ -117,13 +118,19 @@ class Kubernetes(Target):
         }
         spec = {**_pod(container, claim, {}, name), "restartPolicy": "Never"}
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}
-        ask([*kubectl, "apply", "-f", "-"], json.dumps(document))
+        copy = [*kubectl, "cp", f"{pod}:{RUNS}/{recipe}/{name}", str(part)]
+
+        def copied() -> None:
+            shutil.rmtree(part, ignore_errors=True)  # kubectl would copy into it
+            ask(copy)
+
+        patiently(name, lambda: ask([*kubectl, "apply", "-f", "-"], json.dumps(document)), POLL_S)
         try:
             ask([*kubectl, "wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=600s"])
-            ask([*kubectl, "cp", f"{pod}:{RUNS}/{recipe}/{name}", str(part)])
+            patiently(name, copied, POLL_S)
+            part.rename(into)
         finally:
-            ask([*kubectl, "delete", "--wait=false", "pod", pod])
-        part.rename(into)
+            patiently(name, lambda: ask([*kubectl, "delete", "--wait=false", "pod", pod]), POLL_S)
         return into
 
 

@@ -111,7 +111,10 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
     into = folder.parent.parent / record["job"]
     run = into
     if not into.exists():
-        run = target.fetch(outcome, into)
+        try:
+            run = target.fetch(outcome, into)
+        except UserError as error:
+            raise UserError(f"{error}; {again} again") from error
     text = f"kd-launch: {record['job']}: {outcome.text}"
     if run is not None:
         write_text(run / RECORD, text_of(folder / RECORD))

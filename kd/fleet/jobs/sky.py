@@ -9,11 +9,14 @@ import yaml
 
 from kd.errors import UserError, first_line
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Outcome, Target, ask, need
+from kd.fleet.jobs.target import Outcome, Target, ask, followed, need
 from kd.storage.objects import file_system
 
 RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
 """Folders in every container: the job's runs, the user's own recipe and overlays, the channels' data."""
+POLL_S = 10
+ENDS = {0: "SUCCEEDED", 100: "FAILED", 103: "CANCELLED"}
+"""Exit statuses of ``sky jobs logs`` where the job has ended; others: not followed to its end."""
 SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
@@ -63,15 +66,24 @@ class SkyPilot(Target):
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome.
 
+        Another status than those of an ended job says that the log could not be followed: it is printed anew then.
+
         Args:
             handle: what :meth:`submit` returned.
             folder: of the job here; not read.
         """
         name, where = handle.split(" ", 1)
-        status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
-        if status:
-            return Outcome(False, f"sky jobs logs: status {status}", where=where)
-        return Outcome(True, "SUCCEEDED", where=where)
+
+        def poll() -> tuple[str, Outcome | None]:
+            """Prints the log until the job's end: how that was."""
+            logs = ["sky", "jobs", "logs", "--name", name]
+            status = subprocess.run(logs, check=False).returncode
+            if status not in ENDS:
+                raise UserError(f"sky jobs logs: status {status}")
+            end = ENDS[status]
+            return end, Outcome(status == 0, end, where=where)
+
+        return followed(name, poll, POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Downloads the run's folder from the bucket, whole or not at all.

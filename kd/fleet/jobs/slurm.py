@@ -10,7 +10,17 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Outcome, Tail, Target, ask, command, followed, need, refuse_spot
+from kd.fleet.jobs.target import (
+    ANSWER_S,
+    Outcome,
+    Tail,
+    Target,
+    ask,
+    command,
+    followed,
+    need,
+    refuse_spot,
+)
 from kd.run.own_keys import whole_number
 
 POLL_S = 10
@@ -201,7 +211,7 @@ def _state(job_id: str) -> tuple[str, float | None]:
     ``scontrol`` forgets a job some minutes after its end; then ``sacct`` is read.
     """
     try:
-        answer = ask(["scontrol", "--oneliner", "show", "job", job_id])
+        answer = ask(["scontrol", "--oneliner", "show", "job", job_id], timeout_s=ANSWER_S)
     except UserError:
         return _state_by_accounting(job_id)
     fields = {}
@@ -213,11 +223,17 @@ def _state(job_id: str) -> tuple[str, float | None]:
 
 
 def _state_by_accounting(job_id: str) -> tuple[str, float | None]:
-    """A job's state and hours so far by ``sacct``; ``UNKNOWN`` and None where it does not list the job."""
+    """A job's state and hours so far by ``sacct``.
+
+    Raises:
+        UserError: ``sacct`` can't be asked, or does not list the job, which says nothing of how that has ended: its
+            records come late, and the controller may only be restarting.
+    """
     command = ["sacct", "--noheader", "--allocations", "--jobs", job_id]
-    words = ask([*command, "--format=State,ElapsedRaw"]).split()  # CANCELLED+ by 1000 3600
+    answer = ask([*command, "--format=State,ElapsedRaw"], timeout_s=ANSWER_S)
+    words = answer.split()  # CANCELLED+ by 1000 3600
     if len(words) < 2:
-        return "UNKNOWN", None
+        raise UserError(f"neither scontrol nor sacct knows job {job_id}")
     state = words[0].rstrip("+")
     seconds = int(words[-1])
     return state, seconds / 3600

@@ -1,17 +1,28 @@
 """What a place for jobs can do, and the programs by which places are reached (``sbatch``, ``kubectl``, ``ssh``)."""
 
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 from kd.storage.elsewhere import LARGEST_DATA, open_regular
+
+Answer = TypeVar("Answer")
+
+PATIENCE_S = 600.0
+"""So long a place that runs a job may be out of reach before it is followed no more."""
+ANSWER_S = 120.0
+"""So long a program may take to look at a job."""
+FINAL = re.compile(r"\((NotFound|Forbidden|ValidationException|\w*AccessDenied\w*)\)")
+"""In what Kubernetes and AWS say where another try would change nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +48,47 @@ def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds:
         name: of the job, for the lines.
         poll: gives the state in one line, and the outcome once the job has ended.
         seconds: between two polls.
+
+    Raises:
+        UserError: as :func:`patiently`.
     """
     last = ""
     while True:
-        state, outcome = poll()
+        state, outcome = patiently(name, poll, seconds)
         if state != last:
             print(f"kd-launch: {name}: {state}", flush=True)
             last = state
         if outcome is not None:
             return outcome
+        time.sleep(seconds)
+
+
+def patiently(name: str, attempt: Callable[[], Answer], seconds: float) -> Answer:
+    """What a place answers; where it can't be reached in passing, it is tried again for :data:`PATIENCE_S`.
+
+    A network fails for a moment, a cluster's server restarts: the job runs on meanwhile. The first failure is printed.
+
+    Args:
+        name: of the job, for the line.
+        attempt: raises a UserError where the place does not answer.
+        seconds: between two attempts.
+
+    Raises:
+        UserError: the last attempt's; or the first one that :data:`FINAL` recognises.
+    """
+    failed_at: float | None = None
+    while True:
+        try:
+            return attempt()
+        except UserError as error:
+            now = time.monotonic()
+            is_first = failed_at is None
+            failed_at = now if failed_at is None else failed_at
+            if now - failed_at >= PATIENCE_S or FINAL.search(str(error)):
+                raise
+            if is_first:
+                again = f"tried again for up to {PATIENCE_S / 60:g} minutes"
+                print(f"kd-launch: {name}: {error}; {again}", file=sys.stderr, flush=True)
         time.sleep(seconds)
 
 
@@ -116,20 +159,26 @@ def need(program: str, where: str) -> None:
         raise UserError(f"no program {program} here ({where})")
 
 
-def ask(command: Sequence[str], text: str | None = None) -> str:
+def ask(command: Sequence[str], text: str | None = None, timeout_s: float | None = None) -> str:
     """Runs a program and returns what it prints.
 
     Args:
         command: program and arguments.
         text: its standard input; None: this process's.
+        timeout_s: after so long it is ended; None: it may take any time.
 
     Returns:
         Its standard output, without spaces at the ends.
 
     Raises:
-        UserError: its exit status is not 0; the message has the last line that it printed.
+        UserError: its exit status is not 0; the message has the last line that it printed. Or it took too long.
     """
-    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    try:
+        done = subprocess.run(
+            command, input=text, text=True, capture_output=True, check=False, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{command[0]} {command[1]}: no answer within {timeout_s:g} s") from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         if lines:

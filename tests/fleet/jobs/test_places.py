@@ -14,6 +14,8 @@ from kd.cli import main
 from kd.errors import UserError
 from kd.fleet.jobs.kubernetes import Kubernetes
 from kd.fleet.jobs.sent import follow
+from kd.fleet.jobs.sky import SkyPilot
+from kd.fleet.jobs.slurm import Slurm
 from tests._helpers import write_recipe
 
 CLOUD = ["image=registry.example.com/kd:1"]
@@ -399,9 +401,90 @@ def test_what_kubectl_is_asked(
     assert list(Kubernetes.keys) == ["claim", "namespace", "runtime"]
 
 
-def test_a_cluster_that_can_not_be_asked_for_a_moment_is_asked_again_by_job(
+@pytest.fixture
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause between two looks at a job."""
+    for place in ("kubernetes", "slurm", "sky"):
+        monkeypatch.setattr(f"kd.fleet.jobs.{place}.POLL_S", 0)
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+    """Puts shell scripts before all programs of their names; ``$CALLS``: how often the script was called before."""
+    folder.mkdir()
+    for name, text in programs.items():
+        calls = folder / f"{name}.calls"
+        file = folder / name
+        file.write_text(f'#!/bin/sh\nCALLS=$(wc -l <"{calls}")\necho >>"{calls}"\n{text}\n')
+        file.chmod(0o755)
+        calls.touch()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+COMPLETE = '{"status": {"conditions": [{"type": "Complete", "status": "True"}]}}'
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+def test_a_cluster_out_of_reach_for_a_moment_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its server restarts while the job is followed, and again while the job's machines are tidied up."""
+    fails = "{ echo 'the connection was refused' >&2; exit 1; }"
+    text = f"case $CALLS in 0|1|3) {fails};; esac\necho '{COMPLETE}'"
+    stand_in(tmp_path / "bin", monkeypatch, kubectl=text)
+    outcome = Kubernetes().follow("default food-1 tiny runs image", tmp_path)
+    assert outcome.done
+    told = "kd-launch: food-1: kubectl -n: the connection was refused; tried again for up to 10 minutes\n"
+    assert capsys.readouterr().err == 2 * told
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+def test_a_job_that_is_gone_is_asked_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = "echo 'Error from server (NotFound): trainjobs \"food-1\" not found' >&2; exit 1"
+    stand_in(tmp_path / "bin", monkeypatch, kubectl=text)
+    with pytest.raises(UserError, match=r"\(NotFound\)"):
+        Kubernetes().follow("default food-1 tiny runs image", tmp_path)
+    assert len((tmp_path / "bin/kubectl.calls").read_text().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+def test_a_controller_that_restarts_has_not_ended_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``scontrol`` fails for a moment, and accounting does not list the job yet."""
+    scontrol = "[ $CALLS = 1 ] && exit 1\nstate=RUNNING; [ $CALLS = 2 ] && state=COMPLETED\n"
+    scontrol += "echo JobId=7 JobState=$state RunTime=00:30:00"
+    stand_in(tmp_path / "bin", monkeypatch, scontrol=scontrol, sacct="exit 0")
+    outcome = Slurm().follow("7", tmp_path)
+    assert (outcome.done, outcome.hours) == (True, 0.5)
+    said = capsys.readouterr()
+    assert "kd-launch: job 7: neither scontrol nor sacct knows job 7; tried again" in said.err
+    assert said.out.count("RUNNING") == said.out.count("COMPLETED") == 1
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+@pytest.mark.parametrize(("status", "end"), [(0, "SUCCEEDED"), (100, "FAILED"), (103, "CANCELLED")])
+def test_a_log_that_breaks_off_has_not_ended_the_job(
+    status: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path / "bin", monkeypatch, sky=f"[ $CALLS = 0 ] && exit 1; exit {status}")
+    outcome = SkyPilot().follow("food-1 s3://bucket/food-1", tmp_path)
+    assert (outcome.done, outcome.text) == (status == 0, end)
+
+
+def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kd.fleet.jobs.kubernetes.ANSWER_S", 0.1)
+    monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
+    stand_in(tmp_path / "bin", monkeypatch, kubectl="exec sleep 60")
+    with pytest.raises(UserError, match="no answer within 0.1 s"):
+        Kubernetes().follow("default food-1 tiny runs image", tmp_path)
+
+
+def test_a_cluster_that_can_not_be_asked_for_long_is_asked_again_by_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
     program = tmp_path / "bin" / "kubectl"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 'the connection was refused' >&2\nexit 1\n")
