@@ -64,7 +64,7 @@ class ClassOrder:
     classes: list[int]
     """The class of each column."""
     reached: float
-    """Its accuracy in this order."""
+    """Its accuracy in this order, in [0, 1]."""
     rule: str = ""
     """The way of sorting names that gives this order; "" where none does."""
 

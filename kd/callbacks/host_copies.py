@@ -17,7 +17,10 @@ class HostCopies(Generic[Tag]):
         self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
 
     def add(self, tag: Tag, *tensors: Tensor) -> None:
-        """Begins to copy tensors to the host without a wait; ``tag`` comes back with them from :meth:`take`."""
+        """Begins to copy tensors to the host without a wait; ``tag`` comes back with them from :meth:`take`.
+
+        Where none is on a GPU they are kept as they are, without a copy: the caller must not change them in place.
+        """
         done = None
         if any(tensor.device.type == "cuda" for tensor in tensors):
             copies = []

@@ -50,4 +50,5 @@ class Predictions(Callback):
 
 
 def _decided(task: Task, logits: Tensor, targets: Tensor) -> Tensor:
+    """The task's decisions, on the host, from logits ``(N, C, ...)`` brought to the size of ``targets``."""
     return task.decide(task.fit(logits.cpu().float(), targets))

@@ -76,11 +76,13 @@ class SharedPreflight:
     """What a preflight has found of one teacher and validation set, kept for later runs: a search has many."""
 
     def __init__(self, run: RunContext) -> None:
+        """Computes the file's name, from all that the findings depend on; without :data:`FOLDER` there is no file."""
         self.run = run
         folder = os.environ.get(FOLDER)
         self.file = Path(folder, f"{self._key()}.pt") if folder else None
 
     def _key(self) -> str:
+        """A digest of all that decides this process's findings: teachers, pictures, precision, torch, batches, rank."""
         trainer = self.run.trainer
         data = self.run.data
         teachers = []
@@ -137,6 +139,14 @@ class Preflight(Callback):
     """
 
     def __init__(self, mode: str | bool = "stop", lists: Path | None = None) -> None:
+        """Nothing is measured yet.
+
+        Args:
+            mode: the setting ``preflight``: ``stop`` ends the run for a weak teacher, ``warn`` only reports it, ``off``
+                (or False, as YAML reads it) measures nothing before training.
+            lists: folder for lists of a teacher's classes in a better order, which a remedy names; None: none is
+                written, and no order is a remedy.
+        """
         self.mode = mode
         self.lists = lists
         self.teacher_val: dict[str, float] = {}
@@ -199,6 +209,7 @@ class Preflight(Callback):
 
     @staticmethod
     def _nothing_kept_yet(run: RunContext) -> KeptLogits:
+        """An empty store of the teacher's logits, with room for this process's share of the validation pictures."""
         dtype = torch.float16
         if run.module.task.answers == "numbers":  # they may exceed what float16 holds
             dtype = torch.float32
@@ -238,6 +249,16 @@ class Preflight(Callback):
 
     @part_of_the_start("preflight: teacher on val")
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Findings:
+        """Runs the teachers over the validation pictures, and judges each: all processes must call it.
+
+        A teacher is judged only where at least half of the classes were shown. One that reaches no more than chance is
+        ``weak`` where so many pictures prove it, else ``unclear``.
+
+        Args:
+            trainer: for the sums over processes.
+            run: its task judges, on copies whose counts are their own.
+            kept: takes the logits of all teachers together, of this process's share.
+        """
         members = run.teacher.members
         judges = {
             name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}
@@ -379,7 +400,14 @@ class Preflight(Callback):
     def _judge(
         self, trainer: Trainer, run: RunContext, findings: Findings, key: str, note: str
     ) -> None:
-        """Reports a teacher's accuracy, or of all together (``key`` is empty).
+        """Reports a teacher's accuracy, or of all together (``key`` is empty), in a line by the first process.
+
+        Args:
+            trainer: says which process prints.
+            run: its teachers and task.
+            findings: of the preflight.
+            key: the teacher's name among several.
+            note: follows the score in the line: that it was measured by an earlier run, or "".
 
         Raises:
             UserError: it is too weak to teach, and ``mode`` is ``stop``.

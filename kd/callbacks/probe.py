@@ -78,6 +78,7 @@ class FeatureProbe(Callback):
             pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
+        """The features that models, by name, give for the labelled pictures; a bar shows it in the first process."""
         # once: it may have processes of its own
         self._loader = self._loader or run.data.eval_dataloader("probe")
         hidden = not run.trainer.is_global_zero

@@ -258,7 +258,12 @@ def _state_bytes(trainer: Trainer) -> int:
 
 
 def optimizer_state(trainer: Trainer) -> dict[str, float]:
-    """What the optimizers' state takes on this rank and on all together, in MB; all ranks must call it."""
+    """What the optimizers' state takes, in MB (10**6 bytes); all ranks must call it.
+
+    Returns:
+        For ``summary.json``: ``rank0_mb`` of this rank (the first one writes the file), ``whole_mb`` of all its parts
+        together, and ``sharded_over``: the number of ranks that share one state, 1 where each has all of it.
+    """
     sharded = isinstance(trainer.strategy, Sharding) or any(
         isinstance(optimizer, ZeroRedundancyOptimizer)
         or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])

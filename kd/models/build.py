@@ -246,7 +246,16 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
 
 
 def completed(spec: Spec, key: str) -> Spec:
-    """``spec`` completed from its checkpoint, whose architecture overrides a teacher's settings.
+    """``spec`` completed from its checkpoint: architecture and its arguments, input size, mean and std.
+
+    Where file and settings name two architectures, a teacher gets the file's, with its arguments and size, and a student
+    takes over nothing. Else the settings count, and the file fills what they leave open. A file of another library, for
+    which timm may have several names, gives mean and std alone where the settings name an architecture. A builder's name
+    becomes ``arch``.
+
+    Args:
+        spec: a teacher's or student's settings.
+        key: their configuration key, named in messages.
 
     Raises:
         UserError: a checkpoint of transformers, or of a builder, without that builder.

@@ -374,6 +374,9 @@ def _with_positions(
 
     The grid is what the file names. Else it is square, as timm takes it, unless the embeddings clearly show another.
     Embeddings that have the model's shape stay as they are: what they show is only reported.
+
+    Returns:
+        The state, with embeddings for the model's grid where they were resampled, and a message for the user, or "".
     """
     model_grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     positions = state.get("pos_embed")  # (1, L, D), those of the class token and the like first

@@ -263,7 +263,13 @@ def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
 
 
 def _say_prefix(layout: FileModel, left_out: int, name: str) -> None:
-    """Reports below which name a model's weights were found, where a trainer's usual wrapping does not explain it."""
+    """Reports below which name a model's weights were found, where a trainer's usual wrapping does not explain it.
+
+    Args:
+        layout: where they were found.
+        left_out: number of the file's tensors that are not taken.
+        name: setting and file, which begin the line.
+    """
     names = layout.prefix.split(".")[:-1]
     if names and names[0] in WRAPPINGS:
         names = names[1:]
@@ -284,7 +290,17 @@ def _say_prefix(layout: FileModel, left_out: int, name: str) -> None:
 def _head_beside(
     tensors: Mapping[str, Tensor], layout: FileModel, missing: set[str], model: nn.Module
 ) -> dict[str, Tensor]:
-    """The one linear layer beside a wrapped backbone that is of the classifier's width, where the backbone has none."""
+    """The one linear layer beside a wrapped backbone that is of the classifier's width, where the backbone has none.
+
+    Args:
+        tensors: all of the file's, by name.
+        layout: the model that was found in them.
+        missing: names of the model's tensors that the layout lacks.
+        model: the wanted one.
+
+    Returns:
+        Weight and bias under the model's names; {} where no layer, or more than one, may be the classifier.
+    """
     missing_heads = [name for name in classifier_names(model) if f"{name}.weight" in missing]
     if len(missing_heads) != 1 or not layout.prefix:
         return {}

@@ -160,7 +160,7 @@ class OwnModel(nn.Module):
         return int(getattr(self.get_classifier(), "in_features", 0))
 
     def get_classifier(self) -> nn.Module:
-        """The last linear layer with as many outputs as there are classes, or None."""
+        """The last linear layer with as many outputs as there are classes; an ``nn.Identity`` where there is none."""
         if self.classifier:
             return self.model.get_submodule(self.classifier)
         return nn.Identity()

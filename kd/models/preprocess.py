@@ -114,10 +114,10 @@ def preprocess_for(
 
     Args:
         model: with the configuration of timm (``pretrained_cfg``), if any.
-        img_size: in pixels: of both sides, or height and width.
+        img_size: in pixels: of both sides, or height and width; None: the model's.
         channels_last: the memory layout of what :class:`Preprocess` gives.
-        mean: of each colour (RGB), for pictures in 0..1.
-        std: in the same unit.
+        mean: of each colour (RGB), for pictures in 0..1; None: as the model's configuration names it.
+        std: likewise.
     """
     config = timm.data.resolve_model_data_config(model)
     size = img_size or _built_size(model) or config["input_size"][-2:]
@@ -155,6 +155,7 @@ class Given:
     Args:
         function: uint8 pictures ``(N, 3, H, W)`` -> the model's input.
         name: whose input it is, named in errors.
+        argument: the user's name for ``function``, named in errors.
     """
 
     def __init__(
@@ -202,6 +203,9 @@ def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
 
     Returns:
         What the model gave.
+
+    Raises:
+        UserError: the input of the user's own model is not known, and black pictures of 224 x 224 do not fit.
     """
     unknown = isinstance(prepare, Given) and prepare.function is None
     pictures = torch.zeros(count, 3, *prepare.size, dtype=torch.float32 if unknown else torch.uint8)

@@ -70,6 +70,7 @@ def layer_paths(
 
 
 def _title(model: nn.Module) -> str:
+    """A model's name in messages: timm's architecture, else the class of the module."""
     inner = getattr(model, "model", model)
     config = getattr(model, "pretrained_cfg", None) or {}
     return config.get("architecture") or type(inner).__name__
@@ -223,8 +224,9 @@ class Taps:
 
     @torch.no_grad()
     def _sides_of_maps(self, run: Callable[[], Any]) -> dict[str, Size]:
-        """Rows and columns of the map that each layer gives, in the order of a forward; layers of several are left
-        out.
+        """Rows and columns of the map that each layer gives, by its path, in the order of a forward.
+
+        Layers that give several tensors, or one without four axes, are left out.
         """
         sides: dict[str, Size] = {}
 

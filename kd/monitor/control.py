@@ -54,7 +54,13 @@ class Control(Callback):
             self.phases.name_ranges(command["nvtx"])
 
     def _look(self, folder: Path) -> dict[str, Any]:
-        """What the file orders, where it has changed since it was last read."""
+        """What the file orders where it has changed since it was last read; else {}.
+
+        Returns:
+            Of :func:`kd.storage.control_file.parse`: ``health`` (batches between readings), ``kernels`` (batches to
+            profile; not from a file older than a resume), ``nvtx`` (bool). ``on`` and ``interval`` in it are for
+            :class:`kd.monitor.system.System`, which reads the file itself.
+        """
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY_S:
             return {}

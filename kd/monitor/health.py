@@ -331,7 +331,13 @@ def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _inputs(images: Tensor) -> dict[str, Any]:
-    """What the pictures ``(N, C, H, W)`` of a batch are like; a thousand values of each decide which are equal."""
+    """What the pictures ``(N, C, H, W)`` of a batch are like, for the key ``inputs`` of a health record.
+
+    Returns:
+        ``constant``: the share of pictures with one value everywhere. ``duplicated``: the share that equal another one
+        of the batch, decided by some thousand values of each. ``low`` and ``high``: the smallest and largest value.
+        ``bytes``: whether they are whole numbers (0 to 255), not prepared floats.
+    """
     flat = images.detach().flatten(1)
     low = flat.amin(1)
     high = flat.amax(1)
@@ -348,6 +354,7 @@ def _inputs(images: Tensor) -> dict[str, Any]:
 
 
 def _finite(number: float) -> float | None:
+    """A number rounded to six significant digits; None for NaN and infinity, which JSON does not have."""
     if math.isfinite(number):
         return float(f"{number:.6g}")
     return None

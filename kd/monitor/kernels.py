@@ -45,7 +45,8 @@ class Kernels(Closing):
 
         Args:
             watched: the training.
-            at: the first batch that is profiled, counted from 1; None: none, until the file ``monitor`` names one.
+            at: the first batch that is profiled, counted from 0 over the whole run, so at least 1: the batch before it
+                warms the profiler up. None: none, until the file ``monitor`` names one.
             steps: how many.
             memory: whether CUDA's memory is recorded too.
         """
@@ -116,7 +117,7 @@ class Kernels(Closing):
 
         Args:
             trainer: of this process; its rank is in the files' names.
-            first: the window's first step.
+            first: the window's first batch, counted from 0 over the whole run.
             last: its last one.
         """
         rank = trainer.global_rank
@@ -143,7 +144,7 @@ class Kernels(Closing):
 
 
 def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
-    """``top`` operations (ms and calls a step), ``groups``, and the share ``busy`` of the GPU (``None`` on a CPU).
+    """Which operations took the time of a profiled window, as ``records/kernels.rank<r>.jsonl`` has it.
 
     Args:
         events: of ``torch.profiler.profile.events()``.
@@ -151,7 +152,9 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
         cuda: count device time; else CPU time.
 
     Returns:
-        ``top`` (``name``, ``range``, ``ms`` and ``calls`` a step, ``share``), ``groups``, ``busy`` (``None`` on a CPU).
+        ``top``: up to :data:`TOP` operations (``name``, the ``range`` it ran in, ``ms`` and ``calls`` a step, ``share`` of
+        all operations' time). ``groups``: the share of each of :data:`GROUPS`, and of ``other``. ``busy``: of
+        :func:`_busy`; None on a CPU. Shares are in [0, 1].
     """
     events = list(events)
     user = [
@@ -224,9 +227,10 @@ def group_of(operation: str) -> str:
 
 
 def _busy(events: list[Any]) -> float | None:
-    """The share of the window's time, in [0, 1], in which a CUDA kernel runs; None without CUDA events.
+    """The share of time, in [0, 1], in which a CUDA kernel runs; None without CUDA events.
 
-    Overlapping kernels count once: their spans are joined in order of their start.
+    The time is that from the first kernel's start to the last one's end. Overlapping kernels count once: their spans are
+    joined in order of their start.
     """
     spans = sorted(
         (e.time_range.start, e.time_range.end)

@@ -59,7 +59,11 @@ class RunNumbers:
         return self.phases.watched.folder(trainer).absolute()
 
     def read(self) -> dict[str, Values]:
-        """The values of each of :data:`GAUGES` that has some now."""
+        """The values of each of :data:`GAUGES` that has some now, in its unit, by the gauge's name.
+
+        Called from the threads of :class:`Outlet`'s classes while the training writes the same objects: what grows is
+        copied before it is read.
+        """
         numbers = {
             "metric": self._metrics(),
             "health": self._health(),

@@ -171,7 +171,7 @@ class Phases(Recording):
 
         Args:
             watched: the training.
-            costs: what was measured before the run, for the records' header.
+            costs: prices for the records' header, as :meth:`kd.monitor.keys.MonitorSpec.costs` gives them; None: no prices.
             nvtx: whether phases are ranges for Nsight Systems.
             communication: whether all-reduces between processes are timed.
         """

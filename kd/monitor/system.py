@@ -189,7 +189,13 @@ class SystemReader:
         self.read()
 
     def read(self) -> dict[str, Any]:
-        """One sample: shares in %, memory in MB, rates in MB/s since the last call."""
+        """One sample: shares in %, memory in MB (2**20 bytes), rates in MB/s since the last call.
+
+        Returns:
+            ``t`` (seconds since 1970), ``cpu`` (of each core), ``iowait`` and ``mem`` (of the machine), ``swap_mb``; what
+            :meth:`_rates` and :meth:`_processes` give; ``gpu``: of each GPU what :meth:`Gpus.read` gives, where there
+            are some.
+        """
         memory = psutil.virtual_memory()
         swap = psutil.swap_memory()
         now = time.monotonic()
@@ -207,7 +213,10 @@ class SystemReader:
         return sample | ({"gpu": gpus} if gpus else {})
 
     def _rates(self, seconds: float) -> dict[str, float]:
-        """MB a second read from and written to disks, received and sent, since the last call ``seconds`` ago."""
+        """MB a second since the last call ``seconds`` ago: ``disk_r``, ``disk_w``, ``net_r`` (received), ``net_w`` (sent).
+
+        Of the whole machine; 0 in the first call, and left out where the system hides the counters.
+        """
         counted: dict[str, float] = {}
         with suppress(Exception):  # containers may hide the counters
             disk = psutil.disk_io_counters()

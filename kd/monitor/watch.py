@@ -81,7 +81,10 @@ class Watch(Closing):
                 self._act(rule, finding["text"], finding["lever"], actions.get(rule))
 
     def _keep_limits(self) -> None:
-        """Time and budget, in a thread that waits for nothing else."""
+        """Thread: stops the run once ``max_hours`` or the ``budget`` is spent, the earlier one first.
+
+        Time before a resume counts. The budget, in the currency of ``price_per_hour``, is turned into seconds.
+        """
         hours = self._spec.max_hours
         budget = self._spec.budget
         limits = []
@@ -99,7 +102,16 @@ class Watch(Closing):
         return self._earlier_s + time.monotonic() - self._began
 
     def _act(self, rule: str, text: str, lever: str, action: Action | None) -> None:
-        """What a rule does the first time it fires; what it could not do is reported and ends nothing else."""
+        """What a rule does the first time it fires; what it could not do is reported and ends nothing else.
+
+        Both threads call it: the writer is used under a lock.
+
+        Args:
+            rule: its name; a second call with it does nothing.
+            text: what was found.
+            lever: which setting mends it.
+            action: from ``monitor.actions``; None: the finding is only written to ``records/watch.jsonl``.
+        """
         if rule in self._fired:
             return
         self._fired.add(rule)

@@ -298,7 +298,13 @@ class Address:
 
     # -- the protocol ------------------------------------------------------------------------------------------------
     def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
-        """One request: logits ``(N, C)``, float32; ``exact``: ``kd-serve`` must not scale and crop the views again."""
+        """One request: views uint8 ``(N, H, W, 3)`` -> logits ``(N, C)``, float32.
+
+        Args:
+            views: of any equal size.
+            classes: C.
+            exact: they are views of the training: ``kd-serve`` must not scale and crop them again.
+        """
         shape = list(views.shape)
         tensor = {
             "name": "pictures",
@@ -371,7 +377,23 @@ class Address:
     def _send(
         self, method: str, path: str, body: bytes, json_bytes: int
     ) -> tuple[bytes, str | None]:
-        """A request, again after failures that may pass; the body and the length of its JSON."""
+        """Sends a request, again after failures that may pass (no connection, :data:`AGAIN`), ``retries`` times.
+
+        Between two tries it sleeps as long as the server's ``Retry-After`` says, else 0.5 s, then twice as long each
+        time; at most :data:`LONGEST_WAIT_S`.
+
+        Args:
+            method: ``GET`` or ``POST``.
+            path: of the URL.
+            body: JSON, with tensors in binary after it; empty for ``GET``.
+            json_bytes: length of the JSON; 0: the body has no binary part.
+
+        Returns:
+            The response's body, and the length of its JSON in bytes as text; None: all of it is JSON.
+
+        Raises:
+            NoMoreAnswers: the last try failed, or another status than 200 that no second try mends.
+        """
         pause = 0.5
         for attempt in range(self.retries + 1):
             self._tries.append(attempt)

@@ -41,6 +41,16 @@ def build_teacher(
     """A teacher from its settings, its logits in the order of the data's classes.
 
     Leaves torch's random numbers as they were: losses' parameters don't depend on whether students share a teacher.
+
+    Args:
+        spec: the settings.
+        num_classes: C of the data.
+        classes: names of the data's classes, by class id; empty: unknown, then no class is looked up by name.
+        key: the teacher's configuration key, named in messages.
+        dense: whether logits are maps ``(N, C, h, w)``.
+
+    Raises:
+        UserError: settings, weights or classes that do not fit.
     """
     if isinstance(spec.builder, Teacher):
         if spec.class_map:
@@ -259,7 +269,20 @@ def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) ->
 
 
 def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:
-    """The teacher's class names, and where the data's classes are among them; None where they are the same."""
+    """Which of a teacher's classes are the data's.
+
+    Args:
+        spec: its complete settings.
+        classes: names of the data's classes, by class id.
+        key: the teacher's configuration key, named in errors.
+
+    Returns:
+        The teacher's class names in the order of its logits (empty: unknown), and the place of each of the data's
+        classes among them, ``(C,)``; None where both are the same in the same order, or names are not known.
+
+    Raises:
+        UserError: a class of the data that the teacher lacks or has twice, or a ``class_map`` that can't be followed.
+    """
     unknown = [name for name in spec.class_map if classes and name not in classes]
     if unknown:
         raise UserError(f"{key}.class_map: '{unknown[0]}' is no class of the data")

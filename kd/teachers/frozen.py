@@ -36,7 +36,13 @@ class NamedInput:
 class FrozenTeacher(RunTeacher):
     """A frozen model that answers for pictures: always in eval mode, never with a gradient.
 
-    ``columns`` says where the data's classes are among the model's, if they are others or in another order.
+    Args:
+        model: or a function of pictures, whose layers can't be read.
+        prepare: uint8 pictures -> the model's input.
+        spec: the settings; None: the defaults.
+        columns: where the data's classes are among the model's, ``(C,)``; None: they are the same, in the same order.
+        key: the teacher's configuration key, named in errors.
+        classes: how many the model itself has; None: not known.
     """
 
     def __init__(
@@ -300,11 +306,16 @@ class FrozenTeacher(RunTeacher):
 
 
 def dtype_for(precision: str) -> torch.dtype:
-    """What a teacher's weights are kept in beside a student that trains at Lightning's ``precision``."""
+    """What a teacher's weights are kept in beside a student that trains at Lightning's ``precision``.
+
+    Half precision beside mixed precision alone, where autocast would cast them in each step; else float32.
+    """
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
 
 
 class _Called(nn.Module):
+    """A function as a module without parameters, so that a teacher has one kind of model."""
+
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
         self.forward = function

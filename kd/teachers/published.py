@@ -33,7 +33,10 @@ def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) ->
         store: holds the answers, all of them.
         split: that was answered.
         out: folder or URL of this kind of answers.
-        views: numbers of the views, advanced as they are written.
+        views: numbers of the views; advanced as they are written, so that a bar around them moves.
+
+    Raises:
+        UserError: an answer is missing in ``store``, or the place can't be written.
     """
     shards = _shards(split, store.samples, store.record_bytes)
     files, path = file_system(out, "out")
