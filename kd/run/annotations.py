@@ -165,7 +165,11 @@ def inner_kind(kind: object, container: type) -> object:
 
 
 def names_in(kind: object) -> Iterator[str]:
-    """The names of all classes in a type, but for those of plain values."""
+    """The names of all classes in a type, also inside of unions and containers, but for those of plain values.
+
+    >>> [*names_in(dict[str, foreign("Projection")] | None)]
+    ['Projection']
+    """
     if isinstance(kind, type) and kind not in PLAIN.values():
         yield kind.__name__
     for part in get_args(kind):

@@ -332,8 +332,8 @@ def _patches_of(
     if spec.builder is None:
         side = matching_patches(model, parent.model)
     if side is not None and auto:
-        found = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
-        return found, f"has patches of {side} pixels, as many as its teacher ({key})"
+        with_side = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
+        return with_side, f"has patches of {side} pixels, as many as its teacher ({key})"
     if side is not None:
         return (
             spec,

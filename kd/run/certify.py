@@ -169,7 +169,7 @@ def _chose(run: Path) -> bool:
 
 # -- how often they were looked at -----------------------------------------------------------------------------------
 def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
-    """Adds a look at pictures to a run's ``looks.json``; the students of one run share it.
+    """Adds a look at pictures to a run's ``looks.json``; the students of one run share it. Certificates state the counts.
 
     Args:
         run: the run's folder, or that of one of its students.
@@ -177,7 +177,8 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
         what: was measured, for the reader of the file.
 
     Returns:
-        ``looks`` at these pictures so far, this one included, and how many different ``students`` were measured.
+        ``looks``: how often these pictures (by their ``identity``) were looked at so far, this time included;
+        ``students``: how many different ones (by their weights) were.
     """
     file = _whole_run(run) / LOOKS
     looks = mapping_of(file).get("looks")

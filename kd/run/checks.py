@@ -283,9 +283,8 @@ def notes_on_patches(model: Mapping[str, Any]) -> list[str]:
         UserError: pictures that are smaller than a patch.
     """
     notes = []
-    grid: list[
-        int
-    ] = []  # patches of the teacher in a row; a student with patch_size=auto has as many
+    # patches in a column of the model before, the teacher's; a student with patch_size=auto has as many
+    grid: list[int] = []
     for key, spec in {**teachers_in(model), "model.student": model["student"]}.items():
         patch = _patch_of(spec)
         if patch is None or not spec["img_size"]:
