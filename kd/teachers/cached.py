@@ -155,7 +155,11 @@ class CachedTeacher(RunTeacher):
             records, is_whole = entry.store.read(view, numbers)
             stored.append(records)
             whole.append(is_whole)
+        records_of_kinds = [torch.from_numpy(records).to(device) for records in stored]
         missing_N = ~np.logical_and.reduce(whole)
+        if not missing_N.any():  # another process has stored them after the fetch
+            self.read += len(numbers)
+            return records_of_kinds
         if self.only:
             raise UserError(
                 f"{self.live.key}.cache: only, but {missing_N.sum()} of {len(numbers)} answers of a batch are missing in "
@@ -178,7 +182,6 @@ class CachedTeacher(RunTeacher):
             new = self.compute(images, numbers[missing_N])
 
         # store them, and put what is stored now in their place
-        records_of_kinds = [torch.from_numpy(records).to(device) for records in stored]
         missing = numbers[missing_N]
         for entry, of_kind, new_records in zip(self.entries, records_of_kinds, new, strict=True):
             of_kind[rows] = self._store(entry.store, view, missing, new_records)

@@ -836,3 +836,26 @@ def test_views_beyond_all_measure(recipe: Path, capsys: pytest.CaptureFixture[st
         == 2
     )
     assert "cache_views" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(
+    tmp_path: Path, only: bool
+) -> None:
+    """Another process stores them between a batch's fetch, which misses one, and its answer."""
+
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the model ran")
+
+    codec = AnswerCodec(DenseCodec(5))
+    store = AnswerStore(tmp_path / "answers", {}, 4, 1, codec.record_bytes)
+    teacher = CachedTeacher(as_teacher(refuse), [CacheEntry(store, codec)], only)
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    batch: Any = {"image": images, "index": torch.arange(4), "view": 0}
+    fetched = teacher.fetch(batch)
+    logits = torch.randn(4, 5)
+    store.put(0, np.arange(4), codec.encode(logits).numpy())
+
+    answer = teacher.answer(fetched, Wanted())
+    torch.testing.assert_close(answer.logits[ALL], logits, atol=1e-2, rtol=0)
+    assert (teacher.read, teacher.computed) == (4, 0)
