@@ -20,6 +20,7 @@ from kd.launch.child import (
 )
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
+from kd.machine import cache_dir, is_about_cache
 from kd.run.request import translate
 from kd.run.shorthand import as_typed
 from kd.run.streams import quiet_libraries, unbroken_output
@@ -144,16 +145,25 @@ def _status(command: str, argv: Sequence[str]) -> int:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # a run's own failures are reported in its folder, once it has one
-        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            file = error.filename or "a file"
-            print(f"kd-{command}: {file} can't be written: {error.strerror}", file=sys.stderr)
-            tell_failure(plain(error))
-            return 1
-        if os.environ.get("KD_TRACEBACK"):
+        is_of_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
+        if os.environ.get("KD_TRACEBACK") and not is_of_disk:
             raise
         tell_failure(plain(error))
-        print(f"kd-{command}: {plain(error)} (KD_TRACEBACK=1 shows where)", file=sys.stderr)
-        return 2
+        print(f"kd-{command}: {_unforeseen(error)}", file=sys.stderr)
+        return 1 if is_of_disk else 2
+
+
+def _unforeseen(error: Exception) -> str:
+    """A line about an error that is none of a setting: of the disk, of the cache folder, or of something else."""
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return f"{error.filename or 'a file'} can't be written: {error.strerror}"
+    if is_about_cache(error):
+        folder = cache_dir()
+        return (
+            f"KD_CACHE: kd's cache folder {folder} can't be written ({plain(error)}); "
+            "KD_CACHE=DIR before the command names another"
+        )
+    return f"{plain(error)} (KD_TRACEBACK=1 shows where)"
 
 
 def _usage(help_text: str) -> str:

@@ -56,6 +56,19 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
 
 
+def is_about_cache(error: BaseException) -> bool:
+    """Whether an error of the system is that the cache folder can't be made or written: it names it, a folder above or
+    a path below, and the folder is no place to write into now.
+    """
+    if not isinstance(error, OSError) or error.filename is None:
+        return False
+    folder = cache_dir().absolute()
+    named = Path(os.fsdecode(error.filename)).absolute()
+    if named != folder and folder not in named.parents and named not in folder.parents:
+        return False
+    return not folder.is_dir() or not os.access(folder, os.W_OK)
+
+
 LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
 
 

@@ -380,3 +380,18 @@ def test_a_batch_of_one_before_batchnorm_is_named_by_its_key(
     error = capsys.readouterr().err
     assert "kd-train: failed: data.batch_size: must be >= 2 in each process" in error
     assert "Expected more than 1 value" not in error
+
+
+def test_a_cache_folder_that_cannot_be_made_names_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that keeps something there says where, why, and by what to name another place."""
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    for folder in (taken, taken / "below"):
+        monkeypatch.setenv("KD_CACHE", str(folder))
+        assert main("train", ["recipe=foodtag_vit", f"runs_dir={tmp_path / 'runs'}"]) == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith(f"kd-train: KD_CACHE: kd's cache folder {folder} can't be written")
+        assert "KD_CACHE=DIR before the command" in line
+    assert not (tmp_path / "runs").exists()

@@ -98,6 +98,8 @@ class Splits:
         else:
             parts = [self._loaded(name)]
         if name == "train" and self.unlabeled:
+            source = self.source
+            source.kind.check_unlabelled(len(source.classes), source.ignore_index)
             parts.append(self._unlabelled_pictures(self.unlabeled))
         self._listed[name] = parts
         return parts

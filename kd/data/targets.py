@@ -47,6 +47,17 @@ class Targets:
         """
         return transform(picture), target
 
+    def check_unlabelled(self, classes: int, ignore_index: int | None) -> None:
+        """Whether pictures without a label can be told from those with one.
+
+        Args:
+            classes: how many there are.
+            ignore_index: what marks pixels without a label.
+
+        Raises:
+            UserError: they can't.
+        """
+
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """The targets of N samples as one tensor, as losses read them: class ids ``(N,)``."""
         import torch
@@ -183,6 +194,21 @@ class Masks(Targets):
         view, view_mask = transform(picture, mask)
         return view, view_mask
 
+    def check_unlabelled(self, classes: int, ignore_index: int | None) -> None:
+        """A byte has a value left for pictures without a mask; arguments and errors as of
+        :meth:`Targets.check_unlabelled`.
+        """
+        if self._unlabelled(ignore_index) < classes:
+            raise UserError(
+                f"data.unlabeled: {classes} classes and ignore_index={ignore_index} take all 256 values of a mask; "
+                "pictures without a mask need one (fewer class_names, or no ignore_index)"
+            )
+
+    @staticmethod
+    def _unlabelled(ignore_index: int | None) -> int:
+        """The value of all pixels of a picture without a mask, 0 to 255: neither a class nor ``ignore_index``."""
+        return 254 if ignore_index == 255 else 255
+
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Masks ``(N, H, W)`` of class ids."""
         import torch
@@ -241,8 +267,8 @@ class Masks(Targets):
         """Mirrors the chosen masks of ``(N, H, W)``; arguments as of :meth:`Targets.flip`."""
         target[chosen] = target[chosen].flip(axis)
 
-    @staticmethod
-    def _whole(target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
+    @classmethod
+    def _whole(cls, target: Target, size: Sequence[int], ignore_index: int | None) -> Tensor:
         """A picture's mask, uint8 ``(1, H, W)``; without labels (``target`` -1) 255 everywhere, or 254 where 255 is ignored.
 
         That is no class, so a task skips these pixels. It is not ``ignore_index``, whose pixels distillation skips too.
@@ -257,8 +283,8 @@ class Masks(Targets):
 
         if isinstance(target, torch.Tensor):
             return target
-        unlabelled = 254 if ignore_index == 255 else 255
-        return tv_tensors.Mask(torch.full((1, *size), unlabelled, dtype=torch.uint8))
+        value = cls._unlabelled(ignore_index)
+        return tv_tensors.Mask(torch.full((1, *size), value, dtype=torch.uint8))
 
 
 def _nearest(lengths: Tensor, size: int) -> Tensor:

@@ -282,6 +282,22 @@ def test_a_mask_is_turned_as_its_picture_is(root: Path) -> None:
     split.check_mask(3, *split.target(3).shape[1:])
 
 
+def test_pictures_without_a_mask_need_a_value_that_is_no_class(root: Path) -> None:
+    """With 255 classes and 255 ignored none is left: all their pixels were class 254."""
+    names = [f"c{i}" for i in range(255)]
+    settings = {"img_size": 32, "batch_size": 2, "unlabeled": str(root / "images" / "train")}
+    full = DistillationDataModule(
+        SegmentationFolder(str(root), class_names=names, ignore_index=255), **settings
+    )
+    with pytest.raises(UserError, match=r"data.unlabeled: 255 classes and ignore_index=255 take"):
+        full.split("train")
+    for source in (
+        SegmentationFolder(str(root), class_names=names),
+        SegmentationFolder(str(root), class_names=names[:254], ignore_index=255),
+    ):
+        assert len(DistillationDataModule(source, **settings).split("train").targets) > 2
+
+
 def test_a_missing_mask_and_a_missing_folder(root: Path) -> None:
     (root / "masks/val/2.png").unlink()
     with pytest.raises(UserError, match=r"data.source.root: mask .*masks/val/2.png not found"):
