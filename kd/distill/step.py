@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from kd.data.batch import Batch, RangeCheck
 from kd.data.info import DataInfo
+from kd.distill.average import MovingAverage
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
@@ -280,7 +280,7 @@ def as_teacher(
     return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare, "teacher_prepare"))
 
 
-def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:
+def moving_average(model: nn.Module, decay: float | None) -> MovingAverage | None:
     """A copy of the model that will be the moving average of its weights, frozen; None without a decay.
 
     Args:
@@ -295,4 +295,4 @@ def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:
     if not 0 < decay < 1:
         raise ValueError(f"ema_decay must be > 0 and < 1, got {decay}")
     # its decay grows from 0, so that a short run's average does not keep the first, random weights
-    return ModelEmaV3(model, decay=decay, use_warmup=True).requires_grad_(False)
+    return MovingAverage(model, decay=decay, use_warmup=True).requires_grad_(False)

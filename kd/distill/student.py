@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from timm.models import is_model_pretrained
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.data.info import DataInfo
+from kd.distill.average import MovingAverage
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
@@ -60,7 +60,7 @@ class Student(nn.Module):
         objective: Objective,
         data: DataInfo,
         teacher: RunTeacher | None = None,
-        average: ModelEmaV3 | None = None,
+        average: MovingAverage | None = None,
         optim: OptimSpec | None = None,
         spec: StudentSpec | None = None,
         start: str = "given",

@@ -262,7 +262,7 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
         return
     shape, target = trial
     generator = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(shape, generator=generator) for _ in range(2))
+    student, teacher = (torch.randn(shape, generator=generator, device="cpu") for _ in range(2))
     for name, loss in objective.losses.items():
         if not isinstance(loss, LogitLoss) or loss.needs_index:
             continue

@@ -298,7 +298,7 @@ def half_of_each_class(labels: Tensor, seed: int) -> Tensor:
     for class_id in labels.unique():
         numbers = (labels == class_id).nonzero()[:, 0]
         half = (len(numbers) + 1) // 2
-        order = torch.randperm(len(numbers), generator=generator)
+        order = torch.randperm(len(numbers), generator=generator, device="cpu")
         chosen.append(numbers[order[:half].to(numbers.device)])
     return torch.cat(chosen)
 

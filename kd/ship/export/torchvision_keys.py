@@ -136,7 +136,7 @@ def _layers_with_tensors(model: nn.Module) -> list[str]:
 def _same_features(body: nn.Module, model: Any) -> bool:
     """Whether torchvision's network gives the student's last map, on pictures of noise."""
     generator = torch.Generator().manual_seed(0)
-    images_N3HW = torch.randn(2, 3, SIDE, SIDE, generator=generator)
+    images_N3HW = torch.randn(2, 3, SIDE, SIDE, generator=generator, device="cpu")
     expected = model.forward_features(images_N3HW)
     last_map = body(images_N3HW)
     if isinstance(last_map, dict):  # of all stages

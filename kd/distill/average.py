@@ -1,0 +1,28 @@
+"""The moving average of a student's weights."""
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import nn
+
+
+class MovingAverage(ModelEmaV3):
+    """timm's average, for weights that change their device and precision after it was made.
+
+    bfloat16 weights are averaged with stochastic rounding: a move of a thousandth would be rounded away. timm makes the
+    generator of these roundings where the weights are at first, the CPU. It can't draw on a GPU, and no checkpoint has
+    its state. So each step has a generator of its own, where the weights are: a resumed run rounds as the
+    uninterrupted one, and all processes alike.
+    """
+
+    def update(self, model: nn.Module, step: int | None = None) -> None:
+        """Moves the average towards a model's weights.
+
+        Args:
+            model: of the same architecture.
+            step: optimizer steps done, this one included; None: the decay is the full one.
+        """
+        weight = next(self.module.parameters())
+        if weight.dtype == torch.bfloat16:
+            generator = torch.Generator(device=weight.device)
+            self._sr_generator = generator.manual_seed(step or 0)
+        super().update(model, step)
