@@ -42,7 +42,7 @@ from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
-from kd.storage.writing import write_json, write_text
+from kd.storage.writing import STUDENTS, write_json, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, build_teacher, match_answers
@@ -53,6 +53,8 @@ SAME_PICTURES = ("data.batch_size=", "data.num_workers=", "trainer.")
 """What a setting of ``kd-eval`` begins with that changes neither the pictures nor the teacher."""
 OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
+FULL_PRECISIONS = ("32-true", "64-true")
+"""Values of ``trainer.precision`` with which a run validates as ``kd-eval`` measures, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,8 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     if answers and answers[0].are_names:
         evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
     notes = [note for subject in measured for note in subject.data.source.notes]
-    evaluation.notes = list(dict.fromkeys(notes))
+    notes += [_note_on_precision(run, options) for run in runs if run is not None]
+    evaluation.notes = [note for note in dict.fromkeys(notes) if note]
     return evaluation
 
 
@@ -718,8 +721,28 @@ def _evaluate_features(request: Request, options: Options) -> Evaluation:
         notes += of_data
     runs = [Path(result["run"]) for result in results]
     evaluation = Evaluation.written(results, runs, options)
-    evaluation.notes = list(dict.fromkeys(notes))
+    notes += [_note_on_precision(run, options) for run in runs]
+    evaluation.notes = [note for note in dict.fromkeys(notes) if note]
     return evaluation
+
+
+def _note_on_precision(run: Path, options: Options) -> str:
+    """Why a run's figures are not to the digit those of its own validations; "" where they should be.
+
+    Args:
+        run: its folder, or that of one of its students.
+        options: which pictures are measured on.
+    """
+    if options.folder or options.split != "val":
+        return ""
+    home = run.parent.parent if run.parent.name == STUDENTS else run
+    precision = mapping_of(home / "summary.json").get("precision")
+    if precision in (None, *FULL_PRECISIONS):
+        return ""
+    return (
+        f"{run} validated in {precision} while it trained, and is measured in float32 here: "
+        "its own figures may differ by a few pictures"
+    )
 
 
 def _features_of_run(
