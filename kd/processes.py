@@ -11,10 +11,14 @@ The collectives of a training's own tensors (gradients, batches that a loss comp
 """
 
 import os
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +37,10 @@ ON_THE_HOST = "gloo"
 WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
 TRIAL_S = 30.0
 """Seconds after which gloo counts as unable to connect hosts that are all waiting to be connected."""
+
+WORDS_IN_TIME = 4
+"""How often the first process says that it computes, within the time that a collective may take."""
+_heard_at = 0.0
 
 # the hosts' group that was made beside a default group; None where none could be made
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = (
@@ -127,7 +135,8 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
     """What the first process computes, on all; where that fails, all fail with its reason.
 
     Every process must call this; see :func:`_host_group`. Where the first one alone computes and then calls
-    :func:`from_first`, an error in between leaves the others waiting for what never comes.
+    :func:`from_first`, an error in between leaves the others waiting for what never comes. It may compute for longer
+    than a collective may take (``rank_timeout_s``): meanwhile a thread tells the others that it does.
 
     Args:
         strategy: of the training.
@@ -139,15 +148,65 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
     """
     if not _together():
         return compute()
-    sent: tuple[T | None, _Failure | None] = (None, None)
+    global _heard_at
     if dist.get_rank() == 0:
         try:
-            sent = (compute(), None)
+            with _saying_that_it_computes(strategy):
+                value = compute()
         except Exception as error:
-            from_first(strategy, (None, _failure_of(error)))
+            from_first(strategy, _Word(failure=_failure_of(error)))
             raise
-    value, failure = from_first(strategy, sent)
-    return _unless_failed(value, failure)
+        from_first(strategy, _Word(value))
+        return value
+    while True:
+        word = from_first(strategy, _Word[T]())
+        _heard_at = time.monotonic()
+        if not word.is_computing:
+            return _unless_failed(word.value, word.failure)
+
+
+def heard_at() -> float:
+    """When the first process last said that it computes what this one waits for, or had done so; seconds of the
+    monotonic clock, 0 before.
+    """
+    return _heard_at
+
+
+@dataclass(frozen=True)
+class _Word(Generic[T]):
+    """What the first process says to those that wait for it."""
+
+    value: T | None = None
+    failure: "_Failure | None" = None
+    is_computing: bool = False
+    """It is not done yet: the next word is to be waited for."""
+
+
+@contextmanager
+def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
+    """Inside, a thread of the first process sends the others a word before their collective's time-out.
+
+    Not where the words would have to travel by way of a GPU, which the process uses meanwhile.
+    """
+    group = _host_group(strategy)
+    done = threading.Event()
+
+    def say() -> None:
+        """The thread; where another process is gone it ends, and the last word fails for the same reason."""
+        with suppress(RuntimeError):
+            while not done.wait(timeout_of(strategy) / WORDS_IN_TIME):
+                box = [_Word[None](is_computing=True)]
+                dist.broadcast_object_list(box, src=0, group=group)
+
+    thread = threading.Thread(target=say, name="kd-computes", daemon=True)
+    if group is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if group is not None:
+            thread.join()
 
 
 def in_each(strategy: Strategy, compute: Callable[[], T]) -> T:

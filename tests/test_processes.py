@@ -2,6 +2,7 @@
 
 import ast
 import os
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -144,6 +145,34 @@ def fail_alone(rank: int, folder: str) -> None:
 
 def test_an_error_of_one_process_reaches_all(tmp_path: Path) -> None:
     mp.spawn(fail_alone, args=(str(tmp_path),), nprocs=2)
+
+
+def take_long(rank: int, folder: str) -> None:
+    """The first process computes for longer than the others may wait in a collective."""
+    limit = timedelta(seconds=4)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=limit)
+    strategy = DDPStrategy(parallel_devices=[torch.device("cpu")] * 2, timeout=limit)
+    for error in (None, UserError("planted")):
+
+        def compute(error: UserError | None = error) -> str:
+            time.sleep(7)
+            if error is not None:
+                raise error
+            return "done"
+
+        if error is None:
+            assert processes.by_first(strategy, compute) == "done"
+        else:
+            with pytest.raises(UserError, match="^planted$"):
+                processes.by_first(strategy, compute)
+    assert rank == 0 or processes.heard_at() > 0
+    dist.destroy_process_group()
+
+
+def test_what_the_first_process_computes_may_take_longer_than_a_collective(tmp_path: Path) -> None:
+    """The fit of a start on the cores of one machine, say, in a run with rank_timeout_s=600."""
+    mp.spawn(take_long, args=(str(tmp_path),), nprocs=2)
 
 
 def decide_and_fail(rank: int, folder: str) -> None:

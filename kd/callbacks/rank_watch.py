@@ -22,6 +22,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.hooks import Closing
 from kd.data.batch import Batch
 from kd.errors import LOST, RunError
+from kd.processes import heard_at
 
 BEAT_S = 1.0
 """Seconds between two writes of a rank."""
@@ -181,14 +182,15 @@ class RankWatch(Closing):
         checked_at = 0.0
         while not self._done.wait(BEAT_S):
             now = time.monotonic()
-            waits_s = now - self._moved_at
+            moved_at = max(self._moved_at, heard_at())  # it waits for one that computes for all
+            waits_s = now - moved_at
             since_check_s = now - checked_at
             if self.missing or waits_s < self.timeout_s / 2 or since_check_s < self.timeout_s / 10:
                 continue
             checked_at = now
-            moved_at = self._moved_at
             missing, first_waiting = self._find_missing()
-            if self._done.is_set() or self._moved_at != moved_at or not missing:
+            has_moved = max(self._moved_at, heard_at()) != moved_at
+            if self._done.is_set() or has_moved or not missing:
                 continue
             self.missing = missing
             if self._rank == first_waiting:
