@@ -13,6 +13,7 @@ from torch import nn
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec, height_width
+from kd.models.hub import check_weights
 from kd.progress import bar
 from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import ExportManifest, Layout
@@ -104,20 +105,12 @@ class FinishedRun:
         """
         if not self.teachers or not self.config["model"]["student"].get("head", True):
             return False
-        for spec in self.teachers.values():
+        for name, spec in self.teachers.items():
+            why = _why_missing(name, spec)
             if isinstance(spec.builder, Address):
-                print(
-                    f"{spec.builder.url} is not asked: only the student is measured",
-                    file=sys.stderr,
-                )
-                return False
-            if not _has_checkpoint(spec):
-                what = f"checkpoint {spec.checkpoint}"
-                if isinstance(spec.builder, AnswersFile):
-                    what = f"answers {spec.builder.file}"
-                print(
-                    f"the teacher's {what} not found: only the student is measured", file=sys.stderr
-                )
+                why = f"{spec.builder.url} is not asked"
+            if why:
+                print(f"{why}: only the student is measured", file=sys.stderr)
                 return False
         return all(spec.head for spec in self.teachers.values())
 
@@ -138,13 +131,12 @@ class FinishedRun:
         for name, spec in self.teachers.items():
             if isinstance(spec.builder, Teacher):  # a class that answers has no features
                 continue
-            if not spec.pretrained and not _has_checkpoint(spec):
-                gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
-                print(f"{gone}: {name or 'it'} is left out", file=sys.stderr)
+            why = _why_missing(name, spec)
+            if why:
+                print(f"{why}: {name or 'it'} is left out", file=sys.stderr)
                 continue
             headless = replace(spec, placement="same", head=False)
-            key = f"model.teachers.{name}" if name else "model.teacher"
-            teachers[name] = build_teacher(headless, 0, [], key)
+            teachers[name] = build_teacher(headless, 0, [], _key_of(name))
         return teachers
 
     def prepared(self, layout: Layout) -> Prepared:
@@ -231,13 +223,32 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
     return teacher
 
 
-def _has_checkpoint(spec: TeacherSpec) -> bool:
-    """Whether a teacher has a checkpoint, or a file of answers; that a URL leads to one shows when it is fetched. A class
-    that builds it brings what it needs.
+def _why_missing(name: str, spec: TeacherSpec) -> str:
+    """Why a teacher's weights, or its file of answers, can't be had; "" where they can.
+
+    That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs.
+
+    Args:
+        name: of one of several teachers; "" of a single one.
+        spec: its settings.
     """
-    place = spec.checkpoint
+    what, place = "checkpoint", spec.checkpoint
     if isinstance(spec.builder, AnswersFile):
-        place = spec.builder.file
-    elif spec.builder is not None and not place:
-        return True
-    return bool(place) and (is_url(str(place)) or Path(str(place)).exists())
+        what, place = "answers", spec.builder.file
+    if place:
+        is_there = is_url(str(place)) or Path(str(place)).exists()
+        return "" if is_there else f"the teacher's {what} {place} not found"
+    if spec.builder is not None:
+        return ""
+    if not spec.pretrained:
+        return "the teacher has no checkpoint"
+    try:
+        check_weights(spec.arch, f"{_key_of(name)}.checkpoint")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _key_of(name: str) -> str:
+    """The settings of a teacher by its name: ``model.teacher`` for a single one."""
+    return f"model.teachers.{name}" if name else "model.teacher"
