@@ -1,7 +1,6 @@
 """Kubernetes: a TrainJob of Kubeflow's Trainer 2, sent with ``kubectl``."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
 from kd.fleet.jobs.target import ANSWER_S, Outcome, Target, ask, followed, need, patiently
 from kd.storage.elsewhere import json_of, text_of
+from kd.storage.writing import remove
 
 POLL_S = 10
 """Seconds between two questions for the job's state."""
@@ -121,7 +121,9 @@ class Kubernetes(Target):
         copy = [*kubectl, "cp", f"{pod}:{RUNS}/{recipe}/{name}", str(part)]
 
         def copied() -> None:
-            shutil.rmtree(part, ignore_errors=True)  # kubectl would copy into it
+            """One try; what an earlier one has left is removed, as kubectl would copy into it."""
+            if part.exists():
+                remove(part)
             ask(copy)
 
         patiently(name, lambda: ask([*kubectl, "apply", "-f", "-"], json.dumps(document)), POLL_S)
