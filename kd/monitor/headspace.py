@@ -148,6 +148,11 @@ class Headspace(Callback):
         """Writes and prints ms a step as it is, with free input, and with a free teacher too."""
         if not trainer.is_global_zero:
             return
+        if any(len(ends) < 2 for ends in self._ends.values()):  # stopped early, or resumed
+            print(
+                "\nheadspace: the run ended before its third epoch did, or was resumed: nothing is measured"
+            )
+            return
         run = RunContext.of(trainer)
         steps = trainer.num_training_batches - 1 - WARM_UP
         step_ms = []  # of each part, in their order

@@ -73,6 +73,21 @@ def test_a_slow_input_and_a_slow_teacher_are_measured(
     assert "with a free teacher as well" in (folder / "report.html").read_text()
 
 
+def test_a_run_that_ends_before_its_third_epoch_measures_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one does that a limit of the monitor, or ``max_steps``, stops."""
+    pictures = draw_folder(tmp_path / "pictures", train=30)
+    teacher = save_teacher(tmp_path / "teacher.safetensors", seed=1)
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
+    items = ["config=headspace", "trainer.limit_train_batches=12", "trainer.max_steps=14"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    assert (
+        "headspace: the run ended before its third epoch did, or was resumed: nothing"
+        in capsys.readouterr().out
+    )
+
+
 def test_it_needs_three_epochs(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "config=headspace", "trainer.max_epochs=2"]) == 2
     assert "trainer.max_epochs: must be 3 in a headspace run, got 2" in capsys.readouterr().err
