@@ -83,8 +83,10 @@ def limits(kind: object) -> list[Limit]:
 def words_of(kind: object) -> list[object]:
     """All words of a type that takes no other text, such as ``int | Literal["auto"]``; [] where any text may be meant.
 
-    >>> words_of(int | Literal["auto"]), words_of(str | Literal["auto"])
-    (['auto'], [])
+    A union's ``str`` or ``Any`` counts as any text also inside an ``Annotated`` (:data:`Class`, a text with limits).
+
+    >>> words_of(int | Literal["auto"]), words_of(str | Literal["auto"]), words_of(Class | Literal["auto"])
+    (['auto'], [], [])
     """
     if (
         kind is str
@@ -97,7 +99,8 @@ def words_of(kind: object) -> list[object]:
     parts = get_args(kind)
     if get_origin(kind) is Annotated:
         parts = parts[:1]
-    if str in parts:
+    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
+    if str in bare or Any in bare:
         return []
     return [word for part in parts for word in words_of(part)]
 

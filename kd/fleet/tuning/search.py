@@ -234,14 +234,17 @@ class Search:
                 running.job.stop("pruned")
 
     def _end(self, running: Running) -> None:
-        """Records how a trial has ended, frees its place and its lock.
+        """Records how a trial has ended, frees its place and its lock; then prints its line and calls :attr:`changed`.
 
-        Finished: complete. Stopped by the pruner: pruned. Stopped for :data:`TOO_LONG`, ended with an error,
-        or killed by somebody else: failed. One that was stopped with the search is not recorded: it stays running, and
-        the next search resumes it.
+        Finished, and timed where an objective is latency: complete. Stopped by the pruner: pruned. Stopped for
+        :data:`TOO_LONG`, ended with an error, or killed by somebody else: failed. One that was stopped with the search
+        and ended by that, or finished but was not timed, is not recorded: it stays running, and the next search goes on
+        with it. Of any trial that ends while the search stops, nothing is printed.
         """
         job = running.job
         summary = job.summary()
+        stopped_with_search = job.stopped not in ("", "pruned", TOO_LONG)
+        finished = job.status == 0 and summary.get("status") == "done"
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
         notes = {
             "folder": str(job.run),
@@ -249,12 +252,12 @@ class Search:
             "epochs": summary.get("epochs"),
         }
         timed = job.has_latency or not self.plan.wants_latency
-        if job.status == 0 and summary.get("status") == "done" and timed:
+        if finished and timed:
             values = [objective.value(job.run) for objective in self.plan.objectives]
             self.study.tell(running.trial, "complete", values=values, notes=notes)
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(running.trial, "pruned", values=None, notes=notes)
-        elif not by_signal or job.stopped in ("", TOO_LONG):
+        elif not (stopped_with_search and (by_signal or finished)):
             reason = job.reason()
             if job.stopped == TOO_LONG:
                 reason = f"took longer than trial_hours={self.plan.trial_hours}"
@@ -262,7 +265,7 @@ class Search:
         self.running.remove(running)
         self.free.append(job.slot)
         job.owner.close()
-        if job.stopped in ("", "pruned", TOO_LONG):
+        if not stopped_with_search:
             # the run may have begun before, and was resumed here
             here_s = time.monotonic() - job.began
             self.seconds.append(max(here_s, summary.get("wall_s") or 0.0))

@@ -3,7 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
+
+import pytest
 
 from kd.fleet.tuning.trials import LOST, MOST_LOST, TrialRun, deal, lock_trial
 
@@ -32,6 +35,13 @@ class Lossy:
         return Ended(LOST)
 
 
+def finish(job: TrialRun) -> None:
+    """As if the run had trained to its end before."""
+    job.run.mkdir(parents=True)
+    (job.run / "summary.json").write_text(json.dumps({"status": "done"}))
+    (job.run / "student.safetensors").touch()
+
+
 def job_in(folder: Path) -> tuple[TrialRun, Lossy]:
     owner = lock_trial(folder)
     assert owner is not None
@@ -41,14 +51,30 @@ def job_in(folder: Path) -> tuple[TrialRun, Lossy]:
 
 def test_a_machine_lost_while_a_student_is_timed_does_not_fail_its_trial(tmp_path: Path) -> None:
     job, place = job_in(tmp_path / "trials" / "0000")
-    job.run.mkdir(parents=True)
-    (job.run / "summary.json").write_text(json.dumps({"status": "done"}))
-    (job.run / "student.safetensors").touch()
+    finish(job)
     job.begin(["recipe=tiny"])
     assert job.status == 0 and job.time_student()
     assert job.status is None  # lost: the run itself has ended well
     assert job.status == 0 and job.lost == 1
     assert job.time_student() and place.started == ["latency", "latency"]
+
+
+def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_path: Path) -> None:
+    """It was recorded as failed: the search that stops begins no timing."""
+    pytest.importorskip("optuna")
+    from kd.fleet.tuning.search import Running, Search
+
+    job, place = job_in(tmp_path / "trials" / "0000")
+    finish(job)
+    job.begin(["recipe=tiny"])
+    told: list[str] = []
+    search: Any = Search.__new__(Search)
+    search.plan = SimpleNamespace(objectives=[None, None], wants_latency=True, trial_hours=None)
+    search.study = SimpleNamespace(tell=lambda trial, state, **_: told.append(state))
+    search.running, search.free = [Running(None, {}, job)], []
+    search._end_all("SIGTERM")
+    assert (told, search.running, search.free) == ([], [], [place])
+    assert not job.has_latency and not place.started
 
 
 def test_a_trial_that_loses_its_machines_fails_with_their_number(tmp_path: Path) -> None:
