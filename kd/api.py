@@ -62,6 +62,9 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
         settings: values by key, such as ``{"trainer.max_epochs": 3}``; in text, ``${KEY}`` is another key's value.
             ``config`` takes an overlay or a list of them, ``resume`` a run folder.
 
+    Returns:
+        The run; a resumed one that has no step left as it was, with a line printed that says so.
+
     Raises:
         UserError: a mistake in them, or another thread runs one of these functions; nothing is written. Also where a
             teacher behind an address answers no more: the message says how to resume.

@@ -91,6 +91,8 @@ def prepare_data_without_groups() -> None:
 def set_timeout(strategy: Strategy, seconds: float) -> float:
     """Sets the time-out of the process group that a strategy will join, where its own ``timeout`` was not given.
 
+    One that equals Lightning's default (30 minutes) counts as not given.
+
     Args:
         strategy: has not joined yet.
         seconds: wanted (``rank_timeout_s``).

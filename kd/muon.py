@@ -2,7 +2,8 @@
 
 Two things differ. On a CPU it iterates in float32: bfloat16 is 20 to 30 times as slow there without instructions for
 it. On other devices weights of one shape are orthogonalised together: the step of a ViT-Ti takes some hundred calls of
-operators in place of 2,700, of each of which a GPU would wait for the host.
+operators in place of 2,700, of each of which a GPU would wait for the host. AdaMuon (``adamuon``, ``nadamuon``), which is
+of the same class, has the first difference alone: it steps weights one by one everywhere.
 """
 
 from collections import defaultdict
@@ -27,7 +28,9 @@ def is_timms(kind: type[Optimizer]) -> bool:
 def own_muon() -> type[Optimizer]:
     """The class of timm's Muon with kd's iteration: of a copy of timm's module, which itself stays as it is.
 
-    Made once a process: a checkpoint's optimizer and this run's are of one class.
+    Made once a process: a checkpoint's optimizer and this run's are of one class. Python imports timm's class under the
+    same name, so this one can't be pickled. In the copy ``zeropower_via_newtonschulz`` and ``muon`` are replaced, which
+    timm's class finds there by these names.
     """
     spec: Any = muon.__spec__
     module = module_from_spec(spec)
@@ -37,8 +40,10 @@ def own_muon() -> type[Optimizer]:
     together: Callable[..., None] = partial(step_by_shapes, module)
 
     def in_the_devices_dtype(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """The iteration on matrices ``(..., out, in)``, of the same shape afterwards: in float32 on a CPU, else in
-        bfloat16.
+        """The iteration on a matrix ``(out, in)`` or several ``(K, out, in)``, which stays as it is; a new tensor of the
+        same shape.
+
+        It computes, and gives its result, in float32 on a CPU, else in bfloat16, whatever the gradient's dtype.
         """
         if gradient.is_cpu:
             dtype = torch.float32

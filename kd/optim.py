@@ -51,7 +51,8 @@ class OptimSpec(OptimSettings):
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
 
         Weight decay on norms and biases, and ``layer_decay``, decide how many groups of parameters there are, to which
-        the checkpoint's state belongs by number.
+        the checkpoint's state belongs by number. One function of the user's own in place of another
+        (:class:`GivenOptim`) is not seen here: both have the default name.
 
         Args:
             before: the settings that the checkpoint was made with, as of :meth:`settings`; a key that it lacks is not

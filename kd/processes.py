@@ -289,7 +289,7 @@ def _count_of_yes(strategy: Strategy, answer: bool) -> int:
 
 
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """The group in which tensors of the host travel, so that nothing waits for a GPU.
+    """The group in which tensors of the host travel, so that nothing waits for a GPU; asked for in a process group alone.
 
     It is made at the first call, beside the training's group, and kept; so every process must make the first call
     together. Where the training's own group is gloo's, that one serves. None where there is none (a backend that kd does

@@ -51,7 +51,11 @@ class Best(Callback):
         self.improved: set[str] = set()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Has a start that may be the best validated: Lightning's trial validation, of the whole set."""
+        """Has a start that may be the best validated: Lightning's trial validation, of the whole set.
+
+        Not in a resumed run, nor in a trial run. The first process decides for all, as it alone knows how the students
+        start (:attr:`kd.distill.student.Student.answers_at_its_start`).
+        """
         run = RunContext.of(trainer)
         measured = run.students.measured.values()
         begins_well = any(student.answers_at_its_start for student in measured)

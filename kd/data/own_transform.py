@@ -186,7 +186,11 @@ def _parts_of(function: FunctionType | MethodType | partial[Any]) -> list[object
 
 
 def _digest_of(code: CodeType) -> str:
-    """A hash of a function's bytecode with the names and constants that it uses, functions within it too."""
+    """A hash of a function's bytecode with the names and constants that it uses, functions within it too: 16 digits.
+
+    What a global name stands for is not looked at: where a function that this one calls has changed, the hash is the
+    same. Another version of Python gives another hash, as does any change here: then earlier caches are not found.
+    """
     constants = []
     for constant in code.co_consts:
         is_code = isinstance(constant, CodeType)

@@ -224,9 +224,14 @@ class Taps:
 
     @torch.no_grad()
     def _sides_of_maps(self, run: Callable[[], Any]) -> dict[str, Size]:
-        """Rows and columns of the map that each layer gives, by its path, in the order of a forward.
+        """Rows and columns of the map that each layer gives, by its path, in the order in which a forward leaves them:
+        a layer after those inside it.
 
-        Layers that give several tensors, or one without four axes, are left out.
+        Layers that give several tensors, or one without four axes, are left out. One that runs several times stands
+        where it ran first, with its last map, which is the one that a tap on it catches.
+
+        Args:
+            run: runs the model once, with pictures of its input's shape: by that, channels that come last are told.
         """
         sides: dict[str, Size] = {}
 

@@ -270,6 +270,9 @@ class DistillationModule(Inference):
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: nobody) answers in training; it is no submodule, so it is
         neither saved nor trained.
+
+        May be called between epochs. What the loaders do for a cache (repeat its views, read its pixels) stays as it is:
+        :mod:`kd.fit_to_machine` sets that where it chooses the teacher.
         """
         object.__setattr__(self, "answering_teacher", teacher)
 

@@ -348,7 +348,7 @@ def metrics_of_student(
 
 @dataclass
 class Answers:
-    """Each picture's target and each model's answer, as rows of a table."""
+    """Each picture's target and each model's answer, as rows of a table; of tasks whose answers fit one (``in_rows``)."""
 
     task: Task
     """Writes answers as rows of a table."""
@@ -360,7 +360,13 @@ class Answers:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures ``(N,)``.
+        """Adds a batch; a picture that was there has its row replaced.
+
+        Args:
+            student: its logits, or numbers that it predicts, ``(N, C)``.
+            teacher: likewise; None without a teacher.
+            target: class ids ``(N,)``, or labels or numbers ``(N, C)``.
+            index: the pictures' numbers ``(N,)``.
 
         A model's columns are its name (``label``, ``student``, ``teacher``) with each ending that the task's rows have,
         of which one may be empty.

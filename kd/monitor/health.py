@@ -57,7 +57,12 @@ class Health(Recording):
         self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Finds the layers that are read, so that a wrong pattern is reported before anything is written."""
+        """Tries the patterns, so that a wrong one is reported before anything is written; each reading finds its layers
+        anew.
+
+        Raises:
+            UserError: a pattern of ``monitor.activations`` that matches no layer.
+        """
         if self.activations is not None:
             for model in self.watched.models(trainer).values():
                 self._chosen(model)

@@ -333,7 +333,7 @@ class StepFacts:
 
     @cached_property
     def gpu_busy(self) -> float | None:
-        """Share of the time that the GPUs compute: of the kernel profile where there is one, else NVML's.
+        """Share of the time that the GPUs compute, 0 to 1: of the newest kernel profile, without one NVML's mean.
 
         ``None``: not known. A training that runs keeps its GPU busy, so 0 % is what NVML reports where it can't
         measure (MIG slices, vGPUs).

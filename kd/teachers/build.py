@@ -153,7 +153,7 @@ def say_differing_input(
 
 
 def as_setting(values: Sequence[float]) -> str:
-    """Numbers as the command line takes them.
+    """Numbers as the command line takes them, with six significant digits: for messages, nothing computes with them.
 
     >>> as_setting((0.5, 0.25))
     '[0.5,0.25]'

@@ -96,7 +96,9 @@ class FileSplit:
 
 
 def printable(name: str) -> str:
-    """A file's name as any terminal and JSON file takes it: bytes that are not UTF-8 are written as escapes.
+    """A file's name as text that any stream and JSON file can encode: bytes that are not UTF-8 are written as escapes.
+
+    Control characters stay: what shows the name escapes them (:mod:`kd.storage.shown`, a command's stream).
 
     >>> printable("caf\\udce9.jpg") == "caf" + chr(92) + "udce9.jpg"
     True
