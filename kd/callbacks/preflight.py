@@ -107,12 +107,15 @@ class SharedPreflight:
         return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
     def read(self) -> Findings | None:
-        """What an earlier run has found; None unless all processes have their file."""
+        """What an earlier run has found; None unless all processes have their file. Every process must call this.
+
+        Each process reads what the same rank has found: a rank's file holds its own share of logits and decisions.
+        """
         if self.file is None:
             return None
         findings = None
-        # a file that is missing or damaged is made again
-        with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):
+        # a file that is missing or damaged, which torch says by errors of any kind, is made again
+        with suppress(Exception):
             findings = Findings(**read_tensors(self.file))  # type: ignore[arg-type]
         all_have_one = all_processes(self.run.trainer.strategy, findings is not None)
         return findings if all_have_one else None

@@ -302,15 +302,20 @@ def slurm_nodes(env: Mapping[str, str]) -> int:
 
 
 def whole_number(
-    env: Mapping[str, str], name: str, low: int = 0, default: int | None = None
+    env: Mapping[str, str],
+    name: str,
+    low: int = 0,
+    default: int | None = None,
+    high: int | None = None,
 ) -> int:
-    """A variable's whole number, at least ``low``.
+    """A variable's whole number, from ``low`` to ``high``.
 
     Args:
         env: the environment.
         name: of the variable.
         low: the least number.
         default: where it is not set; None: it must be.
+        high: the greatest number; None: no limit.
 
     Raises:
         UserError: not such a number.
@@ -318,9 +323,12 @@ def whole_number(
     if name not in env and default is not None:
         return default
     text = env.get(name, "")
-    if not (text.isascii() and text.isdigit() and int(text) >= low):
-        raise UserError(f"{name}: must be a whole number >= {low}, got '{text}'")
-    return int(text)
+    if text.isascii() and text.isdigit():
+        number = int(text)
+        if low <= number and (high is None or number <= high):
+            return number
+    allowed = f">= {low}" if high is None else f"from {low} to {high}"
+    raise UserError(f"{name}: must be a whole number {allowed}, got '{text}'")
 
 
 def _nodes(name: str, processes: int, parts: int) -> int:

@@ -46,10 +46,10 @@ def _address(cluster: Cluster) -> tuple[str, int]:
     The host is the launcher's ``MASTER_ADDR``, else this machine's name; the port ``KD_RAY_PORT``, else Ray's 6379.
 
     Raises:
-        UserError: ``KD_RAY_PORT`` is no port.
+        UserError: ``KD_RAY_PORT`` is no port (1 to 65535).
     """
     host = cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR")
-    port = whole_number(os.environ, "KD_RAY_PORT", 1, default=6379)
+    port = whole_number(os.environ, "KD_RAY_PORT", 1, default=6379, high=65535)
     return host or socket.gethostname(), port
 
 

@@ -4,16 +4,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from pytorch_lightning.profilers import PassThroughProfiler
 
 from kd.callbacks import learning_rate
-from kd.callbacks.context import output_of, validation_logits
+from kd.callbacks.context import RunContext, output_of, validation_logits
+from kd.callbacks.finite import Finite
 from kd.callbacks.hooks import SYNC_EVERY, Closing, after_step, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.nodes import _span, own_address
 from kd.callbacks.preemption import Preemption
+from kd.callbacks.preflight import FOLDER, SharedPreflight
 from kd.clock import Clock
+from kd.errors import RunError
 from kd.monitor.phases import PhaseProfiler, Phases
 from kd.monitor.watched import Watched
 from tests._helpers import error_in_a_thread
@@ -98,3 +102,31 @@ def test_several_ranks_meet_only_every_few_batches() -> None:
     assert all(ranks_meet(trainer_of(), i) for i in range(30))  # type: ignore[arg-type]
     assert [i for i in range(24) if ranks_meet(trainer_of(4, world=2), i)] == [11, 23]  # type: ignore[arg-type]
     assert ranks_meet(trainer_of(world=2, last=True), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", [b"", bytes(5000), b"hello world", b"\x80\x02."])
+def test_a_preflights_file_of_any_bytes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setattr(SharedPreflight, "_key", lambda self: "key")
+    (tmp_path / "key.pt").write_bytes(content)
+    run = SimpleNamespace(trainer=SimpleNamespace(strategy=None))
+    assert SharedPreflight(run).read() is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("worst", [None, 1.0, torch.nan])
+def test_a_process_whose_shards_are_empty_has_no_bad_weights(
+    monkeypatch: pytest.MonkeyPatch, worst: float | None
+) -> None:
+    """A frozen backbone and a classifier of fewer classes than processes: the last ones' shards have no rows."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(0, 4))])
+    if worst is not None:
+        module.append(torch.nn.Parameter(torch.tensor([0.0, worst])))
+    monkeypatch.setattr(RunContext, "of", lambda trainer: SimpleNamespace(module=module))
+    trainer = SimpleNamespace(global_step=7)
+    if worst is torch.nan:
+        with pytest.raises(RunError, match="NaN or infinite after step 7"):
+            Finite().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]
+    else:
+        Finite().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]

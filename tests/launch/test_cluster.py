@@ -242,11 +242,14 @@ def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
     assert status_of(pid) == 143, log.read_text()
 
 
-def test_a_port_of_ray_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("port", ["ray", "0", "65536"])
+def test_a_port_of_ray_that_is_no_port_is_named(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setattr("kd.launch.ray_nodes.check_ray", lambda: None)
-    monkeypatch.setenv("KD_RAY_PORT", "ray")
+    monkeypatch.setattr("kd.launch.ray_nodes.WAIT_S", 0)
+    monkeypatch.setenv("KD_RAY_PORT", port)
     machine = Cluster("KD_ROLE", num_nodes=1, devices=None, role="data", data_nodes=1)
-    with pytest.raises(UserError, match="KD_RAY_PORT: must be a whole number >= 1, got 'ray'"):
+    message = f"KD_RAY_PORT: must be a whole number from 1 to 65535, got '{port}'"
+    with pytest.raises(UserError, match=message):
         prepare_data(machine)
 
 
