@@ -85,6 +85,8 @@ def cause_of_kind(error: BaseException | None, kind: type[Kind]) -> Kind | None:
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of a message about an unknown word: "; did you mean 'X'?"; "" where no known one is near.
 
+    ``kd.cli.kd_main`` writes ``kd`` after the first quotation mark.
+
     Args:
         word: unknown.
         known: words.

@@ -179,7 +179,11 @@ class HookedDDP(DDPStrategy):
         super()._register_ddp_hooks()
 
     def join_process_group(self) -> None:
-        """Joins the process group without Lightning's ``device_id``, which other packages' backends may not take."""
+        """Joins the process group without Lightning's ``device_id``, which other packages' backends may not take.
+
+        For a subclass whose ``setup_distributed`` calls it in place of Lightning's, after ``reset_seed``, which
+        Lightning's does too.
+        """
         self.set_world_ranks()
         environment: Any = self.cluster_environment
         _init_dist_connection(environment, self._get_process_group_backend(), timeout=self._timeout)

@@ -212,7 +212,13 @@ def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
 def in_each(strategy: Strategy, compute: Callable[[], T]) -> T:
     """What this process computes, once all have; where one of them fails, all fail with its reason.
 
-    Every process must call this, and none may wait for another inside ``compute``.
+    Every process must call this, and none may wait for another inside ``compute``. The processes that are done wait for
+    the others, and unlike in :func:`by_first` no word comes from these meanwhile: nobody may take longer than the first
+    one by more than a collective may take (``rank_timeout_s``).
+
+    Args:
+        strategy: not read: failures travel in the training's own group.
+        compute: called in every process, which keeps its own value: values are not sent, so they need not pickle.
 
     Raises:
         UserError: ``compute`` has raised it in one of the processes; in every process.

@@ -47,7 +47,12 @@ class RKDLoss(FeatureLoss):
         self.gather = gather
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """Student's features ``(N, D_s)``, teacher's ``(N, D_t)`` -> scalar; ``target`` is not read."""
+        """Student's features ``(N, D_s)``, teacher's ``(N, D_t)`` -> scalar; ``target`` is not read.
+
+        Where it gathers, all P processes must have the same N. The distances are those of all ``N * P`` pictures, the
+        angles those at this process's N between all of them. So the scalars differ between processes; their mean is the
+        loss of one process with the whole batch.
+        """
         vertices = None
         if self.gather:  # each process takes the angles at its own pictures
             vertices = own_rows(len(student_features))

@@ -26,7 +26,9 @@ def gain_line(gain: dict[str, Any]) -> str:
     """One sentence: whether it pays, and by how much.
 
     Args:
-        gain: ``over`` (a start), ``points``, ``low`` and ``high``; of a detector ``of``, the metric.
+        gain: ``over``, the start that the distilled backbone is compared with; ``points``, the gain in percentage points
+            (above 0: the distilled one is better); ``low`` and ``high``, the ends of its 95 % interval, which decide;
+            of a detector ``of``, the metric.
 
     >>> gain_line({"over": "random", "points": 7.1, "low": 5.2, "high": 9.0})
     'it pays: +7.1 points (5.2 to 9.0) over a random start'

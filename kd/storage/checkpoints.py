@@ -120,7 +120,14 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def run_folder(path: Path) -> Path:
-    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
+    """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file) or any other link.
+
+    ``latest`` names a run beside it. Any other link is followed one step, wherever it leads. All else is returned as it
+    is, also what does not exist.
+
+    Raises:
+        UserError: what ``latest`` holds is no plain name of a folder.
+    """
     if path.name == "latest" and path.is_symlink():
         return path.parent / plain_name(str(path.readlink()), str(path))
     if path.name == "latest" and path.is_file():

@@ -140,6 +140,7 @@ def _are_arguments(value: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
+    """A side in pixels, or a list of one or two; null is refused: a file that says no size leaves ``img_size`` out."""
     sides = value if isinstance(value, list) else [value]
     if not 1 <= len(sides) <= 2:
         return False

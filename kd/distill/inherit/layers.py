@@ -456,7 +456,11 @@ def _fit_mapped_heads(
 
 
 def _folded_qkv(targets: BlockTargets) -> Tensor:
-    """:func:`folded` of the teacher's queries, keys and values, ``(3 * D_teacher, D_student)``."""
+    """:func:`folded` of the teacher's queries, keys and values, in this order: ``(3 * H * S, D_student)``.
+
+    H and S are the teacher's heads and their size. The tensor may be kept for all students of the projection
+    (:meth:`BlockTargets.once`): it must not be changed in place.
+    """
     block = targets.teacher
 
     def compute() -> Tensor:
