@@ -395,7 +395,10 @@ class annotate(ContextDecorator):
         return annotate(self.name)
 
     def __enter__(self) -> "annotate":
-        """Opens the phase of a running clock, or a range of its name; nothing while torch compiles."""
+        """Opens the phase of a running clock, or of a name that is no phase its range (``monitor.nvtx``) alone.
+
+        Where torch's profiler records, it opens a range there as well. Nothing while torch compiles.
+        """
         if torch.compiler.is_compiling():
             return self
         if torch.autograd._profiler_enabled():

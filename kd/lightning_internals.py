@@ -129,7 +129,11 @@ def run_closure(
 
 
 class LazyCSVLogger(CSVLogger):
-    """A CSV logger that makes its writer with the first row; a subclass says how in :meth:`make_writer`."""
+    """A CSV logger that makes its writer when :attr:`experiment` is first read; a subclass says how in
+    :meth:`make_writer`.
+
+    That is with the first row, if a subclass keeps ``save`` and ``log_hyperparams`` from reading it earlier.
+    """
 
     @property
     def has_writer(self) -> bool:
@@ -139,7 +143,7 @@ class LazyCSVLogger(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> CSVWriter:
-        """The writer; on ranks other than 0 Lightning's dummy, which takes every call."""
+        """The writer, made now if there is none; on ranks other than 0 Lightning's dummy, which takes every call."""
         if self._experiment is None:
             self._experiment = self.make_writer()
         return self._experiment

@@ -218,7 +218,10 @@ def tried_size(
 def _peak_bytes(
     run: AttachedModule, data: DistillationDataModule, device: torch.device, size: int
 ) -> float | None:
-    """The most bytes of the GPU that torch holds in a step of teacher and students; None: it does not fit.
+    """The most bytes of the GPU that tensors take in a step of teacher and students; None: it does not fit.
+
+    What is there already counts too, such as the run's own models: the students' part is done by copies of them. The
+    optimizer's step is left out.
 
     Args:
         run: the module, attached to its trainer.

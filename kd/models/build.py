@@ -235,7 +235,17 @@ def check_arch(arch: str, key: str) -> None:
 
 
 def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
-    """Refuses pre-trained weights whose number of classes is another than the data's."""
+    """Refuses timm's pre-trained weights, of a teacher, that were made for another number of classes.
+
+    Args:
+        spec: its settings, without a checkpoint.
+        num_classes: of its classifier: as many as the teacher's names where these are other than the data's, else as
+            the data has.
+        key: the configuration key of ``spec``, named in the error.
+
+    Raises:
+        UserError: the numbers differ. Weights of which timm knows no number pass.
+    """
     config = timm.get_pretrained_cfg(spec.arch)
     count = config.num_classes if config else None
     if count is not None and count != num_classes:

@@ -299,7 +299,14 @@ def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list
 
 
 def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
-    """Applies the rules over steps, ranks and the start; a run that still trains is also checked for a stall."""
+    """Applies the rules over steps, ranks, network and the start.
+
+    A run whose summary has no status yet is also checked for a stall: it still trains, or was killed.
+
+    Args:
+        facts: of the run.
+        book: takes the findings.
+    """
     start_s = facts.startup["s"]
     has_loaders = facts.workers_known and not facts.run.tier
     book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))

@@ -320,8 +320,9 @@ ONE_PROCESS = [
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     """The settings, as ``key=value`` items, that a run passes on to the training of its teacher.
 
-    ``kd.launch.child.OUTER_KEYS`` turns their keys back into the run's own in messages: a key that is added here is
-    added there.
+    :func:`teacher_settings` may add the task, a smaller batch and a trial's limits. In messages
+    ``kd.launch.child.OUTER_KEYS`` turns keys below ``model.student`` back into the run's own: one that is added here is
+    added there. All others but ``recipe`` are the same in both.
 
     Args:
         config: the resolved configuration of the run.

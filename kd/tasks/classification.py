@@ -38,7 +38,7 @@ class Classification(Task):
         label_smoothing: float = 0.0,
         class_weights: ClassWeights = None,
     ) -> None:
-        """Checks the arguments, which are the class's; the weights' tensor is made when the task is built."""
+        """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`."""
         super().__init__(num_classes)
         check(class_weights)
         self.class_weights = class_weights

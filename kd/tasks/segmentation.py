@@ -48,17 +48,21 @@ class Segmentation(Task):
         ignore_index: int | None = None,
         class_weights: ClassWeights = None,
     ) -> None:
-        """Checks the arguments, which are the class's; the weights' tensor is made when the task is built."""
+        """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`."""
         super().__init__(num_classes, ignore_index)
         check(class_weights)
         self.class_weights = class_weights
         self.register_buffer("weights", None, persistent=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Computes the loss's weight of each class from ``class_weights``.
+        """Makes the loss's weights from ``class_weights``: ``(C,)``, float32; None where all pixels count alike.
+
+        Args:
+            classes: names of the data's classes, by class id.
+            counts: training pictures of each class, which masks do not have: None.
 
         Raises:
-            UserError: weights that are not these classes'.
+            UserError: weights that are not these classes', or ``auto``, which needs counts.
         """
         self.weights = weights_of(self.class_weights, classes, counts)
 

@@ -134,12 +134,14 @@ class ChatAddress(Address):
         return headers
 
     def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
-        """Logarithms of probabilities ``(N, C)``, float32: a request for each view, some at once.
+        """Logarithms of probabilities ``(N, C)``, float32: a request for each view, all at once.
+
+        It waits first until ``rate`` allows them. C: as many as :meth:`name_classes` has taken.
 
         Args:
-            views: uint8 ``(N, H, W, 3)``.
-            classes: C.
-            exact: of the interface; not read.
+            views: uint8 ``(N, H, W, 3)``, at least one; :class:`Address` gives ``batch`` at most.
+            classes: of the interface; not read.
+            exact: likewise.
         """
         self._keep_rate(len(views))
         start = time.monotonic()
