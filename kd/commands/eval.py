@@ -124,6 +124,14 @@ def evaluated(request: Request) -> "Evaluation":
 
 
 def _options(request: Request) -> "Options":
+    """Takes the command's own keys from the request and checks what they name, before torch is imported.
+
+    Changes the request: ``rest`` has runs at URLs as the folders they were fetched to, and the settings of weights
+    files are no longer among its ``overrides`` (they are in the options).
+
+    Raises:
+        UserError: a key that is unknown or excludes another, or models, pictures or an output that can't be used.
+    """
     of_files = _take_file_settings(request)
     options = take_all(request, *KEYS)
     pays = pays_of(options)
@@ -213,6 +221,7 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
 
 
 def _out(options: Mapping[str, str]) -> Path | None:
+    """The file that ``out=`` names; None where it is not given. A user's error unless it is CSV or JSON."""
     if "out" not in options:
         return None
     out = Path(options["out"])

@@ -107,6 +107,10 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
 
 
 def _alarms(request: Request) -> int:
+    """``--alarms NAMESPACE``: prints two requests for CloudWatch as JSON, alarms and a dashboard; sends nothing.
+
+    The dashboard is of the region AWS_DEFAULT_REGION; without it, the word REGION stands in its place.
+    """
     from kd.report.alerts import alarms, cloudwatch
 
     topic = take(request, "topic").get("topic")
@@ -123,6 +127,7 @@ def _alarms(request: Request) -> int:
 
 
 def _alerts(request: Request) -> int:
+    """``--alerts [FILE]``: writes Prometheus' alerting rules as YAML; default: ``alerts.yaml``."""
     import yaml
 
     from kd.report.alerts import prometheus_rules
@@ -132,6 +137,7 @@ def _alerts(request: Request) -> int:
 
 
 def _dashboard(request: Request) -> int:
+    """``--dashboard [FILE]``: writes a dashboard for Grafana as JSON; default: ``grafana.json``."""
     from kd.report.alerts import grafana
 
     return _write(request, "dashboard", "grafana.json", json.dumps(grafana(), indent=2) + "\n")
@@ -154,6 +160,7 @@ def _write(request: Request, flag: str, name: str, text: str) -> int:
 
 
 def _what_if(request: Request) -> int:
+    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes."""
     from kd.report.facts import Facts
     from kd.report.input_costs import tier_pays
     from kd.report.what_if import KEYS, lines, read_change
@@ -181,6 +188,7 @@ def _set(request: Request) -> int:
 
 
 def _live(request: Request) -> int:
+    """``--live FOLDER [port=8765]``: serves the page of a run, or of a folder of runs, until Ctrl-C."""
     from kd.report.live import Live
 
     port = whole_number(take_all(request, "port", of_data=False), "port", 8765, low=0, high=65535)

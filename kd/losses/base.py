@@ -68,6 +68,7 @@ class KnownOnHost(nn.Module):
     known: int | None = None
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        """Loads as any module, then forgets the host's copy: the buffer has another value now. torch calls it."""
         super()._load_from_state_dict(*args, **kwargs)
         self.known = None
 

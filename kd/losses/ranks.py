@@ -47,6 +47,7 @@ class _AllGather(Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> Tensor:
+        """The one gradient, ``(W * N, ...)``, summed over ranks -> that of this process's rows, ``(N, ...)``."""
         gradient = gradients[0].contiguous().clone()
         dist.all_reduce(gradient)
         return gradient[own_rows(ctx.rows)]  # type: ignore[attr-defined]

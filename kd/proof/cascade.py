@@ -50,7 +50,11 @@ class Measured:
         return int((self.scores < threshold).sum())
 
     def at(self, threshold: float) -> dict[str, float]:
-        """What the cascade reaches under a threshold: ``accuracy`` and ``share`` asked, in [0, 1]."""
+        """What the cascade reaches under a threshold.
+
+        Returns:
+            The ``threshold``; ``accuracy``, and the ``share`` of the pictures that the teacher is asked for, in 0..1.
+        """
         count = len(self.scores)
         return {
             "threshold": threshold,
@@ -60,14 +64,14 @@ class Measured:
 
 
 def threshold_of(scores: np.ndarray, share: float) -> float:
-    """The threshold below which this share of the scores lies."""
+    """The threshold below which this share (0..1) of the scores ``(N,)`` lies; 1.01, above every score, for all."""
     count = round(share * len(scores))
     ordered = np.append(np.sort(scores), 1.01)
     return float(ordered[count])
 
 
 def curve(measured: Measured) -> list[dict[str, float]]:
-    """Accuracy at the shares of :data:`SHARES`."""
+    """:meth:`Measured.at` the thresholds that ask the teacher for the shares of :data:`SHARES`, one row each."""
     return [measured.at(threshold_of(measured.scores, share)) for share in SHARES]
 
 
@@ -94,6 +98,7 @@ Test = Callable[[Measured, float], float]
 
 @lru_cache(maxsize=65536)
 def _paired_p_value(counts: PairedCounts, margin: float) -> float:
+    """:func:`loss_p_value`, kept: many thresholds give the same counts."""
     return loss_p_value(counts, margin)
 
 
@@ -161,6 +166,7 @@ def first_to_last(test: Test, measured: Measured, error: float, rising: bool) ->
 
 
 def _sequence(rising: bool) -> Iterator[float]:
+    """0 and :data:`THRESHOLDS`: from 0 (the teacher is never asked) upwards, or from the last (always) downwards."""
     thresholds = [0.0, *(float(threshold) for threshold in THRESHOLDS)]
     yield from thresholds if rising else reversed(thresholds)
 
@@ -180,7 +186,10 @@ class Goal:
 
     @property
     def test(self) -> Test:
-        """The test of this goal, by which a threshold is chosen; exactly one of its numbers is set."""
+        """The test by which a threshold is chosen.
+
+        Not defined for :attr:`share_of_teacher`, which :meth:`choose` turns into :attr:`of_teacher` first.
+        """
         if self.accuracy is not None:
             return at_least_accurate(self.accuracy)
         if self.of_teacher is not None:
@@ -303,11 +312,11 @@ class CascadePlan:
     goal: Goal
     """What it should reach."""
     confidence: float = 0.95
-    """With which it does."""
+    """One-sided, in 0.5..1, that it reaches it on new pictures."""
     score: Score = "probability"
     """How sure a student is."""
     seed: int = 0
-    """Of the halves."""
+    """Of the draw that divides the pictures into the half that chooses and the half that checks."""
 
 
 def choose(
@@ -322,9 +331,14 @@ def choose(
         plan: the goal, the confidence, and the score.
 
     Returns:
-        ``threshold`` (None: no threshold is sure to meet the goal), ``chosen`` and ``checked`` with ``accuracy`` and
-        ``share`` on each half, ``share_interval`` of the share on new pictures, ``compared`` with what each score
-        gains, ``head``, and ``scores``, their percentiles.
+        Always: ``threshold`` (None: no threshold is sure to meet the goal), ``score`` and ``confidence`` of the plan,
+        ``head`` (its weights; None for other scores), ``pictures`` (N) and ``chosen_on`` (how many of them chose), the
+        accuracies of ``student`` and ``teacher`` on all, ``curve`` (:func:`curve`), ``compared`` (by score
+        :func:`gain_area` on the second half), and ``scores``: their percentiles 0 to 100.
+
+        With a threshold also: ``chosen`` and ``checked``, :meth:`Measured.at` on each half (``checked`` also has its
+        ``pictures``, the accuracy of the ``teacher``, and ``least_accuracy``, the lower bound of the cascade's);
+        ``asked``, of all N pictures, and ``share_interval``, two-sided, of that share on new pictures.
     """
     order = np.random.default_rng(plan.seed).permutation(len(student))
     half = len(order) // 2

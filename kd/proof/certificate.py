@@ -78,8 +78,13 @@ def certify(
         classes: names by class id.
 
     Returns:
-        ``shown``, ``margin``, ``confidence``, ``pictures``, ``groups``, ``measure``, ``difference``, ``largest_loss``,
-        all shares in 0..1; the counts of an accuracy; ``classes``; and ``text``, lines for people.
+        The content of the certificate. Always: the names ``reference`` and ``candidate``, ``measure``, ``margin``,
+        ``confidence``, ``pictures``, ``method``, ``shown``, ``pictures_needed`` (None: shown, or more would not help),
+        ``text`` (lines for people), and as shares, where 0.01 is a point, or a hundredth of the reference's error:
+        ``difference`` (above 0: the candidate is better) and ``largest_loss`` (the bound; below 0: the candidate is
+        proven better). Of an accuracy also the counts of
+        :func:`_counts` and, where pictures have classes, ``classes`` (:func:`by_class`). Of the exact test
+        ``p_value``, ``tango`` and ``mcnemar_mid_p``; of the bootstrap ``groups``.
 
     Raises:
         ValueError: no pictures, too few groups, or a model that answers NaN.
@@ -192,7 +197,13 @@ def _resampled(
 
 
 def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Statistic:
-    """The candidate's gain as a function of how often each group of pictures counts."""
+    """The candidate's gain as a function of how often each group of pictures counts; above 0 it is better.
+
+    Args:
+        reference: its measure chooses the function.
+        candidate: of the same pictures.
+        group: number of each picture's group, ``(N,)``.
+    """
     first = reference.values
     second = candidate.values
     if reference.measure == "mean IoU":
@@ -229,7 +240,11 @@ def _places(scores: np.ndarray) -> np.ndarray:
 
 
 def _needed(pictures: int, difference: float, loss: float, wanted: ProofMargin) -> int | None:
-    """So many pictures would make the bound meet the margin: its distance falls with the root of their number."""
+    """So many pictures would make the bound meet the margin: its distance falls with the root of their number.
+
+    None where it meets the margin already, or where the candidate is worse by the margin on these pictures. Arguments
+    as the certificate's ``pictures``, ``difference`` and ``largest_loss``.
+    """
     if loss < wanted.margin or difference <= -wanted.margin:
         return None
     return math.ceil(pictures * ((loss + difference) / (wanted.margin + difference)) ** 2)
@@ -249,7 +264,8 @@ def by_class(
         names: by class id.
 
     Returns:
-        ``tested`` classes; ``worse``, rows with ``name``, ``pictures``, both accuracies and ``p_value``; ``too_few``,
+        ``tested`` classes; ``worse``, rows, by p-value, with ``name``, ``pictures``, the accuracies
+        ``reference`` and ``candidate``, ``p_value`` (Holm's) and ``least_p_value`` (uncorrected); ``too_few``,
         classes beside these that could not be proven worse if the candidate lost all that the reference is right on.
     """
     assert reference.class_ids is not None

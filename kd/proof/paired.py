@@ -266,7 +266,12 @@ def _smaller_tail(b: int, c: int) -> float:
 
 
 def worse_p_value(b: int, c: int) -> float:
-    """One-sided exact conditional McNemar test that the candidate is not worse: ``P(X >= b)``."""
+    """One-sided exact conditional McNemar test: ``P(X >= b)`` of ``X ~ Bin(b + c, 1/2)``; a small one proves it worse.
+
+    Args:
+        b: pictures that the reference alone is right on.
+        c: pictures that the candidate alone is right on.
+    """
     return float(at_least(b, b + c, 0.5))
 
 
@@ -296,6 +301,11 @@ def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> i
     ``n = ((z_error + z_power)^2 (pi - d^2)) / (m + d)^2`` for a difference d and a share pi of pictures on which the
     models differ (Nam, Biometrics 53:1422-1430, 1997), and never fewer than pictures without any difference need:
     ``(1 - m)^n = error``.
+
+    Args:
+        counts: of the pictures here.
+        margin: m, > 0, in shares of the pictures.
+        confidence: of the certificate, one-sided, in 0.5..1.
 
     Returns:
         None where no number of pictures would: the candidate is worse by the margin here.

@@ -163,6 +163,7 @@ def iou_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) ->
     candidate_G2C = summed(candidate, group)
 
     def gain(weights_RG: np.ndarray) -> np.ndarray:
+        """Weights of the groups ``(R, G)`` -> the gain in mean IoU, ``(R,)``."""
         of_candidate = _mean_iou(weights_RG, candidate_G2C)
         return of_candidate - _mean_iou(weights_RG, reference_G2C)
 
@@ -199,6 +200,7 @@ def precision_gain(
     """
 
     def gain(weights_RG: np.ndarray) -> np.ndarray:
+        """Weights of the groups ``(R, G)`` -> the gain in mean average precision, ``(R,)``."""
         weights_RN = weights_RG[:, group]
         of_candidate = mean_precision(weights_RN, candidate, labels)
         return of_candidate - mean_precision(weights_RN, reference, labels)

@@ -170,7 +170,9 @@ def _candidates(cache: Path) -> Iterator[Path]:
 
 
 def size_and_time(path: Path) -> tuple[int, float]:
-    """Bytes of the regular files at or below a path, and the newest time that one was written or read.
+    """Bytes of the regular files at or below a path, and the newest Unix time that one was written or read.
+
+    Without a regular file the time is when the path itself was last changed.
 
     Args:
         path: a file or folder; one that goes meanwhile has 0 bytes.

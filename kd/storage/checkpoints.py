@@ -107,7 +107,14 @@ def _in_short(error: Exception) -> str:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The checkpoint to resume from, and what is wrong with newer ones."""
+    """The checkpoint to resume from: ``last.ckpt``, or ``previous.ckpt`` where that is damaged or missing.
+
+    Args:
+        folder: of the checkpoints. Each file is read whole, as by :func:`damage`.
+
+    Returns:
+        The file, None where none is whole; and by file what is wrong with those that are newer than it.
+    """
     damaged: dict[Path, str] = {}
     for file in (folder / LAST, folder / PREVIOUS):
         if not file.is_file():
@@ -144,7 +151,11 @@ LONGEST_HOLDER = 1000  # bytes of a lock file that are read
 def lock_run(folder: Path) -> IO[str]:
     """Holds a run's folder until the file is closed, or the process ends; rank 0 holds it for its job.
 
-    A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it.
+    A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it. On a
+    file system without locks the file is returned unlocked.
+
+    Raises:
+        UserError: another process holds it; names that one.
     """
     # before a lock file with a second name is replaced, which others would not notice
     holder = holder_of(folder)
@@ -168,7 +179,11 @@ def lock_run(folder: Path) -> IO[str]:
 
 
 def holder_of(folder: Path) -> str:
-    """The process of this machine, or of another one on the same file system, that trains in a run's folder."""
+    """Which process, of this machine or another one on the same file system, trains in a run's folder.
+
+    As the lock's file names it, ``process 123 on HOST``; "" where none does. Not for a process that
+    holds the lock: it does not see its own, and POSIX releases that when any handle of the file is closed.
+    """
     with suppress(OSError), existing(folder / LOCK) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

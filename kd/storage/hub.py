@@ -111,6 +111,7 @@ def _reachable(address: str) -> bool:
     over = threading.Event()
 
     def attempt() -> None:
+        """In the thread: sets ``answered`` for any answer, whatever its status, and ``over`` in any case."""
         # the hub's client is httpx or requests, each with errors of its own
         with suppress(Exception):
             huggingface_hub.get_session().head(address, timeout=WAIT_S)

@@ -179,6 +179,7 @@ class Mirror:
                 files[name] = path
 
         def order(name: str) -> tuple[bool, bool, str]:
+            """A file's place: the previous checkpoint first, the newest last, the others by name between them."""
             is_last = name == LATEST
             is_previous = name.startswith("checkpoints/previous")
             return is_last, not is_previous, name

@@ -169,6 +169,7 @@ class LocalCache:
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
+        """Remembers the ``folder`` of the copies, and the ``limit`` of their bytes together; None: no limit."""
         self.folder = folder
         self.limit = limit
         self._written = limit or 0  # bytes since the last eviction; the first write evicts
@@ -213,7 +214,13 @@ class LocalCache:
             self._bound(len(data))
 
     def _bound(self, more: int) -> None:
-        """Now and then: lets the copies go that were used longest ago."""
+        """After each fiftieth of the limit that this process has written: deletes the copies used longest ago.
+
+        What stays is at most nine tenths of the limit. One process of the machine does it, the others go on.
+
+        Args:
+            more: bytes that were written since the last call.
+        """
         assert self.limit is not None
         self._written += more
         if self._written <= self.limit // 50:
@@ -429,6 +436,11 @@ def small_file(files: "AbstractFileSystem", path: str, what: str, largest: int =
     Args:
         files: of :func:`file_system`, whose ``path`` it is.
         what: the beginning of the message where the store does not answer.
+        largest: in bytes.
+
+    Raises:
+        FileNotFoundError: no such file.
+        OSError: all tries have failed.
     """
     if "file" in files.protocol:  # this machine's, where a pipe may have the name
         return bytes_of(path, largest)

@@ -60,6 +60,7 @@ def check_folders(folder: Path) -> None:
 
 
 def _link_on_the_way(path: Path) -> RefusedFile:
+    """The error for ``path``, a link to a folder where a run's own folder belongs; the caller raises it."""
     return refused_file(
         path, "is a link; kd writes through no link in a run's folder: put the folder itself there"
     )

@@ -359,7 +359,12 @@ class Fidelity:
         return right / (right + false + missed)
 
     def _confusions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """The pairs of classes that the student confuses most often, with the teacher's number."""
+        """The :data:`CONFUSIONS` pairs of classes that the student confuses most often, the most frequent first.
+
+        Returns:
+            Rows with ``is`` and ``called``, names of the true and the answered class, and how often the ``student`` and
+            the ``teacher`` answer so: pictures, or pixels. Empty for multilabel.
+        """
         student_pairs = self.pairs.get("student", Counter())
         teacher_pairs = self.pairs.get("teacher", Counter())
         wrong = []

@@ -23,7 +23,7 @@ class NumbersFidelity:
         self.rows: dict[int, Tensor] = {}
         """By the picture's number: ``(3, C)`` of student, teacher and target."""
         self.mistakes: dict[str, list[Any]] = {}
-        """None: there are no pictures to show."""
+        """Always empty: a number is not right or wrong, so no picture is kept to be shown."""
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
