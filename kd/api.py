@@ -105,8 +105,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
-    Writes ``eval_<split>.json`` into the run's folder (``eval_<folder's name>.json`` with ``folder``), as the command
-    does. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
+    Writes ``eval_<split>.json`` into the run's folder, as the command does (with ``folder`` ``eval_<folder's name>.json``,
+    or ``eval_folder_val.json`` where that is a split's; with ``pays`` ``pays.json``). The process is as before
+    afterwards (:func:`kd.run.as_function.as_function`).
 
     Args:
         run: what :func:`train` returned, a run's folder, or the folder's URL.
@@ -117,7 +118,8 @@ def evaluate(
         The content of that file: ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ..., "fidelity":
         ...}`` with the task's metrics: shares in 0..1, errors of a regression in the targets' units. ``teacher`` is
         missing where the run has none that can be asked. Of a student without a classifier its features' ``rankme``
-        takes the metrics' place, and several teachers are under ``teacher NAME``. With ``pays`` the figures of its file.
+        takes the metrics' place, and several teachers are under ``teacher NAME``. With ``pays`` the
+        content of ``pays.json``, and ``newest``: which of its parts was measured now (``probe`` or ``detector``).
 
     Raises:
         UserError: no finished run, a key that an evaluation does not take, or another thread runs one of these

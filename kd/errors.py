@@ -218,7 +218,7 @@ def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
 
     Args:
         name: of the loss, the key's last part.
-        losses: names of all losses of the run, ``name`` among them.
+        losses: names of the run's losses; the message lists those other than ``name``.
     """
     key = f"model.distill_losses.{name}"
     others = among(other for other in losses if other != name)

@@ -62,8 +62,9 @@ class Finite(Callback):
     ) -> None:
         """Keeps NaN weights out of the file, which is not written then: the one before stays the last good one.
 
-        Lightning calls it in every process before it writes. Of a model in shards each process reads its own, so one may
-        raise alone. Frozen weights, moving averages and statistics of norms are not read.
+        Lightning calls it in every process before it writes a whole state, such as ``last.ckpt``; a checkpoint of weights
+        alone, as that of the best epoch is, gets no such check. Of a model in shards each process reads its own, so one
+        may raise alone. Frozen weights, moving averages and statistics of norms are not read.
 
         Raises:
             RunError: a loss so far, or a trained weight, is NaN or infinite.

@@ -59,13 +59,17 @@ class RunFolder(Callback):
                 self._lock.close()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rank 0 makes the folder, all ranks learn its name."""
+        """Rank 0 makes the folder, all ranks learn its name and send there what is written from now on.
+
+        That is: paths below :func:`unclaimed` in the trainer and its callbacks, checkpoints whose folder was not given, and
+        the CSV files of metrics, one more for each of several students.
+        """
         run = RunContext.of(trainer)
         name = by_first(trainer.strategy, self._begin)
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
         _move_paths(trainer, unclaimed(self.parent), self.path)
-        # set by the callbacks' own ``setup``
+        # in the working folder: ModelCheckpoint's ``setup``, which has run, sets it where none was given
         default = str(Path(trainer.default_root_dir, "checkpoints"))
         for checkpoint in trainer.checkpoint_callbacks:
             if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (

@@ -70,7 +70,8 @@ class Student(nn.Module):
         """Stores the arguments, which are the class's, freezes what ``spec.freeze`` names and builds the losses'
         parameters.
 
-        Runs the model once on a trial batch, so that losses over features know the shapes they read.
+        Runs the model on two black pictures for each loss over features, so that it knows the shapes it reads; without
+        such a loss the model is not run.
         """
         super().__init__()
         self.model = model

@@ -255,13 +255,13 @@ def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The fewest loader processes that make a step fastest, and a message; all ranks must call it together.
 
-    It tries 0, 1, 2, ... under the real step, up to this rank's share of the machine's cores less one, and ends when two
-    more processes have not made it faster by :data:`NEAR`. All ranks find the same, as each trial's time is the slowest
-    rank's. The run's random numbers are as before afterwards.
+    It tries 0, 1, 2, ... under the real step, and ends when two more processes have not made it faster by :data:`NEAR`, or
+    at this rank's share of the cores less one (at 1 where that is less and there are two cores or more). All ranks find
+    the same, as each trial's time is the slowest rank's. The run's random numbers are as before afterwards.
 
     Args:
         run: the module, attached to its trainer.
-        data: whose loaders are tried.
+        data: whose loaders are tried; its ``num_workers`` is then the number that was tried last.
     """
     devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)

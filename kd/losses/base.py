@@ -113,7 +113,7 @@ class DistillLoss(nn.Module):
 
         Args:
             num_classes: classes of the data.
-            num_samples: size of the training set.
+            num_samples: training pictures, with and without a label; 0 where it is not known.
             ignore_index: target of pixels that take no part (dense tasks).
 
         Raises:

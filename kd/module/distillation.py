@@ -380,7 +380,8 @@ class DistillationModule(Inference):
 
         Returns:
             ``loss``, a scalar, the sum over students, scaled in a short accumulation window; ``terms`` by student
-                ("" for a single one), unweighted and detached, by name; ``answer``, the teacher's. Callbacks read them.
+                ("" for a single one), detached: each unweighted by its name, and ``loss``, their weighted sum;
+                ``answer``, the teacher's. Callbacks read them.
         """
         batch = as_batch(batch)
         if "answer" in batch:  # answered ahead

@@ -22,7 +22,8 @@ class DDP(HookedDDP):
             1905.13727). What its error feedback has gathered is in no checkpoint: a resumed run starts it anew.
         powersgd_rank: rank of the factors: more is closer to the gradient, and more to send. Other compressions do
             not read it.
-        powersgd_start_step: optimizer steps with uncompressed gradients before ``powersgd`` begins.
+        powersgd_start_step: optimizer steps with uncompressed gradients before ``powersgd`` begins; torch refuses fewer
+            than 2 when the run starts.
         **kwargs: as for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel`` (``static_graph``,
             ``timeout``, ``gradient_as_bucket_view``, ...).
 

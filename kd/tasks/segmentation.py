@@ -158,8 +158,10 @@ class Segmentation(Task):
         self.pixels.update(logits.argmax(1), target.long(), teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
-        """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``, in [0, 1]; ``miou_of_targets`` where it
-        differs.
+        """``miou``, ``pixel_acc``, ``agreement``, and the IoU of each class in targets or predictions: scalars in [0, 1].
+
+        A class's name is ``iou_`` and its id in two digits or more. ``miou_of_targets`` is there where a class is predicted
+        that is no target. Without a pixel of a known class ``miou`` is NaN, and only then.
         """
         confusion, alike = super().compute()["pixels"]
         # Of each class c: IoU = pixels right / (pixels of c + pixels predicted as c - pixels right);

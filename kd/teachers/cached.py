@@ -98,7 +98,11 @@ class CachedTeacher(RunTeacher):
         """The relative error of each kind of answer, as measured when the cache was begun.
 
         Args:
-            which: ``error`` of all pictures together, or ``worst``: the largest of one picture.
+            which: ``error`` of all measured pictures together, or ``worst``: the largest of one picture.
+
+        Returns:
+            Errors as fractions (0: none) by name: ``logits``, and ``<layer>:<tokens>`` of a feature. Of ``(N, C)``
+            logits of which the k largest alone are stored there is none.
         """
         errors: dict[str, float] = {}
         for entry in self.entries:
