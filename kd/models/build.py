@@ -250,8 +250,8 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
     count = config.num_classes if config else None
     if count is not None and count != num_classes:
         raise UserError(
-            f"{key}.pretrained: timm's {spec.arch} names {count} classes, the data has {num_classes}; {key}.classes=FILE "
-            f"says which those are, or fine-tune it first and give {key}.checkpoint"
+            f"{key}.pretrained: timm's {spec.arch} names {count} classes, expected {num_classes}; {key}.classes=FILE "
+            f"with a name for each of the {count} says which those are, or fine-tune it first and give {key}.checkpoint"
         )
 
 

@@ -225,7 +225,7 @@ def test_convolutional_models_take_any_size() -> None:
 
 def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"model.teacher.pretrained: .* names 1000 classes, the data has 4"
+        UserError, match=r"model.teacher.pretrained: .* names 1000 classes, expected 4"
     ):
         build_model(ModelSpec("resnet18", pretrained=True), 4, "model.teacher", head=True)
 
