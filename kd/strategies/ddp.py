@@ -11,6 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from kd.errors import UserError
 from kd.lightning_internals import HookedDDP, prepare_data_without_groups
 
+LEAST_START = 2
+"""Of steps before ``powersgd`` begins: torch applies it after the first two, as DDP sorts its buckets in these."""
+
 
 class DDP(HookedDDP):
     """DDP over a backend that a module registers, or with gradients that are compressed before they travel.
@@ -22,13 +25,14 @@ class DDP(HookedDDP):
             1905.13727). What its error feedback has gathered is in no checkpoint: a resumed run starts it anew.
         powersgd_rank: rank of the factors: more is closer to the gradient, and more to send. Other compressions do
             not read it.
-        powersgd_start_step: optimizer steps with uncompressed gradients before ``powersgd`` begins; torch refuses fewer
-            than 2 when the run starts.
+        powersgd_start_step: optimizer steps with uncompressed gradients before ``powersgd`` begins, at least
+            :data:`LEAST_START`.
         **kwargs: as for Lightning's ``DDPStrategy`` and torch's ``DistributedDataParallel`` (``static_graph``,
             ``timeout``, ``gradient_as_bucket_view``, ...).
 
     Raises:
-        UserError: the module is not installed, or does not register the backend; compression over smddp.
+        UserError: the module is not installed, or does not register the backend; compression over smddp; a rank or
+            a step that torch would refuse once the run has begun.
     """
 
     def __init__(
@@ -44,6 +48,12 @@ class DDP(HookedDDP):
         if backend == "smddp" and compression:
             raise UserError(
                 f"trainer.strategy.compression: must be null with smddp, got '{compression}'"
+            )
+        if powersgd_rank < 1:
+            raise UserError(f"trainer.strategy.powersgd_rank: must be >= 1, got {powersgd_rank}")
+        if powersgd_start_step < LEAST_START:
+            raise UserError(
+                f"trainer.strategy.powersgd_start_step: must be >= {LEAST_START}, got {powersgd_start_step}"
             )
         if module is not None:
             _import(module, backend)

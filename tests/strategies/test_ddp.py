@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kd.cli import train_main
 from kd.errors import UserError
 from kd.strategies.ddp import DDP
 from tests._helpers import write_recipe
@@ -131,3 +132,20 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None
     assert (shared / "checkpoints" / "last.ckpt").stat().st_size > 1e6 * plain[
         "whole_mb"
     ]  # consolidated
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("powersgd_start_step=1", "trainer.strategy.powersgd_start_step: must be >= 2, got 1"),
+        ("powersgd_rank=0", "trainer.strategy.powersgd_rank: must be >= 1, got 0"),
+    ],
+)
+def test_what_powersgd_refuses_is_refused_before_the_run(
+    item: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    command = ["recipe=foodtag_vit", "config=powersgd", f"trainer.strategy.{item}"]
+    assert train_main([*command, f"runs_dir={runs}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not runs.exists()
