@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeGuard
 
 from kd.errors import Stopped, UserError, UserErrorOfAll, did_you_mean, plain
 from kd.launch.child import (
@@ -145,7 +146,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # a run's own failures are reported in its folder, once it has one
-        is_of_disk = isinstance(error, OSError) and error.errno in DISK_ERRORS
+        is_of_disk = _is_of_disk(error)
         if os.environ.get("KD_TRACEBACK") and not is_of_disk:
             raise
         tell_failure(plain(error))
@@ -153,9 +154,14 @@ def _status(command: str, argv: Sequence[str]) -> int:
         return 1 if is_of_disk else 2
 
 
+def _is_of_disk(error: Exception) -> TypeGuard[OSError]:
+    """Whether a disk is full or can't be written."""
+    return isinstance(error, OSError) and error.errno in DISK_ERRORS
+
+
 def _unforeseen(error: Exception) -> str:
     """A line about an error that is none of a setting: of the disk, of the cache folder, or of something else."""
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+    if _is_of_disk(error):
         return f"{error.filename or 'a file'} can't be written: {error.strerror}"
     if is_about_cache(error):
         folder = cache_dir()

@@ -91,8 +91,6 @@ class RunFolder(Callback):
             folder_for(guard(self.path))
             if not self.resume:
                 self._write_settings()
-        except UserError:
-            raise
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise UserError(f"runs_dir: {self.parent} can't be written: {reason}") from error

@@ -82,15 +82,13 @@ class WatchedResults(Callback):
         Raises:
             UserError: the folder holds another run, or can't be written.
         """
-        problem = by_first(trainer.strategy, lambda: self._begin(trainer, module))
-        if problem:
-            raise UserError(problem)
+        by_first(trainer.strategy, lambda: self._begin(trainer, module))
         self._began = True
         self._metrics = MetricsCSV(self.folder)
         trainer.loggers = [*trainer.loggers, self._metrics]
 
-    def _begin(self, trainer: Trainer, module: LightningModule | None) -> str:
-        """Writes ``config.yaml``; returns why that is not possible, or "".
+    def _begin(self, trainer: Trainer, module: LightningModule | None) -> None:
+        """Writes ``config.yaml``; errors as of :meth:`begin`.
 
         Args:
             trainer: Lightning's, or the plain loop's.
@@ -98,7 +96,9 @@ class WatchedResults(Callback):
         """
         resumes = trainer.ckpt_path is not None
         if self.folder.is_dir() and is_run(self.folder) and not resumes:
-            return f"{self.folder}: holds the records of an earlier training; give another folder"
+            raise UserError(
+                f"{self.folder}: holds the records of an earlier training; give another folder"
+            )
         content = {
             "trainer": {
                 "max_epochs": trainer.max_epochs,
@@ -115,14 +115,13 @@ class WatchedResults(Callback):
             folder_for(guard(self.folder))
             self._follow(resumes)
             write_text(self.folder / "config.yaml", yaml.safe_dump(content, sort_keys=False))
-        except FileExistsError:
-            return f"{self.place}: holds the records of an earlier training; give another place"
-        except UserError as error:
-            return str(error)
+        except FileExistsError as error:
+            raise UserError(
+                f"{self.place}: holds the records of an earlier training; give another place"
+            ) from error
         except OSError as error:
             reason = error.strerror or first_line(error)
-            return f"{self.place}: can't be written: {reason}"
-        return ""
+            raise UserError(f"{self.place}: can't be written: {reason}") from error
 
     def _follow(self, resumes: bool) -> None:
         """Begins to copy the folder to the object store, where the place is a URL."""

@@ -4,7 +4,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -376,8 +376,7 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     if answers and answers[0].are_names:
         evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
     notes = [note for subject in measured for note in subject.data.source.notes]
-    notes += [_note_on_precision(run, options) for run in runs if run is not None]
-    evaluation.notes = [note for note in dict.fromkeys(notes) if note]
+    evaluation.notes = _notes(notes, runs, options)
     return evaluation
 
 
@@ -721,9 +720,20 @@ def _evaluate_features(request: Request, options: Options) -> Evaluation:
         notes += of_data
     runs = [Path(result["run"]) for result in results]
     evaluation = Evaluation.written(results, runs, options)
-    notes += [_note_on_precision(run, options) for run in runs]
-    evaluation.notes = [note for note in dict.fromkeys(notes) if note]
+    evaluation.notes = _notes(notes, runs, options)
     return evaluation
+
+
+def _notes(of_data: Iterable[str], runs: Iterable[Path | None], options: Options) -> list[str]:
+    """Lines below the table, each once: those of the pictures, then those on the runs' precision.
+
+    Args:
+        of_data: what the sources have noted.
+        runs: folders of the runs that are measured; None for weights without a run.
+        options: the pictures.
+    """
+    on_precision = [_note_on_precision(run, options) for run in runs if run is not None]
+    return [note for note in dict.fromkeys([*of_data, *on_precision]) if note]
 
 
 def _note_on_precision(run: Path, options: Options) -> str:

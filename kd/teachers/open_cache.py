@@ -30,7 +30,7 @@ from kd.teachers.answer_store import (
     missing_bytes,
 )
 from kd.teachers.base import Ensemble, RunTeacher
-from kd.teachers.cache_layout import Kind, Layout, logit_losses, topk_temperature
+from kd.teachers.cache_layout import Kind, Layout, Parts, logit_losses, topk_temperature
 from kd.teachers.cached import CachedTeacher, CacheEntry
 from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
@@ -129,10 +129,27 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
     layout = Layout(data)
     for name, member in named.items():
         for kind in layout.kinds(member, wanted.of(name)):
-            fingerprint = kind.folder / FINGERPRINT
-            if not kind.url and fingerprint.is_file():
+            if not kind.url:
                 parts = {part: kind.parts[part] for part in ("transform", "data")}
-                compare(text_of(fingerprint), parts, str(kind.folder), member.key)
+                _is_begun(kind.folder, parts, member.key)
+
+
+def _is_begun(folder: Path, parts: Parts, key: str) -> bool:
+    """Whether a cache's folder holds answers or pixels already.
+
+    Args:
+        folder: of one kind of answers, or of pixels.
+        parts: of its fingerprint: those that must be the run's.
+        key: the teacher's configuration key, named in errors.
+
+    Raises:
+        UserError: what it holds depends on something else, or is damaged.
+    """
+    fingerprint = folder / FINGERPRINT
+    if not fingerprint.is_file():
+        return False
+    compare(text_of(fingerprint), parts, str(folder), key)
+    return True
 
 
 def _cached_members(
@@ -156,8 +173,7 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool)
         parts_by_folder[folder] = parts
         bytes_by_folder[folder] = layout.pixel_bytes * records
     for folder, parts in parts_by_folder.items():
-        if (folder / FINGERPRINT).is_file():
-            compare(text_of(folder / FINGERPRINT), parts, str(folder), teacher.key)
+        _is_begun(folder, parts, teacher.key)
 
     what = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures"
     needed = sum(bytes_by_folder.values())
@@ -199,10 +215,7 @@ def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[boo
         UserError: a folder holds other pictures, views or answers.
     """
     folder, parts = layout.pixels(teacher)
-    fingerprint = folder / FINGERPRINT
-    is_kept = fingerprint.is_file()
-    if is_kept:
-        compare(text_of(fingerprint), parts, str(folder), teacher.key)
+    is_kept = _is_begun(folder, parts, teacher.key)
 
     # as _check, which would refuse them
     records = layout.samples * teacher.spec.cache_views
