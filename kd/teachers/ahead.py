@@ -28,7 +28,17 @@ Asking = Callable[[Batch], Answer]
 def run_ahead(
     module: LightningModule, data: DistillationDataModule, teacher: RunTeacher | None, ask: Asking
 ) -> None:
-    """Wraps the training loader where the next batch's copy or answer is to run beside a step."""
+    """Wraps the training loader where the next batch's copy or answer is to run beside a step.
+
+    That is where ``data.copy_ahead`` is set, or ``overlap`` of one teacher or more; else nothing changes. Each process
+    calls it once, when a fit is set up.
+
+    Args:
+        module: whose hooks move a batch to the device.
+        data: its ``wrap_loader`` is set; one that is set already wraps the loader first.
+        teacher: of the run; None: only copies run ahead.
+        ask: gives the teacher's answer to a batch on the device.
+    """
     overlap = teacher is not None and any(
         member.spec.overlap for member in teacher.members.values()
     )
@@ -47,10 +57,7 @@ def taken(batch: object) -> Batch | None:
 
 
 class Ahead:
-    """A loader that gives batches which are on the device, each after the work on the next one has begun.
-
-    ``answer``: the teacher's answer to a batch, to be computed ahead too.
-    """
+    """A loader that gives batches which are on the device, each after the work on the next one has begun."""
 
     def __init__(self, loader: DataLoader, module: LightningModule, answer: Asking | None) -> None:
         """Wraps a loader; Lightning reads ``batch_sampler``, to set its epoch.
@@ -69,7 +76,9 @@ class Ahead:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict[str, Callable[[], Batch]]]:
-        """``{"ahead": FUNCTION}``, which gives the batch: else Lightning would convert it a second time."""
+        """``{"ahead": FUNCTION}``; the function gives the batch (:func:`taken` calls it). Lightning would move and
+        convert the batch itself a second time.
+        """
         device = self.module.trainer.strategy.root_device
         side = None
         if device.type == "cuda":
@@ -81,7 +90,13 @@ class Ahead:
             yield {"ahead": before}
 
     def _begin(self, batch: object, side: torch.cuda.Stream | None) -> Callable[[], Batch]:
-        """Begins the work on a batch. The function that it returns lets the stream that calls it wait, not the host."""
+        """Begins the work on a batch, and returns the function that gives the batch when the step needs it.
+
+        Args:
+            batch: on the host.
+            side: the stream that the work runs on; the function then makes the caller's stream wait for it, not the
+                host. None (no GPU): the work is done before this returns.
+        """
         if side is None:
             made = self._make(batch)
             return lambda: made
@@ -106,7 +121,9 @@ class Ahead:
         return take
 
     def _make(self, batch: object) -> Batch:
-        """A batch on the device, in the run's precision; with a teacher, under "answer" what returns its answer."""
+        """A batch on the device, in the run's precision; where answers are computed ahead, under "answer" a function
+        that returns the teacher's.
+        """
         trainer = self.module.trainer
         batch = self.module.on_before_batch_transfer(
             trainer.precision_plugin.convert_input(batch), 0

@@ -20,7 +20,8 @@ class Wanted:
     """What losses read of one teacher or several.
 
     Attributes:
-        logits: the losses that read logits, by their teacher; :data:`ALL`: the mean of all.
+        logits: the losses that read logits, by their teacher; :data:`ALL`: the mean of all. A key with no losses:
+            the logits are wanted for another use.
         features: the layers, with the shapes that they give for two pictures.
     """
 
@@ -44,7 +45,10 @@ class Wanted:
         return any(loss.for_maps for losses in self.logits.values() for loss in losses)
 
     def of(self, name: str) -> "Wanted":
-        """What is wanted of one teacher; its logits are also needed for the mean of all."""
+        """What is wanted of one teacher, under its name; its logits are also needed for the mean of all.
+
+        The losses that read the mean are listed among its own. Falsy where nothing of it is wanted.
+        """
         losses: list[LogitLoss] = []
         reads_logits = False
         for key in dict.fromkeys((ALL, name)):  # once where the name is ALL

@@ -77,7 +77,9 @@ def unpacked(
 
 
 class HalfFeature:
-    """A feature in float16: off by at most 1 / 2048 of itself.
+    """A feature in float16: a value within 6.1e-5 and 65,504 is off by at most 1 / 2048 of itself.
+
+    A larger one becomes 65,504, a smaller one is off by at most 3e-8.
 
     Args:
         shape: of one picture's.
@@ -121,7 +123,7 @@ class Int8Feature:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """Lays out the columns of a feature of ``shape``: ``(L, D)`` tokens or ``(C, H, W)`` maps.
+        """Lays out the columns of a feature; a vector counts as one token, a map has a token at each position.
 
         ``bytes`` is the size of a record's part on disk: changing it makes written caches unreadable.
         """
@@ -137,7 +139,10 @@ class Int8Feature:
         self.units: Tensor | None = None
 
     def measure(self, x: Tensor) -> list[float]:
-        """The channels' units: root mean squares over ``(N, *shape)``, at least :data:`FLOOR` of their median."""
+        """Sets and returns the channels' units, D numbers: root mean squares over ``(N, *shape)``.
+
+        They are at least :data:`FLOOR` of the median of the channels that are not 0; 1 where all are.
+        """
         rms_D = self._rows(x).double().square().mean((0, 1)).sqrt()
         of_active_channels = rms_D[rms_D > 0]
         floor = 1.0
@@ -223,7 +228,7 @@ FeatureCodec = HalfFeature | Int8Feature
 def relative_error(decoded: Tensor, exact: Tensor) -> float:
     """``|decoded - exact| / |exact|`` over all values of two tensors of one shape (Frobenius norms).
 
-    It is only reported, by ``summary.json`` and ``kd-cache``. Where ``exact`` is 0 it is 0 or huge.
+    ``summary.json`` and ``kd-cache`` report it, and int8 is refused by it. Where ``exact`` is 0 it is 0 or huge.
     """
     difference = (decoded - exact).double().norm()
     size = exact.double().norm().clamp_min(1e-30)
@@ -332,7 +337,8 @@ class MapCodec:
 class DenseCodec:
     """All logits in float16, relative to the largest one, which is kept in float32.
 
-    The error of a logit ``z`` is at most ``(max - z) / 2048``.
+    The error of a logit ``z`` is at most ``(max - z) / 2048`` (or 3e-8); one more than 65,504 below the largest is
+    raised to that.
 
     Args:
         num_classes: C.
@@ -362,19 +368,18 @@ class DenseCodec:
 class TopKCodec:
     """The k largest logits in float16, relative to the largest, and the logsumexp of all others at each temperature.
 
+    The largest logit itself is not stored: a softmax does not depend on it.
+
     Args:
-        num_classes: C.
+        num_classes: C; a class needs 2 bytes up to 65,536, then 4.
         k: how many, < C.
-        temperatures: at which the answers will be wanted.
+        temperatures: those at which the losses soften the teacher's logits; () where none of them does.
     """
 
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
         """Lays out a record: checksum, a tail for each temperature, then the ``k`` largest classes and their values.
 
-        Args:
-            num_classes: C; a class needs 2 bytes up to 65,536, then 4.
-            k: classes whose logits are stored.
-            temperatures: those at which the losses soften the teacher's logits.
+        The arguments are the class's.
         """
         self.num_classes = num_classes
         self.k = k
@@ -411,7 +416,7 @@ class TopKCodec:
 
     def decode(self, records: Tensor) -> TopKLogits:
         """uint8 ``(N, record_bytes)`` -> the k largest logits ``(N, k)``, their classes, and the others' logsumexp
-        by temperature.
+        ``(N,)`` by temperature; all relative to the largest logit, which is 0.
         """
         layout = [
             (torch.float32, (len(self.temperatures),)),
@@ -438,12 +443,12 @@ PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {
 
 
 class AnswerCodec:
-    """A whole answer: the logits by a codec of their own, then the features.
+    """A whole answer: the logits by a codec of their own, then the features. A cache keeps one or the other in each store.
 
     Args:
-        logits: None where no loss wants them.
+        logits: the codec of logits; None: features alone.
         features: the shape of each, of one picture.
-        precision: of the features: ``half`` or ``int8``.
+        precision: of the features, a key of :data:`PRECISIONS`; ``logits`` has its own.
     """
 
     def __init__(
@@ -454,10 +459,7 @@ class AnswerCodec:
     ) -> None:
         """Lays out a record: the logits' part first, then each feature in the order of ``features``.
 
-        Args:
-            logits: the codec of logits; None: features alone.
-            features: the shape of each, for one picture.
-            precision: of features, a key of :data:`PRECISIONS`.
+        The arguments are the class's.
         """
         self.logits = logits
         self.precision = precision
@@ -491,13 +493,17 @@ class AnswerCodec:
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
         """Measures int8's units and the errors of rounding on some pictures, when a cache is begun.
 
+        The units come from the first :data:`UNITS_OF` pictures and the errors from the others; of fewer pictures both
+        come from all. The codecs then have these units.
+
         Args:
-            logits: of N pictures, ``(N, C)``.
+            logits: of N pictures, ``(N, C)`` or maps ``(N, C, h, w)``; of a codec of features alone only N counts.
             features: likewise ``(N, ...)``.
 
         Returns:
-            ``pictures``: how many the errors are measured on; ``error``: the relative error by kind of answer;
-            ``worst``: the largest of one picture; ``units`` by feature where the precision is int8.
+            For the fingerprint's file. ``pictures``: how many the errors are measured on; ``error``: the relative error
+            (:func:`relative_error`) by kind of answer, ``logits`` or ``layer:tokens``; ``worst``: the largest of one
+            picture; ``units`` by kind where the precision is int8.
         """
         exact = {"logits": logits}
         for feature, x in features.items():
@@ -530,10 +536,10 @@ class AnswerCodec:
         return measured
 
     def as_measured(self, measured: dict[str, Any]) -> None:
-        """Gives int8's codecs the units that the cache was begun with.
+        """Gives int8's codecs the units that the cache was begun with; without such codecs it does nothing.
 
         Args:
-            measured: what :meth:`measure` returned then.
+            measured: what :meth:`measure` returned then, as read from the cache's file.
 
         Raises:
             ValueError: missing or damaged.
@@ -548,7 +554,7 @@ class AnswerCodec:
             codec.use(units)
 
     def _codecs_by_name(self) -> dict[str, FeatureCodec]:
-        """The codecs that may have units: of whole maps of logits (``logits``) and of features (``layer:tokens``)."""
+        """The codecs that may have units: of maps of all logits (``logits``) and of features (``layer:tokens``)."""
         codecs: dict[str, FeatureCodec] = {}
         if isinstance(self.logits, MapCodec) and self.logits.topk is None:
             codecs["logits"] = self.logits.all_logits
@@ -557,7 +563,12 @@ class AnswerCodec:
         return codecs
 
     def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
-        """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
+        """Logits and features -> uint8 ``(N, record_bytes)``, the checksum left empty (0), on the device of the logits.
+
+        Args:
+            logits: ``(N, C)`` or maps ``(N, C, h, w)``; of a codec of features alone N and the device count.
+            features: ``(N, ...)`` each, of all features of the codec; None: it has none.
+        """
         if self.logits:
             columns = [self.logits.encode(logits)]
         else:
@@ -568,7 +579,10 @@ class AnswerCodec:
         return packed(columns, self.record_bytes)
 
     def usable(self, records: np.ndarray) -> np.ndarray:
-        """Which records ``(N, record_bytes)`` hold finite answers, bool ``(N,)``: a checksum does not show that."""
+        """Which records, uint8 ``(N, record_bytes)``, hold finite answers, bool ``(N,)``: a checksum does not show that.
+
+        Of the k largest logits, classes beyond C are not usable either. Stores count others as missing.
+        """
         logits, features = self.decode(torch.from_numpy(records))
         usable_N = torch.ones(len(records), dtype=torch.bool)
         values: list[Tensor] = list(features.values())

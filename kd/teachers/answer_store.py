@@ -53,7 +53,7 @@ class WholeRecords:
             records: uint8 ``(N, record_bytes)``.
 
         Returns:
-            Which are whole, bool ``(N,)``.
+            Which are whole and usable, bool ``(N,)``.
         """
         heads_N4 = records[:, :CRC_BYTES].copy()
         checksums_N = heads_N4.view("<u4")[:, 0]
@@ -80,7 +80,8 @@ class AnswerStore:
     """Records of one teacher's answers to ``samples`` pictures in ``views`` views each, for any number of processes.
 
     A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``, so that a
-    truncated file loses records but ends no run. ``measured`` is what ``measure`` returned when the cache was begun.
+    truncated file loses records but ends no run. ``measured`` is what ``measure`` returned when the cache was begun,
+    maybe by another process; {} without.
 
     Args:
         folder: made where it is missing.
@@ -89,7 +90,8 @@ class AnswerStore:
         views: views a picture.
         record_bytes: size of a record.
         usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
-        measure: what is noted beside the fingerprint when the cache is begun, as ``measured``.
+        measure: called by the process that begins the cache, under its lock; what it returns is noted beside the
+            fingerprint, as ``measured``.
         key: the teacher's configuration key, named in errors.
     """
 
@@ -139,7 +141,10 @@ class AnswerStore:
     def _claim(
         self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None
     ) -> None:
-        """Writes the fingerprint of a new cache, or compares that of an older one; sets :attr:`measured`."""
+        """Writes the fingerprint of a new cache, or compares that of an older one; sets :attr:`measured`.
+
+        The caller holds the lock.
+        """
         file = self.folder / FINGERPRINT
         if not self._has_begun():
             content: dict[str, Any] = dict(fingerprint)
@@ -158,7 +163,7 @@ class AnswerStore:
         return self.views * self.samples * self.record_bytes
 
     def _open(self, view: int) -> None:
-        """Opens a view's file, which is made where it is missing, at its whole size."""
+        """Opens the file of view number ``view``, which is made where it is missing, at its whole size."""
         path = self.folder / f"view-{view:04d}.bin"
         self._files[view] = _plain_file(path, os.O_RDWR | os.O_CREAT)
         self._grow(view)
@@ -205,7 +210,7 @@ class AnswerStore:
             index: numbers of the pictures, ``(N,)``.
 
         Returns:
-            The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
+            The records, uint8 ``(N, record_bytes)``, and which of them are whole and usable, bool ``(N,)``.
         """
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         file = self._files[view]
@@ -218,7 +223,7 @@ class AnswerStore:
         return records, is_whole
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` have a whole record: bool, the shape of ``index``."""
+        """Which of the samples ``index`` ``(N,)`` have a whole, usable record: bool ``(N,)``. Reads them."""
         return self.read(view, index)[1]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
@@ -227,7 +232,7 @@ class AnswerStore:
         Args:
             view: number of the view.
             index: numbers of the pictures, ``(N,)``.
-            records: uint8 ``(N, record_bytes)``.
+            records: uint8 ``(N, record_bytes)``; the bytes of their checksums are not read.
 
         Raises:
             OSError: they can't be written.
@@ -245,7 +250,7 @@ class AnswerStore:
                 _write_all(file, head + body, offset)
 
     def filled(self) -> float:
-        """The share of all records, in [0, 1], that are written; counted on disk, so other processes' records count."""
+        """The share of all records, in [0, 1], that are written, by any process; reads the whole files."""
         written = 0
         for file in self._files.values():
             written += count_written(file, self.samples, self.record_bytes)
@@ -294,7 +299,7 @@ def count_written(file: int, samples: int, record_bytes: int) -> int:
 
 
 def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = False) -> None:
-    """Checks that the disk has room for caches, less what their folders already take.
+    """Checks that the disk has room for what caches will take beside what their folders already do.
 
     Args:
         sizes: bytes of each whole cache by folder; at least one. The first folder's disk is measured.
@@ -363,7 +368,7 @@ def compare(
 
     Args:
         text: content of the cache's file.
-        fingerprint: what it must hold.
+        fingerprint: the parts that must be equal; other parts of the file are not compared.
         folder: where it is, named in errors.
         key: the teacher's configuration key, likewise.
 
@@ -393,7 +398,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
     """What differs between a part of a cache's fingerprint (``there``) and the run's (``here``).
 
     Returns:
-        A sentence by name, first the names of ``here``.
+        A sentence by name, first the names of ``here``; a value that one of them lacks is None in it.
     """
     names = dict.fromkeys([*here, *there])
     sentences = {}
@@ -406,7 +411,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
 
 
 def checksum(record: np.ndarray) -> int:
-    """CRC-32 of a record's bytes after those that hold it."""
+    """CRC-32 of the bytes of a record, uint8 ``(record_bytes,)``, after those that hold it; 1 where that is 0."""
     crc = zlib.crc32(record[CRC_BYTES:].data)
     return crc or 1  # 0 marks a record that was never written
 

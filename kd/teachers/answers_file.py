@@ -44,8 +44,9 @@ class AnswersFile:
     | the same, long | ``picture``, ``label``, ``p``: a line for each class, of any of them |
     | ``.safetensors`` | ``answers`` ``(N, C)``, with metadata ``pictures`` and ``classes``: lists in JSON |
 
-    Numbers within 0 and 1 that add up to at most 1 are probabilities: what is missing of 1 is spread evenly over the
-    classes that are missing. Others are logits, of all classes.
+    Where no number of the file is below 0 and those of each picture add up to at most 1 (by 0.01), they are
+    probabilities: what is missing of 1 is spread evenly over the classes that are missing. Else all are logits, which
+    every class needs.
 
     Args:
         file: the file.
@@ -84,16 +85,16 @@ class AnswersFile:
         return {"answers": self._digest}
 
     def match(self, split: str, names: Sequence[str], classes: Sequence[str]) -> None:
-        """Finds the answer to each picture of a split.
+        """Reads the file and finds the answer to each picture of a split.
 
         Args:
-            split: its name.
-            names: of its pictures.
+            split: ``train``, or ``val`` for the split whose batches name no view.
+            names: of its pictures, by number.
             classes: of the data, by class id.
 
         Raises:
-            UserError: a picture without an answer, an answer that two pictures' paths end with, a class that the data
-                does not have, or a number that is NaN.
+            UserError: an unreadable file, a picture without an answer, an answer that two pictures' paths end with, a
+                class that the data does not have, a class without a logit, or a number that is not finite.
         """
         rows = read_rows(self.file)
         logits = _logits_of(self.file, rows, classes)
@@ -120,10 +121,12 @@ class AnswersFile:
         self._logits[split] = logits[places]
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
-        """The logits of the batch's pictures, float32 ``(N, C)``.
+        """The logits of the batch's pictures, float32 ``(N, C)``, on their device; padding gets picture 0's.
+
+        A batch that names a view is of the training split. ``wanted`` is not read.
 
         Raises:
-            UserError: the pictures' numbers are not known (``model.teacher.cache``, a loader of one's own).
+            UserError: the batch has no pictures' numbers (a loader of one's own), or its split was not matched.
         """
         split = "train" if "view" in batch else "val"
         if "index" not in batch or split not in self._logits:
@@ -136,10 +139,11 @@ class AnswersFile:
 
 
 def read_rows(file: str) -> Rows:
-    """The numbers of a file of answers, by picture and class.
+    """The numbers of a file of answers, by picture and class, in the file's order; their classes are not checked.
 
     Raises:
-        UserError: an unreadable file, missing columns, or a line that is no answer.
+        UserError: an unreadable file, missing columns, a number that is not finite, or two answers for one picture (and
+            class).
     """
     if file.endswith(".safetensors"):
         return _safetensors_rows(file)
@@ -237,7 +241,13 @@ def _safetensors_rows(file: str) -> Rows:
 
 
 def _logits_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
-    """Logits ``(N, C)``, float32, in the order of the file's pictures and of the data's classes."""
+    """Logits ``(N, C)``, float32, in the order of the file's pictures and of the data's classes.
+
+    The whole file holds either probabilities or logits (see :class:`AnswersFile`).
+
+    Raises:
+        UserError: a class that the data does not have, or logits without one of its classes.
+    """
     numbers = _numbers_of(file, rows, classes)
     known = ~np.isnan(numbers)
     total = np.nansum(numbers, axis=1)

@@ -39,8 +39,8 @@ LONGEST_WAIT_S = 30.0
 class AnswerJournal:
     """Logits by the content of a view, in one file that only grows.
 
-    A record is the view's SHA-256, C numbers in float32, and the first four bytes of the SHA-256 of both. A record that
-    was cut off is overwritten; several processes may add to it.
+    A record is the digest of a view (:func:`_digest_of`), C numbers in float32, and the first four bytes of the SHA-256
+    of both. A damaged record is overwritten, and what follows it is lost. Several processes may add to the file.
 
     Args:
         file: made if it is missing.
@@ -63,7 +63,7 @@ class AnswerJournal:
         return len(self._known)
 
     def get(self, digest: bytes) -> np.ndarray | None:
-        """The logits ``(C,)`` of a view; None where it was never asked for."""
+        """The logits ``(C,)``, float32, of a view by its digest; None where no answer to it has been read."""
         return self._known.get(digest)
 
     def refresh(self) -> None:
@@ -93,8 +93,9 @@ class AnswerJournal:
             self._read_new()
 
     def _read_new(self) -> None:
-        """Reads whole records from where the last reading ended; the first damaged one ends it, :meth:`add` overwrites
-        it.
+        """Reads whole records from where the last reading ended; a damaged one ends it: :meth:`add` writes there.
+
+        The caller holds the lock.
         """
         self.file.touch()
         with self.file.open("rb") as file:
@@ -118,16 +119,16 @@ class Address:
 
     Used as ``model.teacher.answers=http://HOST:PORT/v2/models/NAME``. The answer to each view is kept by the view's
     content below the user's cache folder, in float32: a later epoch, a resumed run and another run with the same views
-    do not ask again. Views are sent as uint8 pixels in binary.
+    do not ask again. Views are sent as uint8 pixels in binary. Each process of a run sends its own requests.
 
     Args:
         url: of the model; of a server alone, its model ``teacher``.
-        rate: pictures a second at most; default: as fast as it answers.
+        rate: pictures a second of this process at most; default: as fast as it answers.
         budget: pictures that this process may ask for; the run then ends, and continues with a larger budget.
         price: of 1,000 pictures, in any currency; for the run's page.
-        retries: requests that are sent again after a failure, with pauses that double up to 30 s.
-        timeout_s: of a request.
-        batch: pictures of a request.
+        retries: how often a request is sent again after failures, with pauses that double up to 30 s.
+        timeout_s: of each try: seconds to connect, and to wait for data.
+        batch: most pictures of a request.
         output: name of the tensor with the logits (or probabilities).
         folder: of the answers; default: one in the user's cache folder.
     """
@@ -200,10 +201,10 @@ class Address:
 
         Args:
             num_classes: C of the data.
-            img_size: of the views, which are sent as they are.
+            img_size: not read: views are sent as they are.
 
         Raises:
-            UserError: no such server or model, or another number of classes.
+            UserError: no such server, model or output, or another number of classes.
         """
         about = self._json("GET", self.path)
         outputs = {}
@@ -235,8 +236,13 @@ class Address:
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
         """The logits of the batch's views, float32 ``(N, C)``, on their device; only unknown views are asked for.
 
+        Args:
+            batch: its pictures are uint8 ``(N, 3, H, W)``.
+            wanted: not read.
+
         Raises:
             NoMoreAnswers: the server refuses, or the budget is used up.
+            UserError: pictures of another type, or an answer that is not in the protocol or not finite.
         """
         images = batch["image"]
         views_NHW3 = images.permute(0, 2, 3, 1).cpu().numpy()
@@ -283,8 +289,14 @@ class Address:
             )
 
     def report(self) -> dict[str, Any]:
-        """Pictures asked, requests, repeated requests, seconds, kept answers and the price, for the run's page."""
-        found = {
+        """Counts of this process for the run's page; ``asked.json`` and ``summary.json`` hold them.
+
+        Returns:
+            ``asked``: pictures; ``requests``: all tries, the check of the server among them; ``repeated``: tries after
+            a failed one; ``seconds`` spent in requests for answers; ``kept``: answers in the journal, of other runs
+            too; ``price`` of the pictures asked, where it is set.
+        """
+        counts = {
             "url": self.url,
             "asked": self.asked,
             "requests": len(self._tries),
@@ -293,8 +305,8 @@ class Address:
             "kept": 0 if self._journal is None else len(self._journal),
         }
         if self.price is not None:
-            found["price"] = round(self.price * self.asked / 1000, 4)
-        return found
+            counts["price"] = round(self.price * self.asked / 1000, 4)
+        return counts
 
     # -- the protocol ------------------------------------------------------------------------------------------------
     def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
@@ -303,7 +315,8 @@ class Address:
         Args:
             views: of any equal size.
             classes: C.
-            exact: they are views of the training: ``kd-serve`` must not scale and crop them again.
+            exact: they are views of the training: ``kd-serve`` must not scale and crop them again. False: the fixed
+                picture of :meth:`build`.
         """
         shape = list(views.shape)
         tensor = {
@@ -330,7 +343,7 @@ class Address:
             body: of the response, the JSON first.
             header: the JSON's length in bytes, as text; None: all of the body is JSON.
             count: pictures that were sent.
-            classes: of the teacher.
+            classes: C of the data.
 
         Raises:
             UserError: another tensor, or NaN or infinity in it.
@@ -359,15 +372,15 @@ class Address:
         """The JSON object that the address returns for a path of KServe v2; anything else is a user's error."""
         body, _ = self._send(method, path, b"", 0)
         try:
-            found = json_of(body)
+            content = json_of(body)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            content = None
+        if not isinstance(content, dict):
             raise UserError(f"model.teacher.answers: {self.url} does not speak KServe v2")
-        return found
+        return content
 
     def _keep_rate(self, pictures: int) -> None:
-        """Sleeps until ``pictures`` more may be sent at ``rate`` pictures a second; None: at once."""
+        """Sleeps until ``pictures`` more may be sent at ``rate`` pictures a second (None: does not sleep)."""
         if self.rate is None:
             return
         now = time.monotonic()
@@ -417,7 +430,7 @@ class Address:
         )
 
     def _headers(self, json_bytes: int) -> dict[str, str]:
-        """Headers of a request whose body begins with so much JSON, before binary tensors."""
+        """Headers of a request whose body is ``json_bytes`` bytes of JSON, then binary tensors; 0: nothing is binary."""
         headers = {"Content-Type": "application/octet-stream"}
         if json_bytes:
             headers[HEADER] = str(json_bytes)

@@ -24,8 +24,8 @@ from kd.teachers.probabilities import INVERSE, are_probabilities, logits_of_prob
 class Teacher(Protocol):
     """Answers for a batch. These two methods are all that a teacher of one's own needs.
 
-    It may also have ``fetch(batch) -> batch``, called on the host before the batch travels, and ``to(device)``. As
-    ``model.teacher.answers`` it may have ``build(num_classes, img_size)`` too, which gives the teacher.
+    It may also have ``fetch(batch) -> batch``, called on the host before a training batch travels, and ``to(device)``.
+    As ``model.teacher.answers`` it may have ``build(num_classes, img_size)`` too, which gives the teacher.
     """
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
@@ -70,7 +70,10 @@ class RunTeacher:
         return self.spec.weight
 
     def feature_weight(self, member: str) -> float:
-        """The factor of losses over a member's features: its weight, where no mean of logits has it."""
+        """The factor of losses over a member's features: its weight among several of which one has no classifier.
+
+        Else 1: there the weights count in the mean of the logits.
+        """
         if len(self.members) > 1 and not self.has_head:
             return self.members[member].weight
         return 1.0
@@ -100,7 +103,7 @@ class RunTeacher:
         return self
 
     def follow(self, device: torch.device) -> None:
-        """Moves members that are elsewhere to ``device``, in their precision."""
+        """Moves members that are on another device to ``device``, in their precision; their ``placement`` counts."""
         for member in self.members.values():
             if member.device != device:
                 member.to(device, member.dtype)
@@ -119,7 +122,7 @@ class RunTeacher:
         """The logits for a model's outputs ``(N, C, ...)``: the outputs, or, for a model that ends with the
         softmax or sigmoid of the task, the logits that give these probabilities.
 
-        The first outputs decide which it is, and the second is reported.
+        The first outputs decide which it is; where they are probabilities, a line is printed.
         """
         first = self.gives_probabilities is None and not torch.compiler.is_compiling()
         if first and self.link:
@@ -140,7 +143,7 @@ class RunTeacher:
                 member.forget_original()
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
-        """On the host, before the batch travels: adds what it knows already (a cache's records)."""
+        """On the host, before a training batch travels: adds what it knows already (a cache's records, under ``name``)."""
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
@@ -177,7 +180,13 @@ class RunTeacher:
     def listen(
         self, patterns: str | list[str], tokens: str, key: str = ""
     ) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures."""
+        """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures.
+
+        Each loss over features calls it of its teacher when it is built.
+
+        Raises:
+            UserError: here always; :class:`kd.teachers.frozen.FrozenTeacher` has layers.
+        """
         raise UserError(f"{self.key}: {self.arch} {self.closed}: a feature loss needs a module")
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
@@ -319,7 +328,7 @@ def errors_of_user(given: object, method: str, key: str) -> Iterator[None]:
 
 
 class OwnTeacher(RunTeacher):
-    """A teacher of the user's own (:class:`Teacher`) in a run: it gives logits."""
+    """A teacher of the user's own (:class:`Teacher`) in a run, or answers of a file or an address: it gives logits."""
 
     closed = "is a teacher of your own, whose layers are unknown"
 
@@ -359,7 +368,7 @@ class OwnTeacher(RunTeacher):
     @annotate("teacher")
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The user's logits in float32, under ``name``.
+        """The user's logits ``(N, C, ...)`` in float32, under ``name``; its ``answer`` gives them under "".
 
         Raises:
             UserError: its ``answer`` fails, or does not give :class:`Answer` with a row of logits a picture.
@@ -377,9 +386,9 @@ class OwnTeacher(RunTeacher):
         return Answer({name: self.as_logits(logits.float())})
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
-        """Its logits; layers can't be read."""
-        found: Any = self.answer({"image": images}, Wanted()).logits[ALL]
-        return found, {}
+        """Its logits; layers can't be read: ``layers`` has no effect."""
+        logits: Any = self.answer({"image": images}, Wanted()).logits[ALL]
+        return logits, {}
 
     def identity(self) -> dict[str, Any]:
         """The class's name, and what the user's own ``identity`` returns."""

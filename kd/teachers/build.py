@@ -40,10 +40,11 @@ def build_teacher(
 ) -> RunTeacher:
     """A teacher from its settings, its logits in the order of the data's classes.
 
-    Leaves torch's random numbers as they were: losses' parameters don't depend on whether students share a teacher.
+    Leaves the CPU's random numbers of torch as they were: losses' parameters don't depend on whether students share a
+    teacher. Prints a line where the input differs from what the weights name.
 
     Args:
-        spec: the settings.
+        spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped.
         num_classes: C of the data.
         classes: names of the data's classes, by class id; empty: unknown, then no class is looked up by name.
         key: the teacher's configuration key, named in messages.
@@ -97,9 +98,14 @@ def build_teacher(
 
 
 def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple[float, ...]]:
-    """``mean``, ``std`` and ``img_size`` (height, width) as the weights name them; without what they do not name.
+    """``mean``, ``std`` and ``img_size`` (height, width in pixels) as the weights name them; without what they do not
+    name.
 
-    The weights are the checkpoint's, timm's pre-trained ones, or a builder's.
+    The weights are the checkpoint's, timm's pre-trained ones, or a builder's, which names no ``img_size``.
+
+    Args:
+        spec: complete settings of a teacher or a student.
+        model: built of them.
     """
     if spec.checkpoint:
         file = about(spec.checkpoint)
@@ -122,7 +128,15 @@ def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple
 
 
 def differing_input(prepare: Preprocess, named: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
-    """Which settings of an input differ from what the weights name, with the weights' values as settings."""
+    """Which settings of an input differ from what the weights name, with the weights' values as settings.
+
+    Args:
+        prepare: the input as it is set.
+        named: what :func:`input_named_by_weights` returns.
+
+    Returns:
+        ``mean``, ``std`` or ``img_size`` -> ``[0.5,0.5,0.5]``; {} where all agree.
+    """
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
     different = {}
     for name, values in named.items():
@@ -136,7 +150,13 @@ def differing_input(prepare: Preprocess, named: Mapping[str, tuple[float, ...]])
 def say_differing_input(
     prepare: Preprocess, named: Mapping[str, tuple[float, ...]], spec: ModelSpec, key: str
 ) -> dict[str, str]:
-    """Reports in one line which settings of an input differ from what the weights name.
+    """Reports in one line which settings of an input differ from what the weights name; nothing where none does.
+
+    Args:
+        prepare: the input as it is set.
+        named: what :func:`input_named_by_weights` returns.
+        spec: names the weights in the line.
+        key: of the model's settings, likewise.
 
     Returns:
         What :func:`differing_input` returns.
@@ -167,13 +187,14 @@ def _named_input(
     spec: TeacherSpec,
     build: Callable[[TeacherSpec], RunTeacher],
 ) -> NamedInput | None:
-    """The input that a teacher's weights name; None where it is the teacher's, or they name none.
+    """The input that a teacher's weights name; None where it is the teacher's, or they name none. A difference is
+    reported in a line.
 
     Args:
         teacher: as it is set.
         model: the model that it was made of.
         spec: its complete settings.
-        build: makes a teacher of the same weights from other settings.
+        build: makes a teacher of the same weights from other settings; called where the named size is another.
     """
     prepare = teacher.prepare
     assert isinstance(prepare, Preprocess)
@@ -269,16 +290,17 @@ def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) ->
 
 
 def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:
-    """Which of a teacher's classes are the data's.
+    """Which of a teacher's classes are the data's: found by name, where ``class_map`` renames the data's.
 
     Args:
         spec: its complete settings.
-        classes: names of the data's classes, by class id.
+        classes: names of the data's classes, by class id; empty: unknown.
         key: the teacher's configuration key, named in errors.
 
     Returns:
         The teacher's class names in the order of its logits (empty: unknown), and the place of each of the data's
-        classes among them, ``(C,)``; None where both are the same in the same order, or names are not known.
+        classes among them, ``(C,)``; None where both are the same in the same order, names are not known, or the
+        teacher has no classifier.
 
     Raises:
         UserError: a class of the data that the teacher lacks or has twice, or a ``class_map`` that can't be followed.
@@ -342,7 +364,10 @@ def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
 
 
 def _imagenet_names(spec: TeacherSpec, classes: Sequence[str]) -> list[str]:
-    """timm's names (n01440764 ...) of a pre-trained model's classes, where they cover the data's."""
+    """timm's names (n01440764 ...) of a pre-trained model's classes, where they cover the data's; else [].
+
+    Also [] where the data has as many classes: these are taken to be the model's, in its order.
+    """
     config = None
     if spec.pretrained:
         config = timm.get_pretrained_cfg(spec.arch)

@@ -1,8 +1,8 @@
 """What a teacher's answers depend on, and where each kind of them is kept.
 
-A cache is a folder named after its teacher, pictures and views, with a folder and fingerprint for each kind of answer
-(logits, or one layer's features in one precision). Recipes with the same teacher, data and views share it; students
-and losses play no part.
+A cache is a folder, below the user's cache folder named after its teacher, pictures and views, with a folder and
+fingerprint for each kind of answer (logits, or one layer's features in one precision). Recipes with the same teacher,
+data and views share it; of students and losses only what they read decides which kinds it holds.
 """
 
 import hashlib
@@ -93,11 +93,13 @@ class Layout:
             self.views["unlabeled_ratio"] = data.unlabeled_ratio
 
     def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
-        """What a cache keeps of a teacher: the logits and each wanted feature.
+        """What a cache keeps of a teacher: the logits, where they are wanted, and each wanted feature.
+
+        Nothing is written. Dense logits take one forward of the teacher, for their size.
 
         Args:
-            teacher: on its device, in its precision.
-            wanted: of this teacher.
+            teacher: in its precision, which is part of the fingerprint.
+            wanted: of this teacher (:meth:`kd.teachers.answer.Wanted.of`).
 
         Raises:
             UserError: the cache's folder is a file, or holds something else.
@@ -132,7 +134,9 @@ class Layout:
 
     def published(self, teacher: RunTeacher) -> str:
         """Folder or URL where its answers are published beside a pack; "" where ``cache_dir`` is a cache of this
-        machine.
+        machine, or not set.
+
+        ``cache_dir`` counts as a pack where it is a URL, or has a folder :data:`PUBLISHED`.
         """
         place = (teacher.spec.cache_dir or "").rstrip("/")
         if not place:
@@ -143,7 +147,7 @@ class Layout:
         return ""
 
     def base(self, teacher: RunTeacher) -> Path:
-        """The folder of all answers of one teacher to these views."""
+        """The folder of all answers of one teacher to these views: ``cache_dir`` itself, or one that names them."""
         if teacher.spec.cache_dir:
             return Path(teacher.spec.cache_dir).expanduser()
         return cache_dir() / "answers" / self.name(teacher)
@@ -154,7 +158,11 @@ class Layout:
         return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
 
     def pixels(self, teacher: RunTeacher) -> tuple[Path, Parts]:
-        """Where the pixels of these views are kept, the same for all teachers, and what they depend on."""
+        """Where the pixels of these views are kept, and what they depend on, which is the same for all teachers.
+
+        In the ``cache_dir`` of ``teacher`` where that is a cache of this machine, else in a folder that all teachers
+        share.
+        """
         parts: Parts = {
             "teacher": {},
             "transform": self.views,
@@ -187,7 +195,7 @@ class Layout:
     def _logits_codec(self, teacher: RunTeacher, wanted: Wanted) -> Codec:
         """How logits are written: as maps, as the ``cache_topk`` largest, or whole, by the teacher's settings.
 
-        The shape of maps is found by one forward on a black picture.
+        Maps are wanted where a loss reads logits of every pixel; their shape is found by one forward on a black picture.
         """
         spec = teacher.spec
         if wanted.maps:
@@ -208,7 +216,7 @@ def logit_losses(wanted: Wanted) -> list[LogitLoss]:
 
 
 def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:
-    """The temperatures at which losses can do with the largest logits, each once, ascending."""
+    """The temperatures at which losses can do with the largest logits, each once, ascending; () where all need all."""
     of_losses = [topk_temperature(loss) for loss in losses]
     return tuple(sorted({temperature for temperature in of_losses if temperature is not None}))
 

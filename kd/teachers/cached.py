@@ -38,11 +38,12 @@ class CachedTeacher(RunTeacher):
     """Answers by (sample, view): read from stores, or computed and stored. See :class:`kd.teachers.base.RunTeacher`.
 
     What it computes goes through the stores' rounding before it is used, so a run that fills its cache and one that
-    reads it learn from the same numbers. A batch that names no view (validation) is answered live.
+    reads it learn from the same numbers. A batch that names no view (validation) is answered live. Each process has one,
+    over the same stores.
 
     Args:
         live: the model whose answers are cached.
-        entries: the answers, each kind in a store of its own; all of equally many pictures and views.
+        entries: the answers, each kind in a store of its own; at least one, all of equally many pictures and views.
         only: never run the model in training; a missing answer is an error.
     """
 
@@ -86,16 +87,14 @@ class CachedTeacher(RunTeacher):
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk once all views are filled, stored pixels included; ``kd-cache`` compares it with the free
-        space.
-        """
+        """Bytes of all answers once all views are filled, stored pixels included: ``kd-cache`` prints it."""
         answers = self.record_bytes * self.views * self.samples
         if self.pixels:
             return answers + self.pixels.disk_bytes
         return answers
 
     def error(self, which: str = "error") -> dict[str, float]:
-        """The relative error of each kind of answer, as measured when the cache was begun.
+        """The relative error that rounding makes, of each kind of answer, as measured when the cache was begun.
 
         Args:
             which: ``error`` of all measured pictures together, or ``worst``: the largest of one picture.
@@ -110,12 +109,15 @@ class CachedTeacher(RunTeacher):
         return errors
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` have answers of all kinds: bool, the shape of ``index``."""
+        """Which of the samples ``index`` have answers of all kinds: bool, the shape of ``index``. Reads them."""
         return np.logical_and.reduce([entry.store.present(view, index) for entry in self.entries])
 
     # -- answering ---------------------------------------------------------------------------------------------------
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
-        """On the host: adds the records, where all are there and the loader has not read them."""
+        """On the host, in the training process: adds the records under ``name``, unless the loader has read them.
+
+        [] is added where one is missing: :meth:`answer` computes it. A batch that names no view stays as it is.
+        """
         records_by_teacher = batch.get("records", {})
         if "view" not in batch or name in records_by_teacher:
             return batch
@@ -125,8 +127,12 @@ class CachedTeacher(RunTeacher):
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The answers from the records of the batch; missing ones are computed and stored first.
 
-        A batch without ``view`` (validation) is always computed. Records come from :meth:`fetch` where the loader ran
-        it.
+        Records were read by the loader or by :meth:`fetch`; of a batch with a missing one they are read here.
+
+        Args:
+            batch: without ``view`` (validation) it is answered by the live model.
+            wanted: of the live model; from records all that the cache holds is answered.
+            name: of the teacher, under which the answers are returned.
 
         Raises:
             UserError: with ``cache=only`` an answer is missing; or the model gives NaN or infinity.
@@ -143,7 +149,10 @@ class CachedTeacher(RunTeacher):
         return answer
 
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
-        """The records of a batch, uint8 ``(N, record_bytes)`` of each kind, on the device of ``batch["index"]``."""
+        """The records of a batch, uint8 ``(N, record_bytes)`` of each kind, on the device of ``batch["index"]``.
+
+        Counts in :attr:`read` and :attr:`computed`. A picture of which one kind is missing is computed in all kinds.
+        """
         records_by_teacher = batch.get("records", {})
         if records_by_teacher.get(name):  # read by the loader or by fetch
             self.read += len(batch["index"])
@@ -210,7 +219,8 @@ class CachedTeacher(RunTeacher):
             encoded: uint8 ``(N, record_bytes)``.
 
         Returns:
-            uint8 ``(N, record_bytes)`` on the device of ``encoded``; ``encoded`` where the disk is full.
+            uint8 ``(N, record_bytes)`` on the device of ``encoded``; ``encoded`` where the store can't be written (a
+            full disk, published answers): this process then prints a message and stores no more.
         """
         if self._disk_is_full:
             return encoded
@@ -228,8 +238,8 @@ class CachedTeacher(RunTeacher):
         return torch.where(is_whole_N1, torch.from_numpy(stored).to(encoded.device), encoded)
 
     def report(self) -> dict[str, Any]:
-        """The cache's part of ``summary.json``: place, format, size in MB, measured errors, answers read and
-        computed.
+        """The cache's part of ``summary.json``: place, format, size in MB once filled, measured errors as fractions,
+        and the answers that this process has read and computed.
         """
         return {
             "folder": self.place,
@@ -255,7 +265,10 @@ def caches_of(teacher: RunTeacher | None) -> dict[str, CachedTeacher]:
 
 
 def reading_of(teacher: RunTeacher | None) -> Reading | None:
-    """How loaders read the caches among the answering teachers; None without any."""
+    """How loaders read the caches among the answering teachers; None without any.
+
+    ``DistillationDataModule.reading`` is set to it; where a data tier makes the batches it has no effect.
+    """
     caches = caches_of(teacher)
     if not caches:
         return None
@@ -271,10 +284,10 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
 def records_of(
     live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray
 ) -> list[Tensor]:
-    """Computes a model's answers as records.
+    """Computes a model's answers as records, by one forward for all kinds.
 
     Args:
-        live: the model.
+        live: the model; a single teacher.
         codecs: of each kind of answer.
         images: as the model takes them, ``(N, 3, H, W)``.
         numbers: of the pictures, ``(N,)``, named in errors.
@@ -283,7 +296,7 @@ def records_of(
         uint8 ``(N, record_bytes)`` of each kind.
 
     Raises:
-        UserError: an answer that is not finite, or not one a picture.
+        UserError: an answer that is not finite, or logits that are not ``(N, C)`` where the codec is not of maps.
     """
     layers = [(ALL, *feature) for codec in codecs for feature in codec.features]
     logits, features_by_layer = live.look(images, layers)
@@ -331,7 +344,11 @@ class AnsweringCollate:
             self.codecs[name] = codecs
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
-        """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""
+        """The batch without its pictures: ``index``, ``view``, and under ``made`` each teacher's records by
+        :func:`_made_key`, uint8 ``(N, record_bytes)``.
+
+        Each teacher is put on this process's device first, in its own precision.
+        """
         batch = self.collate(samples)
         index = batch["index"]
         numbers = index.numpy()

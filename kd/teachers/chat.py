@@ -45,7 +45,7 @@ class ChatAddress(Address):
         prompt: the question, by default :data:`PROMPT`; ``{classes}`` in it is replaced by a line for each class,
             ``A: apple``.
         batch: requests at once, of one picture each.
-        rate: pictures a second at most; default: as fast as it answers.
+        rate: pictures a second of this process at most; default: as fast as it answers.
         budget: as of :class:`~kd.teachers.asked.Address`.
         price: likewise.
         retries: likewise.
@@ -93,9 +93,11 @@ class ChatAddress(Address):
     def build(self, num_classes: int, img_size: object = None) -> "ChatAddress":
         """Opens the answers that were kept; the endpoint is first asked with the first picture.
 
+        :meth:`name_classes` comes before.
+
         Args:
             num_classes: C of the data.
-            img_size: of the views, which are sent as they are.
+            img_size: not read: views are sent as they are.
 
         Raises:
             UserError: more classes than there are letters, or a key that is not in the environment.
@@ -186,8 +188,10 @@ class ChatAddress(Address):
     def _log_probabilities(self, logprobs: Sequence[tuple[str, float]]) -> np.ndarray:
         """Logarithms of the classes' probabilities ``(C,)``, float32, of tokens with the logarithms of theirs.
 
+        Tokens that differ by more than their letter (``A``, `` A``, ``A.``) count for one class together.
+
         Raises:
-            UserError: NaN, or no token that is a letter of a class.
+            UserError: NaN or a logarithm above 0.01, or no probability for a letter of a class.
         """
         p_C = np.zeros(len(self.classes))
         seen_C = np.zeros(len(self.classes), bool)
@@ -203,9 +207,11 @@ class ChatAddress(Address):
             if 0 <= class_id < len(p_C):
                 p_C[class_id] += math.exp(logprob)
                 seen_C[class_id] = True
-        if not seen_C.any():
-            tokens = ", ".join(repr(token) for token, _ in logprobs[:3])
-            raise UserError(f"{KEY}: {self.url} answers no letter of a class, but {tokens}")
+        if not p_C.any():  # also where each letter has probability 0
+            others = [repr(token) for token, logprob in logprobs if math.exp(logprob) > 0]
+            raise UserError(
+                f"{KEY}: {self.url} answers no letter of a class, but {', '.join(others[:3])}"
+            )
 
         # Classes whose letter is missing share what is left of 1.
         left = max(0.0, 1 - p_C.sum())

@@ -54,7 +54,7 @@ class FrozenTeacher(RunTeacher):
         key: str = "model.teacher",
         classes: int | None = None,
     ) -> None:
-        """Freezes the model (no gradient, eval mode); the arguments are the class's. It is moved at its first use."""
+        """Freezes the model (no gradient, eval mode); the arguments are the class's. :meth:`to` moves it."""
         self.model: nn.Module = model if isinstance(model, nn.Module) else _Called(model)
         self.prepare = prepare
         self.columns = columns
@@ -84,8 +84,9 @@ class FrozenTeacher(RunTeacher):
     ) -> "FrozenTeacher":
         """Puts the weights where ``placement`` says, seen from the student's ``device``; a later call moves them again.
 
-        With bfloat16 they are stored so, as autocast would cast frozen weights each step. The first call with ``keep``
-        keeps a copy for :meth:`original`. A teacher in shards stays where it is.
+        They are stored in ``dtype``, as autocast would cast frozen weights each step. With ``keep`` the first call of
+        all keeps a copy as loaded for :meth:`original`. A teacher in shards stays where it is. With
+        ``placement=shard`` each process must call it.
 
         Raises:
             UserError: no such device, or no other process to share the weights with.
@@ -156,8 +157,8 @@ class FrozenTeacher(RunTeacher):
         """One forward without gradients.
 
         Returns:
-            Logits ``(N, C)``, or features without a classifier, and each layer's output, float32 on the device of
-                ``images``.
+            Logits ``(N, C)`` (dense: ``(N, C, h, w)``), or features without a classifier, and each layer's output,
+                float32 on the device of ``images``.
         """
         if not layers:
             return self(images), {}
@@ -243,7 +244,10 @@ class FrozenTeacher(RunTeacher):
         return weight[self.columns], bias[self.columns]
 
     def original(self) -> nn.Module:
-        """The model with the data's classes and its weights as loaded, on the CPU unless it was placed before."""
+        """The model with the data's classes and its weights as loaded: the copy of :meth:`to`, or the model itself.
+
+        The model itself is as loaded, on the CPU, until it is placed. Students that inherit start from it.
+        """
         if self._original is not None:
             return self._original
         return self.in_the_datas_classes()
@@ -253,7 +257,7 @@ class FrozenTeacher(RunTeacher):
         self._original = None
 
     def in_the_datas_classes(self) -> nn.Module:
-        """The model itself, or a copy whose classifier has the data's classes where the two differ."""
+        """The model itself, or a copy whose classifier has the data's classes where :attr:`columns` is set."""
         if self.columns is None:
             return self.model
         model: Any = copy.deepcopy(self.model)
@@ -266,7 +270,7 @@ class FrozenTeacher(RunTeacher):
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
         """The data's class names in the order of the model's own columns; None where the model has more classes than
-        the data.
+        the data, or an unknown number in another order.
         """
         if self.columns is None:
             return list(names)
@@ -276,7 +280,10 @@ class FrozenTeacher(RunTeacher):
         return [name_by_column[column] for column in sorted(name_by_column)]
 
     def identity(self) -> dict[str, Any]:
-        """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""
+        """Architecture and a hash of the weights as loaded, stored in checkpoints instead of the weights.
+
+        It is computed once: :meth:`to` calls it before it casts them.
+        """
         if self._identity:
             return self._identity
         digest = hashlib.sha256()
@@ -293,22 +300,26 @@ class FrozenTeacher(RunTeacher):
         return f"{vars(self.prepare)} {self.columns}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identity, arguments, input and precision: what a cached answer to a given picture depends on."""
-        want: Any = self.prepare
+        """Identity, arguments, input (sizes in pixels) and precision: what a cached answer to a given picture depends
+        on.
+
+        ``prepare`` must be a :class:`kd.models.Preprocess`. A value that changes makes caches unreadable.
+        """
+        prepare: Any = self.prepare
         return {
             **self.identity(),
             "kwargs": self.spec.kwargs,
-            "img_size": list(want.size),
-            "mean": list(want.mean),
-            "std": list(want.std),
+            "img_size": list(prepare.size),
+            "mean": list(prepare.mean),
+            "std": list(prepare.std),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
 
 def dtype_for(precision: str) -> torch.dtype:
-    """What a teacher's weights are kept in beside a student that trains at Lightning's ``precision``.
+    """The type of a teacher's weights beside a student that trains at Lightning's ``precision``.
 
-    Half precision beside mixed precision alone, where autocast would cast them in each step; else float32.
+    ``bf16-mixed``: bfloat16; ``16-mixed``: float16, as autocast would cast them in each step. Any other: float32.
     """
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
 

@@ -36,7 +36,7 @@ class Held:
     views: int
     """Views of each picture."""
     size: int
-    """Bytes."""
+    """Bytes of its files, which have their whole size from the start."""
     filled: float
     """Share of answers that is there, in 0..1."""
 
@@ -94,10 +94,10 @@ class Held:
 
 
 def held_in(place: str) -> list[Held]:
-    """All answers in a folder or URL, or below it.
+    """All answers (and pixels of views) in a folder or URL, or up to three folders below it, the nearest first.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a URL can't be read.
     """
     caches = []
     for folder, text in _fingerprints(place):
@@ -130,7 +130,10 @@ def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
 
 
 def _held(folder: str, text: str) -> Held | None:
-    """One kind of answers by the text of its fingerprint; None where that is not a fingerprint."""
+    """One kind of answers in ``folder`` by the text of its fingerprint; None where that is not a fingerprint.
+
+    Of a cache that was not published, all files are read to count the answers that are there.
+    """
     try:
         stored = json_of(text)
         parts = {name: dict(stored[name]) for name in PARTS}
@@ -176,13 +179,14 @@ def fit(
     """Compares what a recipe wants with what is stored.
 
     Args:
-        caches: at least one.
-        teacher: or several.
+        caches: at least one, of any teacher and data.
+        teacher: or several, in the precision of the run.
         data: the training pictures and views.
         wanted: what losses read.
 
     Returns:
-        Whether the recipe finds all its answers among them, and a line for each kind that it wants.
+        Whether the recipe finds all its answers among them, filled or not, and a line for each kind that it wants: it
+        fits, or what differs from the nearest cache.
     """
     layout = Layout(data)
     lines = []
@@ -208,7 +212,7 @@ def fit(
 
 
 def _differences(cache: Held, parts: Parts, key: str) -> list[str]:
-    """What differs between a cache and a recipe, each with the key that sets it; other kinds of answers last.
+    """What differs between a cache and a recipe, a sentence each with the key that sets it; [] where nothing does.
 
     Args:
         cache: on disk.

@@ -9,15 +9,18 @@ from kd.teachers.base import OwnTeacher, RunTeacher
 def match_answers(
     teacher: RunTeacher | None, data: DistillationDataModule, validated: str = "val"
 ) -> None:
-    """Gives teachers of files the names of the pictures; any other teacher is left as it is.
+    """Gives teachers of files the names of the pictures, and prints a line for each; other teachers are left as they are.
+
+    Each process of a run calls it when the run is built; ``kd-eval`` calls it for the split that it measures.
 
     Args:
-        teacher: of a run.
+        teacher: of a run, or several; None: nothing is done.
         data: of the run.
-        validated: the split whose batches name no view.
+        validated: the split whose batches name no view. ``val``: the training pictures are matched as well; of any
+            other split that split alone.
 
     Raises:
-        UserError: pictures without an answer.
+        UserError: see :meth:`kd.teachers.answers_file.AnswersFile.match`.
     """
     files = []
     for member in teacher.members.values() if teacher is not None else ():

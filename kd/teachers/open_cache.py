@@ -1,8 +1,8 @@
 """Opens, or makes, the caches that the teachers' settings name.
 
-``cache=on`` reads answers and stores those that are missing; ``only`` ends a run for one that is missing; ``auto`` has
-become one of ``on`` and ``off`` before, by measurement. *Filling* is what ``kd-cache`` does: all answers are computed
-ahead, and nothing is trained.
+``cache=on`` reads answers and stores those that are missing; ``only`` ends a run for one that is missing; ``auto``
+counts here as ``on``: the caller has measured before that a cache pays, else it opens none. *Filling* is what
+``kd-cache`` does: all answers are computed ahead, and nothing is trained.
 """
 
 from functools import partial
@@ -36,7 +36,7 @@ from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
 
 MEASURED_ON = 256
-"""Pictures, for the units of int8 and the error that a cache states."""
+"""Training pictures (or all, if there are fewer) for the units of int8 and the error that a cache states."""
 
 DISK_SHARE = 0.5
 """Largest share of the free disk that pixels take without a setting."""
@@ -57,13 +57,17 @@ def open_cache(
 ) -> RunTeacher:
     """The teacher, or each of several, behind the cache that its settings name.
 
+    Each process calls it; the first one begins a cache that is missing, while the others wait for its lock. A teacher
+    with ``cache=off``, or whose answers no loss reads, is returned as it is.
+
     Args:
         teacher: on its device, in its precision.
         data: the training pictures and views.
         wanted: what losses read.
         announce: print the size before anything is written.
         filling: compute all answers that are missing, whatever ``cache`` is (``kd-cache``).
-        auto_pixels: whether ``cache_pixels=auto`` stores pixels.
+        auto_pixels: whether ``cache_pixels=auto`` stores pixels. Of several teachers that want them the first stores
+            them for all.
 
     Raises:
         UserError: the losses or the data need more than a cache can give, the disk lacks room, or a folder holds
@@ -164,7 +168,19 @@ def _cached_members(
 
 
 def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
-    """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk."""
+    """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk.
+
+    Nothing is written. Published answers take no disk, and are compared when they are opened.
+
+    Args:
+        teacher: the live one.
+        kinds: of its answers.
+        layout: pictures and views.
+        pixels: whether this teacher's cache stores the views' pixels too.
+
+    Raises:
+        UserError: a folder was filled with something else, or the caches do not fit.
+    """
     records = layout.samples * teacher.spec.cache_views
     bytes_by_folder = _bytes_of_answers(kinds, records)
     parts_by_folder = {kind.folder: kind.parts for kind in kinds if kind.folder in bytes_by_folder}
@@ -200,8 +216,8 @@ def _bytes_of_answers(kinds: list[Kind], records: int) -> dict[Path, int]:
 def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[bool, str]:
     """Whether ``cache_pixels=auto`` may store the pixels of all views beside the answers.
 
-    They take half of the free disk at most, and :func:`open_cache` would not refuse both together: they fit into
-    ``cache_gb`` and the free disk. Pixels that are stored already take no more disk.
+    They take :data:`DISK_SHARE` of the free disk at most, and :func:`open_cache` would not refuse both together: they
+    fit into ``cache_gb`` and the free disk. Of pixels whose cache is begun only ``cache_gb`` counts.
 
     Args:
         teacher: whose settings count.
@@ -209,10 +225,11 @@ def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[boo
         wanted: of this teacher: the answers.
 
     Returns:
-        Whether they may, and the reason, as the rest of a sentence that begins with the pixels.
+        Whether they may, and the reason, as the rest of a sentence that begins with the pixels; :data:`KEPT` where
+        their cache is begun.
 
     Raises:
-        UserError: a folder holds other pictures, views or answers.
+        UserError: a folder holds other pictures or views, or something else.
     """
     folder, parts = layout.pixels(teacher)
     is_kept = _is_begun(folder, parts, teacher.key)
@@ -304,7 +321,11 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
 
 
 def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
-    """Where one kind of answers is: a folder of this machine, made where it is missing, or a published one."""
+    """Where one kind of answers is: a folder of this machine, made where it is missing, or a published one.
+
+    Raises:
+        UserError: published answers are to be filled, or the folder can't be used.
+    """
     samples = layout.samples
     views = teacher.spec.cache_views
     codec = kind.codec
@@ -337,7 +358,9 @@ def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> St
 
 
 def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
-    """Units of int8 and the error of rounding, measured on training pictures.
+    """Units of int8 and the error of rounding, measured on up to :data:`MEASURED_ON` training pictures.
+
+    Called once for each kind of answer, by the process that begins its cache, under the cache's lock.
 
     Returns:
         See :meth:`kd.teachers.answer_codec.AnswerCodec.measure`.
@@ -370,7 +393,9 @@ def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> 
 
 
 def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
-    """Refuses int8 where a cache would store nothing in it, or take more bytes than in half precision.
+    """Refuses int8 where a cache would store nothing in it, or take no fewer bytes than in half precision.
+
+    Called when a run is built. The arguments are those of :func:`check_before_fits`.
 
     Raises:
         UserError: names the teacher's ``cache_precision``.
@@ -433,7 +458,17 @@ def check_cacheable(
 def _check_teacher(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, several: bool
 ) -> None:
-    """Refuses what a cache can't keep of one teacher; ``several``: a loss reads the mean of several teachers."""
+    """Refuses what a cache can't keep of one teacher.
+
+    Args:
+        teacher: one whose answers are to be cached.
+        data: the training pictures and views.
+        wanted: of this teacher.
+        several: a loss reads the mean of several teachers.
+
+    Raises:
+        UserError: names the setting, and what it can't keep.
+    """
     if teacher.elsewhere == "file":
         raise UserError(
             f"{teacher.key}.cache: the answers of {teacher.key}.answers=FILE are read and not computed, so there is "
@@ -473,10 +508,16 @@ def _check_teacher(
 def cached_share(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted
 ) -> tuple[float, int]:
-    """How full the caches are; makes nothing.
+    """How full the caches are; begins none. ``cache=auto`` is decided by it, on rank 0 alone.
+
+    Args:
+        teacher: or several; in the precision of the run.
+        data: the training pictures and views.
+        wanted: what losses read.
 
     Returns:
-        The share (0 to 1) of answers that the caches hold, by bytes, and the bytes of all answers.
+        The share (0 to 1) of answers that the caches hold, by bytes, and the bytes of all answers once filled.
+        Published answers count as whole. Pixels of views are not counted.
 
     Raises:
         UserError: a folder holds a cache of something else.

@@ -20,9 +20,9 @@ def are_probabilities(outputs: Tensor, link: str) -> bool:
 
     Args:
         outputs: ``(N, C, ...)``.
-        link: ``softmax``: all are within 0 and 1, and add up to 1 over the C classes. ``sigmoid``: all are within 0
-            and 1, some below 0.5 and not all equal: of logits this would say that every label of every picture is
-            more likely than not.
+        link: ``softmax``: all are within 0 and 1, and add up to 1 (by 0.01) over the C classes, two or more.
+            ``sigmoid``: all are within 0 and 1, some below 0.5, not all equal, and :data:`FEWEST` or more. Logits
+            within 0 and 1 would say that every label of every picture is more likely than not.
 
     >>> import torch
     >>> shares = torch.tensor([[0.1, 0.9]])
@@ -48,7 +48,7 @@ def are_probabilities(outputs: Tensor, link: str) -> bool:
 
 
 def logits_of_probabilities(probabilities: Tensor, link: str) -> Tensor:
-    """Logits that ``link`` turns into these probabilities ``(N, C, ...)``.
+    """Logits ``(N, C, ...)`` that ``link`` (``softmax`` or ``sigmoid``) turns into these probabilities.
 
     ``softmax(log p) = p`` and ``sigmoid(log(p / (1 - p))) = p``. Logits of a softmax are unique up to a constant for
     each picture.

@@ -27,13 +27,15 @@ PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes in
 
 
 def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) -> int:
-    """Writes a cache's answers of one kind beside a pack; returns the bytes written.
+    """Writes a cache's answers of one kind beside a pack; returns the bytes of all records written.
+
+    Rank 0 of ``kd-cache out=`` calls it once the cache is filled.
 
     Args:
         store: holds the answers, all of them.
         split: that was answered.
         out: folder or URL of this kind of answers.
-        views: numbers of the views; advanced as they are written, so that a bar around them moves.
+        views: numbers of all views of ``store``; advanced as they are written, so that a bar around them moves.
 
     Raises:
         UserError: an answer is missing in ``store``, or the place can't be written.
@@ -114,11 +116,11 @@ class PublishedStore:
         url: folder or URL of one kind of answer.
         fingerprint: what the answers must depend on.
         samples: pictures in the training set.
-        views: views a picture that are wanted.
+        views: views a picture that are wanted; more may be published.
         record_bytes: size of a record.
         usable: which whole records ``(N, record_bytes)`` hold an answer.
         key: the teacher's configuration key, named in errors.
-        limit: most bytes of remote answers that are kept on the local disk.
+        limit: most bytes of remote answers that are kept on the local disk; None: all.
 
     Raises:
         UserError: nothing there, something else, or fewer views.
@@ -171,7 +173,10 @@ class PublishedStore:
             index: numbers of the pictures, ``(N,)``.
 
         Returns:
-            The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
+            The records, uint8 ``(N, record_bytes)``, and which of them are whole and usable, bool ``(N,)``.
+
+        Raises:
+            OSError: a file is missing, or one of a URL can't be fetched or is cut off.
         """
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for place, number in enumerate(index.tolist()):
@@ -181,7 +186,9 @@ class PublishedStore:
         return records, is_whole
 
     def _record(self, view: int, i: int) -> bytes:
-        """The record of picture ``i``, uint8 bytes from its place in its shard; one that is cut off ends in zeros."""
+        """The bytes of the record of picture ``i``, from its place in its shard; in a folder one that is cut off ends
+        in zeros, and of a URL it is an OSError.
+        """
         shard = int(np.searchsorted(self._starts, i, "right")) - 1
         shard_name, _ = self._shards[shard]
         first_picture = int(self._starts[shard])
@@ -223,7 +230,7 @@ def _text(url: str, key: str) -> str:
 def _checked_shards(
     stored: dict[str, Any], url: str, samples: int, record_bytes: int, key: str
 ) -> Sequence[tuple[str, int]]:
-    """The shards' names and numbers of pictures; a fingerprint may come from anywhere, and names files.
+    """The shards' names and numbers of pictures, checked: a fingerprint may come from anywhere, and names files.
 
     Args:
         stored: content of the fingerprint's file.
@@ -231,6 +238,9 @@ def _checked_shards(
         samples: pictures that the shards must hold.
         record_bytes: of one answer.
         key: of the teacher's settings, for messages.
+
+    Raises:
+        UserError: names that are not plain file names, or other numbers.
     """
     shards = stored.get("shards")
     if (

@@ -22,7 +22,10 @@ Store = AnswerStore | PublishedStore
 
 
 def read_records(stores: Sequence[Store], batch: Batch) -> list[Tensor]:
-    """The records of a batch, uint8 ``(N, record_bytes)`` of each kind; an empty list where one is missing."""
+    """The records of a batch on the host, uint8 ``(N, record_bytes)`` of each store; [] where any record is missing.
+
+    The batch names its ``view`` (one number) and its pictures (``index``, ``(N,)``).
+    """
     numbers = batch["index"].numpy()
     records_of_kinds = []
     for store in stores:
@@ -45,7 +48,12 @@ class Reading:
     def __call__(
         self, pictures: Dataset[Any], collate: Callable[..., Batch]
     ) -> tuple[Dataset[Any], "AddRecords"]:
-        """What a loader gets in place of pictures and what makes a batch of them."""
+        """What a loader of training pictures gets in place of ``pictures`` and ``collate``.
+
+        Args:
+            pictures: views by key.
+            collate: samples -> a batch of pictures.
+        """
         if self.pixels is not None:
             assert isinstance(pictures, PictureSet)  # the only engine that views are kept of
             pictures = CachedViews(pictures, self.pixels)
@@ -128,12 +136,13 @@ class CachedViews(Dataset[Sample]):
         return planes, self.pictures.split.target(number), key
 
     def _store(self, view: int, index: np.ndarray, samples: Sequence[Sample]) -> None:
-        """Stores new views; with a full disk a message is printed once and nothing is stored from then on.
+        """Stores new views. Where the disk refuses (it is full), this process prints a message and stores no more.
 
         Args:
             view: its number.
             index: numbers of the pictures, ``(N,)``.
-            samples: the view ``(3, H, W)``, target and key of each.
+            samples: of each the view, uint8 ``(3, H, W)``, its target (stored where it is a mask, uint8 ``(1, H, W)``)
+                and its key.
         """
         if self._disk_is_full:
             return

@@ -154,6 +154,14 @@ def test_what_is_no_answer_is_one_line(
         ChatAddress(endpoint.url, "eyes", prompt="What is it?")
 
 
+def test_letters_without_any_probability_are_no_answer() -> None:
+    """Endpoints write -9999 for the logarithm of 0; without a mend the answer would be NaN for each class."""
+    teacher = ChatAddress("http://127.0.0.1:1/v1/chat/completions", "eyes")
+    teacher.name_classes(["apple", "bread"])
+    with pytest.raises(UserError, match="no letter of a class, but 'The'$"):
+        teacher._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
+
+
 def test_a_run_learns_from_it_and_its_page_says_what_it_cost(
     endpoint: Endpoint, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
