@@ -15,11 +15,14 @@ class MovingAverage(ModelEmaV3):
     """
 
     def update(self, model: nn.Module, step: int | None = None) -> None:
-        """Moves the average towards a model's weights.
+        """Moves the average towards a model's weights and buffers; buffers of whole numbers are copied.
+
+        Called after each optimizer step, on every process.
 
         Args:
             model: of the same architecture.
-            step: optimizer steps done, this one included; None: the decay is the full one.
+            step: optimizer steps done, this one included. The decay is 0 at the first, then at most
+                ``1 - step ** (-2/3)``, up to the full one. None: the full decay at once.
         """
         weight = next(self.module.parameters())
         if weight.dtype == torch.bfloat16:

@@ -29,11 +29,11 @@ Sample = Callable[[int, bool], SampledPictures]
 """Gives so many training pictures at most; those with a class id alone if the second argument is true."""
 
 PER_CLASS = 64
-"""Labelled pictures that are used, on average of a class."""
+"""Pictures that a fit uses, on average of a class."""
 LEAST = 1024
-"""Likewise, where a picture has several labels, or numbers: as many as there are, if there are fewer."""
+"""Pictures that a fit to several labels, or numbers, a picture uses at least; all, if there are fewer."""
 MOST = 4096
-"""Labelled pictures that are used at most, of all classes."""
+"""Pictures that a fit uses at most, of all classes."""
 BATCH = 64
 """Pictures that run through the model at once."""
 
@@ -42,16 +42,17 @@ BATCH = 64
 def fit_new_classifier(student: Student, sample: Sample | None, device: torch.device = CPU) -> str:
     """Sets a new linear classifier to a ridge regression of the labels on labelled pictures' features.
 
-    Left as they are: a classifier that came with the weights, one that is inherited, and one that labels do not train
-    (SimKD's is the teacher's).
+    Left as they are: a classifier that came with the weights, one that is inherited, one that labels do not train (SimKD's
+    is the teacher's), one of maps, and any where fewer than two pictures have a label. Called in the first process, before
+    training.
 
     Args:
         student: with pre-trained weights.
         sample: gives training pictures; None: there are none.
-        device: where the run trains, and the student computes the features.
+        device: where the run trains, and the student computes the features; the student is where it was afterwards.
 
     Returns:
-        A message for the user, or "".
+        A message for the user; "" where the classifier was left as it is.
     """
     classifier = getattr(student.model, "get_classifier", lambda: None)()
     if sample is None or not isinstance(classifier, nn.Linear):
@@ -90,8 +91,9 @@ def fit_to_answers(
 ) -> str:
     """Sets a new linear classifier to a ridge regression of the teacher's logits on the student's features.
 
-    For a student of another family than its teacher's, whose layers it can't take, with pre-trained weights and
-    without labels (:func:`fit_new_classifier` reads those).
+    For a student with pre-trained weights that does not take its teacher's layers, and that no labels train
+    (:func:`fit_new_classifier` reads those). Any other classifier is left as it is. Called in the first process, before
+    training; both models run where they are.
 
     Args:
         student: with pre-trained weights.
@@ -99,7 +101,7 @@ def fit_to_answers(
         pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
 
     Returns:
-        A message for the user, or "".
+        A message for the user; "" where the classifier was left as it is.
     """
     classifier = getattr(student.model, "get_classifier", lambda: None)()
     if teacher is None or pictures is None:
@@ -148,9 +150,9 @@ def _features(
     Args:
         student: runs on ``device``.
         classifier: its last layer, whose input is recorded.
-        sample: gives the pictures.
+        sample: gives the pictures, with labels alone.
         count: of pictures, at most.
-        device: of the student.
+        device: of the student; pictures are brought there batch by batch.
     """
     features: list[Tensor] = []
     labels: list[Target] = []

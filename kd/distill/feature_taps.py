@@ -51,10 +51,10 @@ class FeatureTaps:
         return name in self._layers
 
     def complete(self, losses: Mapping[str, DistillLoss]) -> None:
-        """Gives each loss without a tap the layer that it names itself.
+        """Gives each loss without a tap the layer that it names itself (``default_tap``), in both models.
 
         Args:
-            losses: those over features, by name.
+            losses: those over features, by name, also those of weight 0.
 
         Raises:
             UserError: a tap for a loss that does not exist, or a loss that neither has a tap nor names a layer.
@@ -73,7 +73,7 @@ class FeatureTaps:
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
-        """The one teacher that the loss ``name`` reads: by ``model.teacher_of``, or the only one.
+        """The one teacher that the loss ``name`` reads: by ``model.teacher_of``, or the run's only one.
 
         Args:
             name: of the loss.
@@ -103,8 +103,8 @@ class FeatureTaps:
 
         Args:
             name: of the loss.
-            loss: the loss.
-            teacher: the run's teacher.
+            loss: reads one layer, or several; it gets its parameters here.
+            teacher: the run's; its layers are tapped, too.
             student: the student's model.
             taps: on the student's model; the layers are added.
             trial: runs the student on two small pictures.
@@ -162,7 +162,7 @@ class FeatureTaps:
         return layers
 
     def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
-        """Features for one loss.
+        """Features of a batch for one loss.
 
         Args:
             name: of the loss.
@@ -187,8 +187,8 @@ class FeatureTaps:
 
         Args:
             losses: by name.
-            features: gives the student's.
-            answer: of the teacher.
+            features: gives the student's, by layers and form of tokens.
+            answer: of the teacher to the same pictures.
 
         Yields:
             The loss of one layer (of a loss over several layers one after another), the student's features there, and
@@ -213,8 +213,11 @@ def _built(
 
     Args:
         loss: over one pair of layers, or over several.
-        student_shapes: of the student's layers for two pictures, ``(2, C, H, W)`` or ``(2, D)``.
+        student_shapes: of the student's layers for two pictures: ``(2, C, H, W)``, ``(2, L, D)`` or ``(2, D)`` each.
         teacher_shapes: of the teacher's, likewise.
+
+    Returns:
+        The loss itself, changed in place; of a loss over one layer that has several pairs an :class:`EachLayer` of copies.
     """
     if isinstance(loss, FeatureLoss) and len(student_shapes) == len(teacher_shapes) == 1:
         loss.build(student_shapes[0], teacher_shapes[0])

@@ -55,12 +55,13 @@ def check_dropping(
     """Checks that ``model.teacher_drop`` can leave a teacher out for a picture.
 
     Args:
-        losses: by name.
+        losses: those with a weight, by name.
         teacher_of: the teacher that a loss reads, by the loss's name.
-        task_loss_weight: must be 0.
+        task_loss_weight: of the loss on labels, which must be 0.
 
     Raises:
-        UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture.
+        UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture (one over
+            logits, or a :class:`FeatureLoss` without ``per_picture``).
     """
     if task_loss_weight:
         raise UserError(
@@ -88,10 +89,10 @@ def check_loss(
         loss: of the student.
         task: may refuse losses over logits.
         data: says whether pictures have labels, and whether these are mixed.
-        teacher: must have a classifier for losses over logits; None: that is reported elsewhere.
+        teacher: must have a classifier for losses over logits; None: a run without a teacher is refused elsewhere.
 
     Raises:
-        UserError: it is not.
+        UserError: the task refuses it, the labels are not those that it reads, or the teacher has no classifier.
     """
     kind = type(loss).__name__
     if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):
@@ -107,7 +108,7 @@ def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: i
     """Checks that a batch is large enough for losses that compare its samples, over all processes where they gather.
 
     Args:
-        losses: by name.
+        losses: those with a weight, by name.
         batch_size: pictures of one process's batch.
         processes: that train.
 

@@ -24,13 +24,13 @@ class HeadlessStudent(Student):
     """A model that gives features ``(N, D)``, taught by teachers' features and validated by the same losses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Builds a :class:`~kd.distill.student.Student` and measures its losses on the width of its features.
+        """Builds a :class:`~kd.distill.student.Student` and makes the metrics of its losses and features.
 
-        Takes the arguments of :class:`~kd.distill.student.Student`. The width is that of a trial forward without
-        gradient.
+        Takes the arguments of :class:`~kd.distill.student.Student`. The width of the features, D, is that of a trial
+        forward without gradient.
 
         Raises:
-            UserError: also where the model gives neither features nor maps.
+            UserError: as of a student; also where the model gives neither features nor maps.
         """
         super().__init__(*args, **kwargs)
         self._taps_of_final = self.taps
@@ -54,7 +54,7 @@ class HeadlessStudent(Student):
 
     @staticmethod
     def answer_in(output: object) -> Tensor:
-        """The features ``(N, D)`` in what the model gives, which may be maps."""
+        """The features ``(N, D)`` in what the model gives; of maps the last, averaged over its places."""
         return features_of(output)
 
     @staticmethod
@@ -63,10 +63,13 @@ class HeadlessStudent(Student):
         return DataInfo([], labels=False)
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """As :meth:`Student.begin`; an inherited student's new projections are centred on its features too.
+        """As :meth:`Student.begin`; then an inherited student's features are centred, and the sample of its losses freed.
 
         Args:
             pictures: gives so many training pictures, uint8 ``(count, 3, H, W)``; None: there are none.
+
+        Returns:
+            The message of :meth:`Student.begin`, or "".
         """
         message = super().begin(pictures)
         if self.start == "inherited" and pictures is not None:
@@ -77,7 +80,7 @@ class HeadlessStudent(Student):
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
         """Subtracts the features' mean over a sample from the last norm's shift: in cosines it would hide how pictures
-        differ.
+        differ. A model without exactly one last norm, or one without a shift, stays as it is.
 
         Args:
             pictures: uint8 ``(N, 3, H, W)``.
@@ -121,7 +124,7 @@ class HeadlessStudent(Student):
 
         Args:
             batch: on the student's device.
-            answer: the teacher's features of the same pictures.
+            answer: the teacher's features of the same pictures, in the batch's order, padding among them.
         """
         with self._taps_of_final as tapped:
             outputs = self.logits(batch["image"])
@@ -144,7 +147,7 @@ class HeadlessStudent(Student):
 
 
 def student_of(objective: Objective) -> type[Student]:
-    """The kind of student that learns this."""
+    """The class of a student that learns an objective: :class:`HeadlessStudent` where its task reads no labels."""
     return Student if objective.task.labels else HeadlessStudent
 
 

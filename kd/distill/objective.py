@@ -43,7 +43,7 @@ class Objective(nn.Module):
         task_loss_weight: weight of the task's own loss, >= 0; 0 for tasks without one.
         taps: the layers that a feature loss of the same name reads.
         teacher_of: the one of several teachers that a loss of that name reads; default: the mean of all.
-        teacher_drop: probability that a picture does without every teacher but the one with the largest loss
+        teacher_drop: chance in [0, 1] that a picture does without a teacher; the one with the largest loss always counts
             (:func:`kd.losses.functional.teacher_shares`).
 
     Raises:
@@ -87,7 +87,7 @@ class Objective(nn.Module):
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
-        self.teacher_drop = teacher_drop  # the chance in [0, 1] of teacher_shares()
+        self.teacher_drop = teacher_drop
         self.feature_taps = FeatureTaps(taps or {}, teacher_of or {})
         self._teacher_of = dict(teacher_of or {})
         # Whether a batch may hold pictures without a label: then processes have unequal numbers of labels.
@@ -192,7 +192,9 @@ class Objective(nn.Module):
 
     @property
     def wanted(self) -> Wanted:
-        """What the active losses read of the teacher: losses over logits by teacher, and shapes of layers."""
+        """What the active losses read of the teacher: losses over logits by teacher, and the layers of its models with their
+        shapes for two pictures. False as a condition where they read nothing.
+        """
         losses_by_teacher: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
             if not isinstance(loss, LogitLoss):
@@ -220,7 +222,9 @@ class Objective(nn.Module):
 
     @property
     def takeover(self) -> tuple[SimKDLoss, str] | None:
-        """SimKD: the loss that puts a teacher's classifier in place of the student's, and that teacher's name."""
+        """SimKD: the loss that puts a teacher's classifier in place of the student's, and that teacher's name; None without
+        such a loss.
+        """
         for name, loss in self.losses.items():
             if isinstance(loss, SimKDLoss):
                 return loss, self._teacher_of.get(name, ALL)
@@ -255,8 +259,9 @@ class Objective(nn.Module):
             logits: the student's, for the task, ``(N, C, ...)``.
             distilled: those that distillation reads, likewise; the same, but for a student with two heads.
             features: gives the student's features, by layers and form of tokens; each feature loss calls it.
-            answer: the teacher's.
-            batch: with ``target`` and ``index``, see :class:`kd.data.batch.Batch`.
+            answer: the teacher's to the same pictures.
+            batch: with ``target``, ``index`` where a loss needs it, and ``window`` where gradients are accumulated over
+                batches with missing labels; see :class:`kd.data.batch.Batch`.
         """
         if self.teacher_drop and self.training:
             return self._with_dropping(features, answer)
@@ -289,12 +294,17 @@ class Objective(nn.Module):
     def _shares(
         self, target: Tensor, terms: list[str], window: Sequence[Tensor] | None
     ) -> Sequence[Tensor | None]:
-        """What each term's mean over this batch's targets counts in the optimizer step; None: as it is.
+        """By what each term is multiplied, so that it is a mean over all targets of the optimizer step; None: by nothing.
+
+        In training on data that may lack labels and in several processes all must call it (an all-reduce).
 
         Args:
             target: of this batch, ``(N, ...)``.
-            terms: names of the terms.
+            terms: names of the terms, ``task`` among them.
             window: targets of all batches of the step on this process; None: this batch alone is the step.
+
+        Returns:
+            A scalar, or None, for each of ``terms``.
         """
         batch_is_the_step = window is None and not in_parallel()
         may_differ = self.lacks_labels and self.training
@@ -344,8 +354,8 @@ class Objective(nn.Module):
         """The losses over features of a validation batch, each process by itself.
 
         Args:
-            features: gives the student's, by layers and form.
-            answer: the teacher's.
+            features: gives the student's, by layers and form of tokens.
+            answer: the teacher's features of the same pictures.
 
         Returns:
             Scalars: ``<name>_loss`` of :attr:`measurable`, unweighted, and ``feature_loss``, their weighted sum.
@@ -375,11 +385,12 @@ class Objective(nn.Module):
         ]
 
     def _compared(self, name: str, features: Read, answer: Answer) -> tuple[Any, Any]:
-        """What a loss over features compares: a layer of each model, or lists of them.
+        """What a loss over features compares: the features of one layer of each model, or lists of them (a loss over several
+        layers).
 
         Args:
             name: of the loss.
-            features: reads the student's layers.
+            features: gives the student's, by layers and form of tokens.
             answer: holds the teacher's.
         """
         student, teacher = self.feature_taps.read(name, features, answer)
@@ -402,9 +413,9 @@ class Objective(nn.Module):
             name: of the loss.
             loss: reads logits or features.
             logits: the student's, ``(N, C, ...)``.
-            features: the student's, by layer.
+            features: gives the student's, by layers and form of tokens.
             answer: the teacher's logits and features.
-            batch: targets and indices.
+            batch: targets, and the pictures' numbers where the loss needs them; without these a UserError.
         """
         target = batch["target"]
         extra = {}

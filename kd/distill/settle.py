@@ -31,14 +31,17 @@ def settle_losses(
 ) -> None:
     """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
 
-    What the student's own start has read already is not read again. Called in every process before the first step, when
-    the students have their first weights and the teacher is on its device.
+    What the student's own start has read already is not read again. Called before the first step of a run that does not
+    resume, when the students have their first weights and the teacher is on its device: in the first process alone, whose
+    tensors the caller sends to all; or in every process, where the teacher's weights are shared out
+    (:func:`kd.module.start.settle_once`).
 
     Args:
-        students: of the run; those whose losses need neither are left alone.
+        students: of the run; those whose losses need neither are left alone. Each one's ``sample_taps`` is freed.
         teacher: of the run.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
-        broadcast: gives every process the first one's object.
+        broadcast: gives every process the first one's object, called for each standardizer; in the first process alone it
+            returns its argument.
     """
     for student in students.named().values():
         taps = student.sample_taps
@@ -70,7 +73,7 @@ class SampleOutputs(NamedTuple):
     student: list[dict[str, Tensor]]
     """What the student's taps caught, by path; of the first batch alone where no projection is fitted."""
     teacher: list[dict[Layer, Tensor]]
-    """The teachers' features."""
+    """The teachers' features, by layer, of every batch."""
 
 
 def _read_by_the_start(student: Student, taps: SampleTaps | None) -> SampleOutputs | None:
@@ -109,10 +112,10 @@ def _read_by_the_start(student: Student, taps: SampleTaps | None) -> SampleOutpu
 
 
 def _read_anew(student: Student, teacher: RunTeacher, pictures: Tensor) -> SampleOutputs:
-    """Runs the teacher on the pictures, and the student on as many as are read of it.
+    """Runs the teacher on all pictures, and the student on all or on the first part.
 
-    Projections are fitted to an inherited student alone. Of another one only the size of its maps is read, which the
-    first part shows.
+    Projections are fitted to an inherited student alone, which needs all. Of another one only the size of its maps is
+    read, which the first part shows.
 
     Args:
         student: run in eval mode.

@@ -18,8 +18,10 @@ class Sharding(Protocol):
     clips_gradients: bool
 
     def shard(self, students: Students) -> None:
-        """Cuts the students, before their optimizers are made.
+        """Cuts the students in place; DeepSpeed only checks them here, and cuts when it sets up their optimizer.
+
+        The module calls it on every rank, after the first weights are set and before the optimizers are made.
 
         Raises:
-            UserError: what does not go with it.
+            UserError: a student with a moving average or ``optim.zero`` that the strategy can't have.
         """

@@ -141,7 +141,8 @@ def objective_of(
     """What a student learns; the arguments are those of :class:`Distillation`, whose types are checked here (TypeError).
 
     A ``student`` without a classifier (timm's ``num_classes=0``) whose losses read no logits learns features alone,
-    from pictures without labels, where no task is given.
+    from pictures without labels, where no task is given. ``losses`` None: the task's usual ones where there is a teacher,
+    else none. ``teacher`` and ``student`` are read for these defaults alone.
     """
     check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
     check_type(
@@ -177,7 +178,7 @@ def objective_of(
 
 
 def usual_losses(task: Task) -> dict[str, DistillLoss]:
-    """The default losses of a task: KD over the softmax, or of each label, pixel or number; none for features."""
+    """The default loss of a task, named ``kd``: over the softmax, or of each label, pixel or number; {} for features."""
     for loss in (KDLoss(), BinaryKDLoss(), PixelKDLoss(), RegressionKDLoss()):
         if not task.refuses(loss):
             return {"kd": loss}
@@ -211,10 +212,12 @@ def make_student(
 ) -> Student:
     """A student around any model: its input, its losses and, with ``ema_decay``, its moving average.
 
-    The other arguments are those of :class:`Distillation`; ``objective`` holds its task and losses.
+    The other arguments are those of :class:`Distillation`; ``objective`` holds its task and losses. Of ``data`` None the
+    task or the model's last layer says how many classes there are. ``objective`` is bound to data and models, and the
+    teacher's input may change (:func:`take_students_floats`).
 
     Args:
-        ema_decay: in (0, 1); None: no average.
+        ema_decay: of the average per optimizer step, in (0, 1); None: no average.
         optim: how it is optimized; None: the default.
 
     Raises:
@@ -285,7 +288,8 @@ def moving_average(model: nn.Module, decay: float | None) -> MovingAverage | Non
 
     Args:
         model: as it is before the first step.
-        decay: of the average per optimizer step, in (0, 1): ``average <- decay * average + (1 - decay) * weights``.
+        decay: of the average per optimizer step, in (0, 1): ``average <- decay * average + (1 - decay) * weights``; the
+            first steps have a smaller one (:meth:`MovingAverage.update`).
 
     Raises:
         ValueError: a decay outside (0, 1).

@@ -70,8 +70,8 @@ class Student(nn.Module):
         """Stores the arguments, which are the class's, freezes what ``spec.freeze`` names and builds the losses'
         parameters.
 
-        Runs the model on two black pictures for each loss over features, so that it knows the shapes it reads; without
-        such a loss the model is not run.
+        Runs the model on two black pictures at least once for each loss over features, to see the shapes that the loss
+        reads; without such a loss the model is not run.
         """
         super().__init__()
         self.model = model
@@ -132,7 +132,7 @@ class Student(nn.Module):
         return self.spec is not None and self.spec.checkpoint is not None
 
     def _trial(self) -> object:
-        """What the model gives for two small pictures, as it is."""
+        """What the model gives for two black pictures of its input's size, in its present mode."""
         return trial(self.model, self.prepare, TRIAL)
 
     def train(self, mode: bool = True) -> "Student":
@@ -211,7 +211,7 @@ class Student(nn.Module):
 
     @property
     def final(self) -> nn.Module:
-        """The weights that are validated and exported: the average where there is one."""
+        """The model that is validated and exported: the one that holds the average, where there is one."""
         if self.average is not None:
             return self.average.module
         return self.model
@@ -224,7 +224,12 @@ class Student(nn.Module):
         return [self.model]
 
     def without_gradient(self) -> list[str]:
-        """Names of the parameters that no loss reaches, found by one backward pass; DDP needs to know them."""
+        """Names of the parameters that no loss reaches (``model.head.weight``, ``objective.losses.NAME.weight``): DDP, which
+        waits for every parameter's gradient, must leave them out.
+
+        Those of losses whose weight is 0; and, where features alone are learnt, those that a trial's backward pass gives
+        no gradient. Frozen parameters are not among them.
+        """
         objective = self.objective
         names: list[str] = []
         # Parameters of losses whose weight is 0.
@@ -253,13 +258,15 @@ class Student(nn.Module):
 
     # -- before training ---------------------------------------------------------------------------------------------
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """Called before training, after the student has its teacher's layers where it inherits.
+        """Starts the average of an inherited student from its new weights; reports where the first weights are from.
+
+        Called in the first process, before training, after the student has its teacher's layers where it inherits.
 
         Args:
             pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
 
         Returns:
-            A message for the user about its first weights, or "".
+            A message for the user about its first weights; "" where nothing is unusual, or the model was given.
         """
         if self.start == "inherited" and self.average is not None:
             self.average.set(self.model)
@@ -309,21 +316,21 @@ class Student(nn.Module):
 
     @property
     def sample_size(self) -> int:
-        """How many training pictures its start is measured by."""
+        """How many training pictures its start, and the statistics of its losses, are computed from."""
         if self.spec is not None:
             return self.spec.inherit_pictures
         return StudentSpec.inherit_pictures
 
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
-        """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.
+        """Its optimizer (sharded with ``optim.zero``) and the schedule of its learning rate, stepped every optimizer step.
 
-        Sets :attr:`lr`.
+        Both have the parameters of its model and of its losses. Sets :attr:`lr`.
 
         Args:
             pace: how many steps and epochs the run has, and how many pictures a step.
 
         Raises:
-            UserError: ``optim.lr_batch`` beside loaders whose batch size is not known.
+            UserError: ``optim.lr_batch`` beside loaders whose batch size is not known, or what the optimizer refuses.
         """
         spec = for_start(self.optim, self.start == "scratch")
         if pace.global_batch is not None:
@@ -355,7 +362,7 @@ class Student(nn.Module):
 
         Args:
             batch: on the student's device.
-            answer: the teacher's to the same pictures.
+            answer: the teacher's to the same pictures, with all that :attr:`Objective.wanted` lists; empty without.
         """
         with (
             annotate("student"),
@@ -380,7 +387,11 @@ class Student(nn.Module):
 
     @torch.no_grad()
     def take_classifier(self) -> None:
-        """SimKD: sets the classifier to the teacher's after the projection as it is now."""
+        """SimKD: sets the classifier to the teacher's after the loss's projection as it is now; else does nothing.
+
+        The projection trains on, so the classifier lags behind it until the next call. The average, where there is one,
+        gets the same classifier.
+        """
         if self.objective.takeover is None or self._lender is None:
             return
         device = next(self.model.parameters()).device

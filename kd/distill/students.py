@@ -75,7 +75,9 @@ class Students(nn.ModuleDict):
         return wanted
 
     def without_gradient(self) -> list[str]:
-        """Parameters that no term reaches, by their name in this module (``student.module.weight``)."""
+        """Parameters that no loss reaches, by their name in this module (``student.model.head.weight``): DDP would wait for
+        their gradients.
+        """
         names = []
         for key, student in zip(self, self.named().values(), strict=True):
             for name in student.without_gradient():
@@ -88,7 +90,9 @@ class Students(nn.ModuleDict):
         pictures: Callable[[int], Tensor] | None,
         device: torch.device = CPU,
     ) -> list[str]:
-        """Takes first weights from the teacher's layers where the settings say so.
+        """Takes first weights from the teacher's layers where the settings say so, then calls each :meth:`Student.begin`.
+
+        Called in the first process alone, before training; the caller sends the weights to the others.
 
         Args:
             teacher: the run's.
@@ -153,7 +157,9 @@ class Students(nn.ModuleDict):
         return optimizer, LambdaLR(optimizer, factors)
 
     def ask(self, teacher: RunTeacher | None, batch: Batch) -> Answer:
-        """The teacher's answer to a batch: what the students' losses read of it; empty where they read nothing."""
+        """The teacher's answer to a batch: what the students' losses read of it; an empty answer where they read nothing or
+        ``teacher`` is None.
+        """
         wanted = self.wanted
         if teacher is None or not wanted:
             return Answer()
@@ -162,7 +168,7 @@ class Students(nn.ModuleDict):
     def learn(
         self, batch: Batch, answer: Answer, before_each: Callable[[], None]
     ) -> dict[str, Terms]:
-        """The losses of one batch, by student.
+        """The losses of one batch, by student; the single one's key is "".
 
         Args:
             batch: on the students' device.
@@ -177,7 +183,7 @@ class Students(nn.ModuleDict):
         return terms
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
-        """Sets where training is, for all losses; see :meth:`Objective.set_epoch`."""
+        """Sets where training is, for all losses: ``epoch`` from 0, of ``max_epochs``; see :meth:`Objective.set_epoch`."""
         for student in self.named().values():
             student.objective.set_epoch(epoch, max_epochs)
 
@@ -233,12 +239,15 @@ def _taps_of_losses(
 ) -> SampleTaps:
     """Taps on what the students' losses read of themselves and of the teacher whose layers they take.
 
-    Students whose losses read other teachers, too, or no features at all, get none.
+    Students whose losses read other teachers, too, or need no sample (:attr:`Student.is_settled_by_sample`), get none.
 
     Args:
-        students: of one parent; each gets the taps as its ``sample_taps``.
+        students: of one parent; each that gets taps has them as its ``sample_taps`` afterwards.
         parent: the teacher.
-        parent_model: its model as the fit runs it.
+        parent_model: its model as the fit runs it, which may be another than the one that answers.
+
+    Returns:
+        The taps of all of them together; without any it reads no model.
     """
     taps: dict[nn.Module, Taps] = {}
     teacher_paths: list[str] = []
@@ -267,6 +276,6 @@ class StepOutput(TypedDict):
     loss: Tensor
     """The sum of the students' losses, a scalar."""
     terms: dict[str, dict[str, Tensor]]
-    """Each student's :attr:`Terms.named`, by its name."""
+    """Each student's :attr:`Terms.named`, by its name; "" for a single one."""
     answer: Answer
     """The teacher's."""

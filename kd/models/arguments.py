@@ -42,8 +42,9 @@ def check_arguments(
             its file has tensors.
 
     Raises:
-        UserError: an argument that loads weights, a number above the limit or a side above
-            :data:`kd.settings.LARGEST_SIDE`.
+        UserError: an argument that loads weights, a side above :data:`kd.settings.LARGEST_SIDE`, or a number above
+            :data:`LARGEST`; from a file also more layers than :data:`MOST_LAYERS` or its tensors, one by one or summed,
+            or a window above :data:`LARGEST_WINDOW`.
     """
     for name in arguments:
         if name in LOADS:
@@ -89,7 +90,7 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
     """Checks that a model's weights fit this machine's memory, before it is built.
 
     The model is built once on PyTorch's ``meta`` device, where tensors have shapes and no memory; random numbers are
-    drawn from a copy of the generator. A model that can't be built there is left to the real building.
+    drawn from a copy of the generator. A model that can't be built there passes: building it reports why.
 
     Args:
         make: builds the model with random weights.
@@ -97,7 +98,7 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
         arguments: what the model is built with, for the message.
 
     Raises:
-        UserError: the weights are larger than the memory.
+        UserError: weights and buffers are larger than all memory of the machine, free or not.
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         try:
@@ -118,7 +119,8 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
 def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration of transformers without what fetches code or weights, also of models inside it.
 
-    Of implementations only those that are part of torch and transformers stay: others are kernels of the hub.
+    Of the settings named ``..._implementation`` those stay that name torch's or transformers' own code
+    (:data:`IMPLEMENTATIONS`): others are kernels of the hub. Names that begin with ``_`` never stay.
     """
     kept: dict[str, Any] = {}
     for name, value in config.items():

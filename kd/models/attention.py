@@ -58,7 +58,10 @@ def _in_float32(value: object) -> object:
 
 
 def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
-    """The context of a forward with gradients: :class:`InFloat32` where faster; none if compiled or checkpointed.
+    """The context of a training step's forward: :class:`InFloat32` where that is faster, else an empty one.
+
+    It is faster under bfloat16 autocast on a CPU without matrix instructions. A compiled or checkpointed model gets none:
+    its second forward, in the backward pass, would run outside of this context and compute in another dtype.
 
     Args:
         model: of the forward.
@@ -79,7 +82,10 @@ def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextMan
 
 
 def _is_plain_of_timm(model: nn.Module) -> bool:
-    """Whether a model is of timm, neither checkpointed nor compiled: its forward runs once a step."""
+    """Whether a model is of timm, neither checkpointed nor compiled, so that its forward runs once a step.
+
+    A model in which no layer has timm's ``grad_checkpointing`` counts as not of timm.
+    """
     checkpointing = []
     for layer in model.modules():
         if hasattr(layer, "grad_checkpointing"):  # timm's models have it

@@ -11,14 +11,16 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def check_weights(arch: str, key: str) -> None:
-    """Checks that a timm model's weights are on this machine, or that the hub can be reached.
+    """Checks that a timm model's weights are in this machine's cache, or that the hub can be reached.
+
+    Weights that timm lacks, or has from elsewhere than the hub, pass: building the model reports what is wrong.
 
     Args:
-        arch: a timm model with weights.
+        arch: timm's name of the model, with or without a tag of weights.
         key: the setting that takes the weights from a file, such as ``model.teacher.checkpoint``.
 
     Raises:
-        UserError: neither; with the settings and variables that help.
+        UserError: neither; the message has the settings and variables that help.
     """
     try:
         config = timm.get_pretrained_cfg(arch)

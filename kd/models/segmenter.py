@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 
-# The head works on a grid of a quarter of the picture: finer costs much and gains little.
 HEAD_STRIDE = 4
+"""Pixels a side for each place of the grid on which the head works: finer costs much and gains little."""
 LEVELS = 4
 """Maps of the backbone that the head reads, the last ones."""
 TimmModel: TypeAlias = Any  # torch types its parts as bare modules
 
 
 def backbone_of(model: nn.Module) -> TimmModel:
-    """The backbone of a segmenter; another model is returned as it is."""
-    return getattr(model, "backbone", model)  # a classifier is its own
+    """A model's ``backbone``, which a :class:`DenseModel` has; a model without one is returned as it is."""
+    return getattr(model, "backbone", model)
 
 
 class DenseModel(nn.Module):
@@ -79,7 +79,9 @@ class DenseModel(nn.Module):
         return {f"backbone.{name}" for name in exempted()}
 
     def levels(self, x: Tensor) -> list[Tensor]:
-        """``(N, 3, H, W)`` -> the backbone's features that the head takes, ``(N, C_i, H_i, W_i)`` each."""
+        """Prepared pictures ``(N, 3, H, W)`` -> the backbone's features that the head takes, from the first level to the
+        last, ``(N, C_i, H_i, W_i)`` each.
+        """
         return self.backbone.forward_intermediates(  # type: ignore[operator]
             x, indices=self.indices, norm=self.norm, output_fmt="NCHW", intermediates_only=True
         )
@@ -116,7 +118,7 @@ class DenseHead(nn.Module):
 
         Args:
             features: ``(N, C_i, H_i, W_i)`` of each level.
-            size: height and width.
+            size: height and width of the grid, a quarter of the picture's.
 
         Returns:
             Logits ``(N, C, *size)``.

@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers that a model repeats, inner before outer: members of a list or sequence that come twice or more.
+    """The layers that a model repeats, inner before outer.
+
+    They are the members with parameters of a ``ModuleList`` or ``Sequential`` that has two or more of their class.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)), nn.ReLU())
     >>> [type(block).__name__ for block in repeated_blocks(model)]
@@ -35,14 +37,15 @@ def shard(
     frozen: bool = False,
     gathered_as: torch.dtype | None = None,
 ) -> None:
-    """Shards a model in place over ``mesh``, block by block; ``frozen``: no backward pass follows.
+    """Shards a model in place over ``mesh``, block by block; called on every rank.
 
     Args:
         model: to shard; from now on all processes must call it equally often.
         mesh: of one dimension.
         frozen: there is no backward pass: what is outside the blocks is freed after the forward pass as well.
         gathered_as: the dtype in which weights travel and compute, which autocast would give them anyway: with
-            bfloat16 half as much travels. Gradients are summed, and the weights kept, in float32. None: as they are.
+            bfloat16 half as much travels. Gradients are averaged over the processes in float32, and the weights stay in
+            their own dtype. None: weights travel as they are, and gradients in the dtype of the weights.
     """
     policy = MixedPrecisionPolicy()
     if gathered_as is not None:
@@ -66,19 +69,29 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def forget_forward(model: nn.Module) -> None:
-    """Clears the order of blocks noted for a backward pass that will not come: 50 bytes a block and pass."""
+    """Clears the order of blocks that FSDP notes in a forward pass for a backward pass, which does not come.
+
+    Without it each pass would keep 50 bytes a block.
+
+    Args:
+        model: a sharded one after its forward; on any other nothing is done.
+    """
     reset = getattr(model, "reset_iter_state", None)
     if reset is not None:
         reset()
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This process's part of a shard (of FSDP2, or of DeepSpeed's stage 3); any other tensor itself."""
+    """This process's part of a sharded tensor; any other tensor is returned as it is.
+
+    FSDP2 cuts the first axis, ``(D0 / processes, ...)``; DeepSpeed's stage 3 cuts the flattened tensor, so that part has
+    one axis. A part may be empty.
+    """
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     part = getattr(tensor, "ds_tensor", None)
     size = getattr(tensor, "ds_numel", 0)
     if part is None:
         return tensor
-    # What follows is padding, of any value.
+    # Beyond the whole tensor's size there is padding, of any value.
     return part[: max(0, size - part.numel() * distributed.get_rank())]

@@ -60,7 +60,8 @@ def positions_in(maps: Tensor, part: int, count: int = 4096) -> Positions:
     Args:
         maps: of the part.
         part: its number, the seed of the draw.
-        count: how many at most; by default as many as what is kept is chosen by.
+        count: how many are drawn of the whole part, at most; the default is the number by which channels and hidden units
+            are chosen.
     """
     return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)
 
@@ -78,10 +79,10 @@ def fit_at_places(
     Args:
         layer: a convolution, or a linear layer.
         norm: the BatchNorm after it, whose statistics are measured; None without one.
-        run: runs the student's part that it belongs to.
-        inputs: what that part reads, part by part.
+        run: runs the module of the student that the layer is in (a block, a stem), given its input.
+        inputs: what that module reads, ``(N, C_in, H, W)`` of each part of the sample.
         targets: what the layer and its norm should give, ``(N, C, h, w)`` of each part.
-        start: the weight's start, of as many numbers as the weight.
+        start: the weight's start, of as many numbers as the weight; it is brought into the weight's shape.
     """
     count = rows_needed(layer) // len(inputs)
     rows = []
@@ -98,7 +99,7 @@ def fit_at_places(
 
 
 def inherits_classifier(student: CNN, teacher: CNN) -> bool:
-    """Whether both have a linear classifier of the same classes."""
+    """Whether both have a linear classifier, of equally many classes."""
     both_linear = all(isinstance(model.get_classifier(), nn.Linear) for model in (student, teacher))
     return both_linear and student.num_classes == teacher.num_classes
 

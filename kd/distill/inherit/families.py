@@ -35,7 +35,9 @@ class Family:
     check: Callable[[Any, Any], None]
     """Raises a ValueError for a pair that does not fit."""
     inherit: Callable[[StudentInputs, Any, Images, Preprocess, SampleTaps], None]
-    """Overwrites the students' weights."""
+    """Overwrites the students' weights: of students, teacher, pictures, the teacher's input and taps, as
+    :func:`inherit_together` takes them.
+    """
 
 
 def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:

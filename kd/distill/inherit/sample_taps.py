@@ -38,6 +38,9 @@ class SampleTaps:
     def of_part(self, model: nn.Module, number: int) -> Iterator[None]:
         """Inside, a model's layers run on a part of the sample as they will in training; outputs are kept on the CPU.
 
+        A part may run in several blocks, some layers in each; of a layer that runs again the last output counts. A model
+        without taps just runs.
+
         Args:
             model: student or teacher.
             number: of the part, from 0.
