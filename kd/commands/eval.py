@@ -139,7 +139,7 @@ def _options(request: Request) -> "Options":
         return _pays_options(options, pays, request.rest)
     robust = truth(options, "robust")
     wish = wish_of(options)
-    claim = None if wish else claim_of(options)
+    claim = None if wish else claim_of(options, has_cascade=True)
     disputed = truth(options, "disputed")
     if disputed and (claim or wish):
         other = "cascade" if wish else "margin"

@@ -131,7 +131,7 @@ def union(kinds: Iterable[object]) -> object:
 
 
 def within(kind: object, limit: Range) -> object:
-    """A type whose numbers have to be in a range; null and words stay.
+    """A type whose numbers have to be in a range; null, words, and what has a limit already stay.
 
     >>> shown(within(float | None, Range("> 0")))
     'float > 0 | None'

@@ -22,9 +22,9 @@ _running = threading.RLock()  # a callback of a run may call a function of kd's 
 def as_function(name: str) -> Iterator[None]:
     """What runs inside may seed, set signals and variables; afterwards they are as before, also where it fails.
 
-    Working folder, environment, signal handlers (in the main thread, the only one that has any), random generators
-    (Python's, NumPy's, torch's on all devices), torch's settings and Python's warning filters. Also a decorator
-    (:mod:`kd.api`); errors pass through as they are.
+    Working folder, environment, signal handlers (in the main thread, the only one that may set any), random generators
+    (Python's, NumPy's, torch's on the CPU, and on GPUs that the program has used before), torch's settings and Python's
+    warning filters. The levels of loggers stay as set. Also a decorator (:mod:`kd.api`); errors pass through as they are.
 
     Args:
         name: of the function in ``kd`` and of its command (``train``: ``kd-train``), for messages.
@@ -79,7 +79,9 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Afterwards, all signals have the handlers of before; outside the main thread nothing is changed."""
+    """Afterwards, all signals have the handlers of before, but for those that were not set from Python; outside the main
+    thread nothing is changed.
+    """
     main = threading.current_thread() is threading.main_thread()
     if main:
         numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
@@ -98,7 +100,9 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _generators() -> Iterator[None]:
-    """Afterwards, the random generators of Python, numpy, torch and its GPUs are in the state of before."""
+    """Afterwards, the random generators of Python, NumPy and torch are in the state of before; those of GPUs where CUDA
+    was in use before.
+    """
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 (the global one)
     gpus = None
     if torch.cuda.is_initialized():

@@ -24,7 +24,7 @@ class CascadeWish:
     text: str
     """The goal as it was given."""
     confidence: float
-    """With which the goal is met, in 0.5..1."""
+    """With which the goal is met, > 0.5 and <= 0.999."""
     score: Score
     """The measure of how sure the student is (:data:`kd.proof.cascade.SCORES`)."""
     latency_ms: float | None = None
@@ -35,12 +35,12 @@ class CascadeWish:
 def wish_of(options: Mapping[str, str]) -> CascadeWish | None:
     """The wish of a command's own keys; None without ``cascade=true``.
 
-    Without a goal it is ``accuracy=teacher``, within ``margin`` points (1 where it is not given).
+    Without a goal it is ``accuracy=teacher``, within ``margin`` points (hundredths; 1 where it is not given).
 
     Raises:
         UserError: a value out of range, two goals, or a key that has no effect.
     """
-    if not truth(dict(options), "cascade"):
+    if not truth(options, "cascade"):
         for key in KEYS[1:]:
             if key in options:
                 raise UserError(f"{key}: has no effect without cascade=true")

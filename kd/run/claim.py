@@ -23,11 +23,12 @@ class Claim:
     """Its first brackets match what pictures that belong together share in their names; None: each is its own group."""
 
 
-def claim_of(options: Mapping[str, str]) -> Claim | None:
+def claim_of(options: Mapping[str, str], has_cascade: bool = False) -> Claim | None:
     """The claim of a command's own keys; None without ``margin``.
 
     Args:
         options: the keys that were given, as text; ``margin`` in points (hundredths).
+        has_cascade: the command takes ``cascade=true`` too, which reads ``confidence``; for the message.
 
     Raises:
         UserError: a value out of range, or a key that has no effect without ``margin``.
@@ -35,7 +36,7 @@ def claim_of(options: Mapping[str, str]) -> Claim | None:
     if "margin" not in options:
         for key in ("confidence", "groups"):
             if key in options:
-                other = " or cascade=true" if key == "confidence" else ""
+                other = " or cascade=true" if key == "confidence" and has_cascade else ""
                 raise UserError(f"{key}: has no effect without margin=POINTS{other}")
         return None
     margin = number_between(

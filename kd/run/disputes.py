@@ -32,7 +32,7 @@ def check_disputes(pairs: Sequence[Pair]) -> None:
     """Refuses what has no labels to dispute.
 
     Raises:
-        UserError: several models, or a task without one class a picture.
+        UserError: several models, or a task without one class a picture, of two or more.
     """
     if len(pairs) > 1:
         raise UserError("disputed: takes one run, or one weights file")
@@ -109,15 +109,16 @@ class Disputes:
             answers.append(logits.argmax(1).cpu())
 
     def found(self, pair: Pair, place: str) -> dict[str, Any]:
-        """The disputed labels; also written beside the run, with pictures for the page.
+        """The disputed labels; also written into the run's folder, with pictures for the page; not of a bare weights file.
 
         Args:
             pair: the models.
             place: the pictures' split.
 
         Returns:
-            ``split``, ``pictures``, ``disputed`` (how many), ``likely_wrong`` (an estimate), ``accuracy`` of the classifier
-            that has not seen the picture, ``judge``, and ``labels``: rows of :data:`COLUMNS`, the least likely labels first.
+            ``split``, ``pictures`` (how many have a label), ``disputed`` (how many of these), ``likely_wrong`` (an estimate
+            of how many), ``accuracy`` in 0..1 of the classifier that has not seen the picture, ``judge``, and ``labels``:
+            rows of :data:`COLUMNS` (``teacher`` only where there is one), the least likely labels first.
 
         Raises:
             UserError: too many pictures, or none with a label.

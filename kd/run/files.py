@@ -18,10 +18,12 @@ LONGEST_NUMBER = 100
 
 
 class _Strict(BoundedLoader):
-    """Refuses a key that is given twice, as the last one would win in silence, and numbers of thousands of digits."""
+    """Refuses a key that is given twice, as the last one would win in silence, and values that are longer numbers than
+    :data:`LONGEST_NUMBER`.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping of YAML; keys that are given twice and endless numbers raise ConstructorError with their line."""
+        """A mapping of YAML; keys that are given twice and too long numbers raise ConstructorError with their line."""
         seen: set[str] = set()
         for key, value in node.value:
             is_number = value.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -147,7 +149,7 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts -> ``{"a.b.c": value}``; lists and empty dicts are values.
+    """Nested dicts -> ``{"a.b.c": value}``; lists and empty dicts are values: of ``{}`` it is ``{"": {}}``.
 
     >>> flatten({"a": {"b": 1}, "c": [2]})
     {'a.b': 1, 'c': [2]}

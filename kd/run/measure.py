@@ -100,7 +100,7 @@ class Options:
         if not self.folder:
             return f"eval_{self.split}.json"
         name = Path(self.folder).resolve().name
-        if name in ("train", "val"):
+        if name in ("train", "val", "test"):
             name = f"folder_{name}"
         return f"eval_{name}.json"
 

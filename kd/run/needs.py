@@ -43,7 +43,7 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
         overlays: of the command line, for the message.
 
     Raises:
-        UserError: names the setting and the command that installs the package.
+        UserError: names the setting, and the command that installs the package or another way out.
     """
     _check_student(config)
     refuse_random_weights(config)
@@ -77,7 +77,9 @@ def _check_student(config: Mapping[str, Any]) -> None:
 
 
 def refuse_random_weights(config: Mapping[str, Any]) -> None:
-    """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out.
+    """Refuses a teacher without weights, unless ``preflight`` is other than ``stop``: most likely a key was forgotten.
+
+    The preflight would find out too, but only after a minute.
 
     Args:
         config: the resolved settings.
@@ -97,7 +99,7 @@ def refuse_random_weights(config: Mapping[str, Any]) -> None:
 
 
 def check_downloads(config: Mapping[str, Any]) -> None:
-    """Checks that weights which timm would download are on this machine, or can be: before any picture is read.
+    """Checks that weights which timm would download are on this machine, or can be, before anything is built.
 
     Args:
         config: the resolved settings, with what the teachers' files say.
@@ -159,6 +161,8 @@ def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
 def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
     """Refuses a run on GPUs where the machine surely has none; how many there are is known once torch is imported.
 
+    Not off Linux, nor in the job of a launcher, which may start the processes on other machines.
+
     Args:
         trainer: its settings.
         overlays: names of the overlays that were given, for the message.
@@ -176,7 +180,7 @@ def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
 
 
 def _by(overlays: list[str], *parts: str) -> str:
-    """The overlay that most likely set a value, by its name; else the run."""
+    """The subject of a message, with a blank after it: the last overlay with one of ``parts`` in its name, else the run."""
     names = [name for name in overlays if any(part in name for part in parts)]
     if names:
         return f"config={names[-1]} "
@@ -184,7 +188,7 @@ def _by(overlays: list[str], *parts: str) -> str:
 
 
 def _class_names(value: object) -> list[str]:
-    """The short names of a class, or of a list of classes."""
+    """The short names of a class, or of a list of classes; words and null have none."""
     nodes = value if isinstance(value, list) else [value]
     return [node["class_path"].rpartition(".")[2] for node in nodes if isinstance(node, dict)]
 

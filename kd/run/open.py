@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def open_run(place: str, request: Request | None = None) -> "FinishedRun":
     """A finished run. Its student's file says what the student and its task are.
 
-    Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured; both
-    when they are first used.
+    A student whose classifier nothing has trained comes without it, and without classes. Of ``config.yaml`` nothing is
+    built but the data, and the settings of teachers where one is measured; both when they are first used.
 
     Args:
         place: the run's folder, that of one of several students, or a URL, which is fetched.

@@ -48,7 +48,8 @@ def whole_number(
 
 
 def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
-    """The whole numbers > 0 of a command's own key, with commas between (brackets are allowed), sorted, each once.
+    """The whole numbers > 0 of a command's own key, with commas between (brackets and blanks beside the commas are
+    allowed), sorted, each once.
 
     Args:
         own: the command's keys.
@@ -59,8 +60,9 @@ def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
         UserError: anything else.
     """
     numbers: set[int] = set()
-    text = own.get(key, default).strip("[]").replace(" ", "")
-    for word in text.split(","):
+    text = own.get(key, default).strip("[]")
+    for part in text.split(","):
+        word = part.strip()
         if not re.fullmatch(r"\d+", word, re.ASCII) or int(word) == 0:
             raise UserError(
                 f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'"
@@ -87,7 +89,7 @@ def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> 
     return value
 
 
-def truth(own: dict[str, str], key: str) -> bool:
+def truth(own: Mapping[str, str], key: str) -> bool:
     """A yes or no of a command's own keys: ``true`` or ``false`` in any case; False where it is not given.
 
     Raises:

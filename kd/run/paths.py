@@ -21,8 +21,9 @@ def is_file(value: str) -> bool:
 def holds_settings(key: str) -> bool:
     """Whether a key takes a group of settings, a class, a dict or a list, and no text of its own.
 
-    Then a text with the ending of a YAML file is a file of its value. A student's keys (``students.NAME.``) and those of
-    ``model.teachers.NAME`` count as the run's own; "" is the whole tree.
+    ``trainer.logger`` and ``trainer.strategy``, which take names too, count among these. Then a text with the ending of a
+    YAML file is a file of its value. A student's keys (``students.NAME.``) and those of ``model.teachers.NAME`` count as
+    the run's own; "" is the whole tree.
     """
     key = re.sub(r"^students\.[^.]+(\.|$)", "", key)
     key = re.sub(r"^model\.teachers\.[^.]+", "model.teacher", key)
@@ -30,7 +31,9 @@ def holds_settings(key: str) -> bool:
 
 
 def _takes_no_text(key: str) -> bool:
-    """Groups, and keys whose type is a class, a dict or a list without ``str`` beside it; False for an unknown key."""
+    """Whether a key is a group, or its type is a class, a dict or a list without ``str`` beside it; False for an unknown
+    key.
+    """
     known = keys.schema()
     if key in ("trainer.logger", "trainer.strategy"):  # names and classes
         return True
@@ -66,7 +69,7 @@ OTHER_NAMES = {"distill": "grocery_vit"}
 
 
 def names(kind: str) -> dict[str, str]:
-    """All recipes or overlays by name, with the first line of the file where that is a comment.
+    """All recipes or overlays by name, with the first line of the file where that is a comment, else "".
 
     Args:
         kind: ``recipes`` or ``configs``.
@@ -98,10 +101,10 @@ def part_of(overlay: str, recipe: str) -> list[Path]:
     """What an overlay changes of one recipe alone: ``recipes/<overlay>/<recipe>.yaml``; [] where there is no such file.
 
     Args:
-        overlay: its name, as in ``config=``.
-        recipe: the recipe's name.
+        overlay: its name, as in ``config=``; ``tune`` for the search that is shipped with a recipe.
+        recipe: the recipe's name, or another of :data:`OTHER_NAMES`; a recipe named by its path has no such file.
     """
-    file = folder("recipes") / overlay / f"{recipe}.yaml"
+    file = folder("recipes") / overlay / f"{OTHER_NAMES.get(recipe, recipe)}.yaml"
     if file.is_file():
         return [file]
     return []

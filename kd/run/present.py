@@ -58,14 +58,15 @@ def check_present(config: Mapping[str, Any]) -> "Splits | None":
 
 
 def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
-    """Refuses settings that name a folder or a file that is not on this machine; URLs are left to their readers.
+    """Refuses settings that name a folder, a file or a class of the user's own that is not on this machine; URLs are left
+    to their readers.
 
     Args:
         config: the resolved settings.
         resumed: the run is resumed: its student's weights are in the checkpoint, so the file they began with may be gone.
 
     Raises:
-        UserError: names the setting, the missing path, and what is read there.
+        UserError: names the setting, the missing path or class, and what is read there.
     """
     check_modules(config)
     check_data(config["data"])
@@ -81,10 +82,10 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
 
 
 def check_data(data: Mapping[str, Any]) -> None:
-    """Refuses a missing folder or list of pictures among the settings ``data``.
+    """Refuses a missing folder, list of pictures, or data set of Hugging Face among the settings ``data``.
 
     Raises:
-        UserError: as of :func:`check_present`.
+        UserError: as of :func:`check_named`.
     """
     for folder in _folders(data):
         if is_url(folder.path) or Path(folder.path).expanduser().is_dir():
@@ -146,7 +147,7 @@ def _weights(model: Mapping[str, Any], resumed: bool) -> Iterator[tuple[str, str
 
 
 def check_models(words: Sequence[str]) -> None:
-    """Refuses words of a command line that name neither a finished run nor a weights file.
+    """Refuses words of a command line that name neither a finished run nor a weights file; URLs pass.
 
     Raises:
         UserError: names the missing folder or file.

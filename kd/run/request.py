@@ -175,7 +175,12 @@ class Request:
         return self._with_files(key, content, file.parent)
 
     def _contents(self) -> dict[Path, dict[Any, Any]]:
-        """The settings of each file, in rising priority; none names code that the user does not trust."""
+        """The settings of each file, in rising priority; none names code that the user does not trust.
+
+        Raises:
+            UserError: a file that can't be read, has control characters or a plain value where a group of settings
+                belongs, or names code that is not trusted.
+        """
         contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
@@ -194,6 +199,9 @@ class Request:
 
         Args:
             contents: of the recipe and the overlays, in rising priority.
+
+        Raises:
+            UserError: a word with control characters, that sets nothing, or with a file where none is read.
         """
         typed = self.overrides
         self.overrides = written_out(typed, [*contents])
@@ -232,7 +240,8 @@ class Request:
     def check_read(self, config: Mapping[str, Any]) -> None:
         """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`).
 
-        Of a new run a typed warm-up that fills it is refused too, and notes on sizes of pictures are kept.
+        Of a new run a typed warm-up that fills it is refused too, and notes on sizes of pictures and patches are added to
+        :attr:`notes`. Called once, by ``kd-train`` and ``kd.train``.
 
         Args:
             config: what :meth:`resolved` gave.
@@ -333,7 +342,8 @@ def translate(argv: Sequence[str]) -> Request:
     A word that ends in ``.yaml`` or ``.yml`` is the recipe. No file is read.
 
     Raises:
-        UserError: an option without a value, two recipes, or control characters.
+        UserError: an unknown option, a setting without a value, two recipes, another ``print_config`` than ``skip_null``,
+            or control characters.
     """
     request = Request()
     items = list(argv)
@@ -402,15 +412,15 @@ def _no_option(item: str) -> UserError:
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:
-    """Adds settings that came another way to a command line.
+    """Adds settings that came another way (SageMaker's hyperparameters) to a command line.
 
     Args:
-        request: the command line.
+        request: the command line; is changed.
         settings: keys and values as on a command line; a list of overlays is JSON.
         where: they came from, for the message.
 
     Raises:
-        UserError: one is on the command line as well, with another value.
+        UserError: one is on the command line as well, with another value; or one that is no key.
     """
     given = dict(item.split("=", 1) for item in request.overrides)
     given |= {

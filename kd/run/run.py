@@ -75,15 +75,12 @@ class Run:
         self.overrides = overrides
         self.cluster: Cluster | None = None  # the launcher's job; None: this machine alone
         self.marker: Path | None = None  # file that names the run's folder for a restarted job
-        self.student_configs: dict[
-            str, str
-        ] = {}  # of several students, by name: YAML text of its settings
-        self.recipe_lr: float | None = (
-            None  # the learning rate of the recipe's file; None: it has none
-        )
-        self.precision_note = (
-            ""  # a line about a precision that was chosen by measurement; "": it was set
-        )
+        # of several students, by name: YAML text of its settings
+        self.student_configs: dict[str, str] = {}
+        # the learning rate of the recipe's file; None: it has none
+        self.recipe_lr: float | None = None
+        # a line about the precision that kd has chosen; "": it was set, or the choice is the usual one
+        self.precision_note = ""
 
     @classmethod
     def of(cls, request: Request) -> "Run":
@@ -128,12 +125,17 @@ class Run:
 
         Args:
             file: the run's ``config.yaml``; None: the request's recipe counts, or the defaults without one.
-            request: is not changed.
+            request: is not changed; what its launcher sets does not count.
 
         Returns:
             The settings, and the names that the user trusts in them beside the list of classes.
+
+        Raises:
+            UserError: a mistake in them, or code that is not trusted.
         """
-        settings = replace(request, overrides=[*request.overrides], cluster={}, here=True)
+        settings = replace(
+            request, overrides=[*request.overrides], notes=[*request.notes], cluster={}, here=True
+        )
         if file is not None:
             settings.recipe = str(file)
         config = settings.resolved()

@@ -32,7 +32,8 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
         of two words for one key the later one counts.
 
     Raises:
-        UserError: a folder that is missing, or a file that is no list of pictures.
+        UserError: a folder that is missing, a file that is no list of pictures, or answers that are neither an address,
+            a file nor a class.
     """
     files_say = resolve.merged(contents)
     data = files_say.get("data") or {}
@@ -106,6 +107,8 @@ def as_typed(message: str, words: Sequence[str]) -> str:
 def _source(word: str, source_name: str) -> list[str]:
     """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is.
 
+    A recipe's source of :data:`OF_A_FOLDER` gets the folder as its argument alone.
+
     Args:
         word: ``key=value``.
         source_name: the class of the files' ``data.source``, without its package; "" without one.
@@ -138,7 +141,8 @@ def _source(word: str, source_name: str) -> list[str]:
 
 
 def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -> list[str]:
-    """Words that take a recipe's arguments from a model of another family: they are its own family's.
+    """A word ``GROUP.kwargs={}`` for each model whose typed ``arch`` is of another family than the files': their
+    ``kwargs`` are for that one. It comes before the typed words, so typed ``kwargs`` count.
 
     Args:
         given: words of the command line, by key.

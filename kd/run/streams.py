@@ -104,7 +104,8 @@ class FirstLine(MetaPathFinder):
 
 @contextmanager
 def unbroken_output(command: str) -> Iterator[None]:
-    """Inside, nothing that prints moves a terminal's cursor, or fails because its reader has gone.
+    """Inside, nothing that prints moves a terminal's cursor (but :meth:`Unbroken.draw`), or fails because its reader has
+    gone.
 
     The first line comes before the first heavy import (:class:`FirstLine`), in the process that speaks for the job.
 
@@ -128,7 +129,9 @@ def unbroken_output(command: str) -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Silences Lightning's hardware lines and tips, and warnings that call for nothing; for the process, to its end."""
+    """Silences Lightning's hardware lines and tips, and warnings that call for nothing; to the end of the process, inside
+    :func:`kd.run.as_function.as_function` the warnings to its end.
+    """
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # The last one: before the copy the module adds the teacher's answers, also to a loader that is not ours; after it

@@ -5,6 +5,7 @@ refused where it does not fit (:mod:`kd.run.checks`).
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kd.run.checks import ALLOWED_LOSSES, class_of, loss_refused_by
@@ -30,8 +31,11 @@ def words_of_task(
     Args:
         given: words of the command line, by key.
         files_say: the settings of recipe and overlays, merged.
-        source_name: the class of ``data.source``, without its package.
+        source_name: the class of ``data.source``, without its package; "" without one.
         is_list: the pictures are in a list that the command line names.
+
+    Returns:
+        None of a key that the command line gives; [] where the task is the recipe's and no list needs more.
     """
     words: list[str] = []
     of_files = class_of(at(files_say, TASK)) or "Classification"
@@ -57,11 +61,11 @@ def words_of_task(
 
 
 def note_on_task(typed: Sequence[str], written: Sequence[str]) -> list[str]:
-    """What is said of words that follow from the task, in one line; [] where nobody would miss it.
+    """A list of one line, which reports the words that follow from a task of several labels or numbers; [] without any.
 
     Args:
         typed: ``KEY=VALUE``, as on the command line.
-        written: the same with all that they imply.
+        written: the same with all that they imply; a task that a recipe's file has is not among them, and not reported.
     """
     given = dict(word.split("=", 1) for word in written if "=" in word)
     implied = [word for word in written if word not in typed]
@@ -105,7 +109,9 @@ def _task_of(given: Mapping[str, str]) -> str:
     """
     text = given.get(TASK, given.get(f"{TASK}.class_path", ""))
     if text.startswith("{"):
-        content = yaml_of(text)
+        content = None
+        with suppress(ValueError):  # no YAML: the types refuse the text later, by its key
+            content = yaml_of(text)
         if isinstance(content, Mapping):
             text = str(content.get("class_path"))
     return text.rpartition(".")[2]
@@ -121,7 +127,15 @@ def _task_of_list(given: Mapping[str, str]) -> str:
 
 
 def _losses_of_task(task: str, given: Mapping[str, str], files_say: Mapping[str, Any]) -> list[str]:
-    """Words that put a loss of the task in the place of a recipe's losses over classes; typed ones stay."""
+    """Words that put the likeliest loss of the task in the place of each loss of the recipe that the task refuses.
+
+    Typed losses stay; [] also where the command line gives all losses, the whole model, or no classifier.
+
+    Args:
+        task: a key of :data:`PICTURES_WITH`.
+        given: words of the command line, by key.
+        files_say: the settings of recipe and overlays, merged.
+    """
     is_whole = {LOSSES, "model"} & given.keys()
     if is_whole or given.get("model.student.head", "").lower() == "false":
         return []

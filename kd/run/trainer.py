@@ -50,15 +50,13 @@ def make_trainer(run: Run) -> Trainer:
     Raises:
         UserError: a monitored metric that the run does not have, or what Lightning has against the settings.
     """
-    callbacks = run.trainer_arguments["callbacks"] or []
-    if not isinstance(callbacks, list):
-        callbacks = [callbacks]
+    plugins = _as_list(run.trainer_arguments["plugins"])
     best = _best(run)
     arguments = {
         **run.trainer_arguments,
-        "callbacks": [*callbacks, *_callbacks(run, best)],
-        "enable_progress_bar": False,
-        "plugins": _plugins(run.trainer_arguments["plugins"]),
+        "callbacks": [*_as_list(run.trainer_arguments["callbacks"]), *_callbacks(run, best)],
+        "enable_progress_bar": False,  # kd's own callback draws it
+        "plugins": _with_environment(plugins) or None,
     }
     try:
         trainer = Trainer(**arguments)
@@ -67,12 +65,13 @@ def make_trainer(run: Run) -> Trainer:
     except Exception as error:  # all that Lightning and its packages have against the settings
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"trainer: {text}") from error
-    _check_trainer(run, trainer)
+    _check_trainer(run, trainer, plugins)
     students = [student.model for student in run.module.students.named().values()]
     models = [*students, *([run.module.teacher.model] if run.module.teacher else [])]
     settings = run.config["trainer"]
     benchmark = settings["benchmark"] is None and not settings["deterministic"]
     choose_kernels(trainer, models, run.config["matmul_precision"], benchmark)
+    # the student's file is written before any callback reports on it
     trainer.callbacks.insert(0, Export(best, save_student))  # type: ignore[attr-defined]
     run.rank_watch.timeout_s = set_timeout(trainer.strategy, run.config["rank_timeout_s"])
     files = CheckpointFiles()
@@ -82,10 +81,10 @@ def make_trainer(run: Run) -> Trainer:
 
 
 def _best(run: Run) -> Best:
-    """The callback that keeps the best epoch, by a metric that the run has.
+    """The callback that keeps the best epoch, by a metric that the run has; without a validation metric it keeps none.
 
     Raises:
-        UserError: a metric that the run has not, or a mode that would keep the worst epoch.
+        UserError: a metric that the run has not, or a mode that would keep the worst epoch by a metric of kd's tasks.
     """
     settings = run.config["checkpoint"]
     task = run.module.task
@@ -115,7 +114,10 @@ def _best(run: Run) -> Best:
 
 
 def _callbacks(run: Run, best: Best) -> list[Callback]:
-    """kd's own callbacks in the order in which they are called; the run gets its folder and its summary."""
+    """kd's own callbacks in the order in which they are called, but for :class:`LastCheckpoint`: Lightning calls it last.
+
+    The run gets its folder, its summary and its rank watch.
+    """
     config = run.config
     runs = on_disk(config["runs_dir"], "runs_dir") / config["recipe"]
     resumed_run = None
@@ -164,13 +166,17 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     return callbacks
 
 
-def _check_trainer(run: Run, trainer: Trainer) -> None:
-    """Checks of the Trainer: as many processes as the launcher has started, and no half precision on a CPU.
+def _check_trainer(run: Run, trainer: Trainer, plugins: list[object]) -> None:
+    """Checks of the Trainer: as many processes as the launcher has started, and no fp16 on a CPU.
+
+    Args:
+        run: has the settings.
+        trainer: built from them.
+        plugins: the user's; a cluster's environment among them says itself how many processes there are.
 
     Raises:
         UserError: names the setting.
     """
-    plugins = run.trainer_arguments["plugins"] or []
     if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         check_processes(trainer)
     precision = str(run.config["trainer"]["precision"])
@@ -191,23 +197,21 @@ def _rate(run: Run) -> str:
     return f"{rate} (the recipe's: {run.recipe_lr:g})"
 
 
-def _plugins(configured: object) -> list[object] | None:
-    """The Trainer's plugins: the configured ones, and Lightning's own environment where this process starts the others.
+def _as_list(value: object) -> list[object]:
+    """A built setting that may be one object, a list of them, or None, as a list."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
-    Args:
-        configured: built ``trainer.plugins``: a list, one plugin, or None.
 
-    Returns:
-        None for no plugins.
+def _with_environment(plugins: list[object]) -> list[object]:
+    """The user's plugins, and Lightning's own environment where this process starts the others, or mpirun or a program
+    that sets Lightning's variables has started them; a cluster's environment of the user's own takes its place.
+
+    Without it Lightning would take SLURM's or Kubernetes' variables for those of a launcher that has started each process.
     """
-    plugins: list[object] = []
-    if isinstance(configured, list):
-        plugins += configured
-    elif configured:
-        plugins.append(configured)
-    # Lightning takes SLURM's or Kubernetes' variables for the job's, though this process starts the others itself
     existing = started()
     alone = existing is None or existing.by in ("mpirun", "another program")
     if alone and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        plugins.append(LightningEnvironment())
-    return plugins or None
+        return [*plugins, LightningEnvironment()]
+    return plugins

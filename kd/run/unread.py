@@ -35,7 +35,9 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
     (r"name", lambda values: not any(values), ("resume",), "a resumed run keeps its folder"),
 )  # fmt: skip
 """Of each: a pattern of settings; ``enough``, whether what the deciding settings are (bool each: on or off) lets something
-read them; the deciding settings, in which ``\\1`` is the pattern's group; and the reason that a message gives."""
+read them; the deciding settings, in which ``\\1`` is the pattern's group; and the reason that a message gives.
+
+Without deciding settings ``any`` is false: then nothing ever reads the setting."""
 
 
 def check_read(
@@ -48,7 +50,7 @@ def check_read(
 
     Args:
         config: all settings, resolved.
-        files: the settings of the recipe and of overlays, in rising priority.
+        files: the settings of the recipe, which is the first, and of overlays, in rising priority.
         overrides: those of the command line, by key.
 
     Raises:
@@ -107,13 +109,13 @@ def _check(
 
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:
-    """The number of the last layer that gives a key, or a part or the whole of its group; -1 where none does."""
-    ways = []
+    """The number of the last layer that gives a key, a key below it, or a whole group that it is in; -1 where none does."""
+    givers = []
     for i, layer in enumerate(layers):
         for key in layer:
             if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}."):
-                ways.append(i)
-    return max(ways, default=-1)
+                givers.append(i)
+    return max(givers, default=-1)
 
 
 def _default(name: str) -> object:

@@ -1,6 +1,7 @@
 """Objects of resolved settings."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,10 @@ from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.losses import HintLoss, MLPProjection
 from kd.models import TeacherSpec
-from kd.run.build import arguments_of, built
+from kd.run.build import arguments_of, build, built
+from kd.run.request import translate
 from kd.run.resolve import resolve
+from kd.run.run import Run
 from kd.settings import Class, TeacherSettings, TrainerSettings
 
 
@@ -64,3 +67,10 @@ def test_what_is_no_duration_is_refused() -> None:
     value = {"class_path": "kd.strategies.ddp.DDP", "init_args": {"timeout": "soon"}}
     with pytest.raises(UserError, match=r"trainer.strategy.timeout: must be a duration \(0:30:00"):
         resolve([{"trainer": {"strategy": value}}])
+
+
+def test_a_trainer_takes_one_plugin_as_well_as_a_list(recipe: Path, tmp_path: Path) -> None:
+    words = [f"recipe={recipe}", f"runs_dir={tmp_path}", "trainer.plugins=LightningEnvironment"]
+    run = Run.of(translate(words))
+    build(run)
+    assert run.trainer.world_size == 1

@@ -12,7 +12,10 @@ from safetensors.torch import load_file, save_file
 import kd
 from kd.cli import main
 from kd.data.sources import ImageFolder
+from kd.errors import UserError
 from kd.run.certify import count_look
+from kd.run.claim import claim_of
+from kd.run.measure import Options
 
 
 def test_a_run_is_certified_on_test_and_each_look_is_counted(
@@ -135,6 +138,17 @@ def test_a_wrong_key_is_one_line(
     err = capsys.readouterr().err
     assert err.startswith(f"kd-eval: {text}")
     assert err.count("\n") == 1
+
+
+def test_an_export_is_not_told_of_a_cascade() -> None:
+    with pytest.raises(UserError) as raised:
+        claim_of({"confidence": "0.9"})
+    assert str(raised.value) == "confidence: has no effect without margin=POINTS"
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_a_folder_named_as_a_split_leaves_that_splits_figures(name: str) -> None:
+    assert Options(folder=f"pictures/{name}").file == f"eval_folder_{name}.json"
 
 
 def test_two_students_and_groups(with_test: Path, capsys: pytest.CaptureFixture[str]) -> None:

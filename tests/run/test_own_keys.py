@@ -33,6 +33,10 @@ def test_numbers_and_truths_of_a_command() -> None:
             lambda: whole_numbers({"batch": "1,none"}, "batch", "1"),
             "batch: must be whole numbers > 0",
         ),
+        (
+            lambda: whole_numbers({"batch": "1 8"}, "batch", "1"),
+            "batch: must be whole numbers > 0 with commas between, got '1 8'",
+        ),
         (lambda: truth({"int8": "yes"}, "int8"), "int8: must be true or false, got 'yes'"),
         (lambda: positive("seconds", "nan"), "seconds: must be a number > 0, got 'nan'"),
         (lambda: positive("hours", "2e6"), "hours: must be a number > 0 and < 1e+06, got '2e6'"),

@@ -5,6 +5,11 @@ from pathlib import Path
 import pytest
 
 from kd.run import paths
+from kd.run.paths import part_of
+
+
+def test_a_recipes_other_name_has_its_parts() -> None:
+    assert part_of("tune", "distill") == part_of("tune", "grocery_vit") != []
 
 
 def test_an_empty_recipe_is_listed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

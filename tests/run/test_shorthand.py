@@ -6,6 +6,7 @@ from kd.data.sources import Manifest
 from kd.errors import UserError
 from kd.run.checks import check_values
 from kd.run.request import translate
+from kd.run.run import Run
 from kd.run.shorthand import written_out
 from kd.run.task_words import note_on_task
 
@@ -15,6 +16,11 @@ def test_a_list_of_pictures_is_a_manifest() -> None:
         "data.source=Manifest",
         "data.source.train=a.csv",
     ]
+
+
+def test_a_task_that_is_no_yaml_is_refused_by_its_key() -> None:
+    with pytest.raises(UserError, match="^model.task: no class '{a'"):
+        translate(["recipe=foodtag_vit", "model.task={a"]).resolved()
 
 
 def test_an_architecture_of_another_family_has_no_arguments_of_the_recipes() -> None:
@@ -36,6 +42,9 @@ def test_several_labels_are_read_and_not_mixed() -> None:
     )
     request.resolved()
     assert len(request.notes) == 1  # it is said once
+    another = translate(["recipe=grocery_vit", *typed])
+    Run.settings(None, another)
+    assert another.notes == []  # the caller's request stays as it is
 
     recipe = {"data": {"augment": {"mixup": 0.8}}}
     mixed = [*typed, "data.augment.mixup=0.8"]

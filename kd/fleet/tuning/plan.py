@@ -18,7 +18,7 @@ from kd.report.metric import less_is_better
 from kd.run import files, keys, typed
 from kd.run.files import flatten
 from kd.run.own_keys import positive, take, whole_number
-from kd.run.paths import folder
+from kd.run.paths import part_of
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -227,10 +227,13 @@ def _from_file(
     Raises:
         UserError: a file that can't be read, has a key of no search, or names code that the user does not trust.
     """
-    shipped = folder("recipes") / "tune" / f"{request.recipe}.yaml"
-    if "tune" not in typed_settings and (typed_spaces or not shipped.is_file()):
+    shipped = part_of("tune", request.recipe or "")
+    if "tune" in typed_settings:
+        file = Path(typed_settings.pop("tune"))
+    elif shipped and not typed_spaces:
+        file = shipped[0]
+    else:
         return {}
-    file = Path(typed_settings.pop("tune", shipped))
     try:
         content = files.read(file)
     except UserError as error:
