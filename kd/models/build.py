@@ -37,11 +37,13 @@ def build_model(
     head: bool = False,
     dense: bool = False,
 ) -> nn.Module:
-    """Builds a timm model and loads its weights.
+    """Builds a model of timm, or of the user's builder, on the CPU, and loads its weights.
+
+    It is tried once in a process, by a forward of one picture.
 
     Args:
-        spec: what to build.
-        num_classes: classes of the data; 0 for a model without a classifier.
+        spec: what to build; completed from its checkpoint before (:func:`completed`).
+        num_classes: outputs of its classifier; 0 for a model without one.
         key: the configuration key of ``spec`` (``model.teacher``), named in errors.
         classes: names of the model's classes, compared with the checkpoint's where it has them.
         head: the checkpoint must hold a classifier too (a teacher's must; a student may bring a backbone alone).
@@ -77,15 +79,19 @@ def build_model(
 def _built(
     spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
 ) -> nn.Module:
-    """A model of the user's builder; classes that do not fit the data are a user's error or a new classifier.
+    """A model of the user's builder; of weights with other classes than the data's the classifier is made anew, and
+    reported.
 
     Args:
         spec: the model's settings.
         builder: makes it.
         num_classes: of the data; 0: none.
         key: of the settings, for messages.
-        head: whether its classifier is needed.
+        head: whether the weights' own classifier is needed, a teacher's; then other classes are an error.
         dense: whether its logits are maps, which no builder can make.
+
+    Raises:
+        UserError: a dense model, other classes, a student's builder that no file can hold, or as of :func:`build_own`.
     """
     if dense:
         raise UserError(
@@ -114,12 +120,16 @@ def _built(
 
 @torch.no_grad()
 def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
-    """Refuses arguments that a model can be built with and not run with, by a forward without values (meta tensors).
+    """Refuses arguments that a model can be built with and not run with, by a forward without values (meta tensors); where
+    that fails, by one of a picture of zeros.
 
     Args:
-        model: built.
+        model: built; left in the mode it was in.
         spec: its settings.
         key: of the settings, for messages.
+
+    Raises:
+        UserError: the forward of zeros fails.
     """
     size = preprocess_for(model, spec.img_size).size
     weights = {
@@ -157,7 +167,17 @@ def hidden_pixels(model: nn.Module) -> str:
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
-    """A model of timm's, its arguments and memory checked first; ``key`` names the settings in errors."""
+    """A model of timm's, its arguments and memory checked first; with timm's own weights where the settings want them
+    (``pretrained``) and name no checkpoint.
+
+    Args:
+        spec: its settings.
+        num_classes: outputs of the classifier; 0: none.
+        key: of the settings, for messages.
+
+    Raises:
+        UserError: an argument that is refused, weights that can't be had, or what the architecture has against them.
+    """
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
     if kwargs.get("in_chans", 3) != 3:
@@ -195,6 +215,8 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
 def timm_model(arch: str, **kwargs: Any) -> nn.Module:
     """``timm.create_model(arch, **kwargs)``; without ``img_size`` for models that take any size and no such
     argument.
+
+    The model's attribute ``made_with`` holds the arguments but ``pretrained``, for the student's file.
     """
     try:
         model = timm.create_model(arch, **kwargs)
@@ -258,14 +280,22 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
 def completed(spec: Spec, key: str) -> Spec:
     """``spec`` completed from its checkpoint: architecture and its arguments, input size, mean and std.
 
-    Where file and settings name two architectures, a teacher gets the file's, with its arguments and size, and a student
-    takes over nothing. Else the settings count, and the file fills what they leave open. A file of another library, for
-    which timm may have several names, gives mean and std alone where the settings name an architecture. A builder's name
-    becomes ``arch``.
+    Mean and std of the settings count, and the file's fill what they leave open. Architecture, arguments and size:
+
+    - settings of a teacher that name another architecture than the file, or none: all three as the file has them;
+    - settings of a teacher that name the file's, or of a student that name none: the file fills what they leave open;
+    - settings of a student that name an architecture: as the settings have them; where the file has another one, mean and
+      std are not filled either;
+    - a file of another library, for which timm may have several names: as the settings have them, if they name one.
+
+    A builder's name becomes ``arch``.
 
     Args:
         spec: a teacher's or student's settings.
         key: their configuration key, named in messages.
+
+    Returns:
+        The completed settings, ``spec`` itself unchanged; another architecture than a teacher's settings name is reported.
 
     Raises:
         UserError: a checkpoint of transformers, or of a builder, without that builder.

@@ -64,10 +64,11 @@ def foreign_models(
 
     Args:
         tensors: all of the file's, by dotted name.
-        model: the wanted one, for what differs between the libraries (the epsilon of MobileNets' norms).
+        model: the wanted one: MobileNets are looked for where it is one, and its norms' epsilon is read.
 
     Yields:
-        What is before the model's own names in the file, its tensors, and the library.
+        What is before the model's own names in the file (with the last dot, or ""), its tensors under timm's names, and
+        the library (``transformers`` or ``torchvision``).
     """
     first_name = next(iter(model.state_dict()), "")
     is_mobilenet = first_name.startswith("conv_stem.")
@@ -89,8 +90,8 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
 
     Args:
         tensors: of the file, by name.
-        inner: the prefix that it is below.
-        library: whose names it has, a key of the rules.
+        inner: the prefix that it is below, with the last dot; "": none.
+        library: whose names it has, a key of :data:`NAMES`.
     """
     # transformers' classifier is beside the model.
     outer = inner[: inner.rstrip(".").rfind(".") + 1]
@@ -162,7 +163,9 @@ def _mobilenet_renamed(
 
 
 def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Sort key of a module's name: torchvision's MobileNets in the order in which pictures pass them, classifier last."""
+    """Sort key of a module's dotted name: torchvision's MobileNets in the order in which pictures pass them, numbers by
+    value, the classifier last.
+    """
     parts = module.split(".")
     order: list[tuple[int, str]] = []
     for part in parts:
@@ -178,7 +181,13 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         config: its content.
-        folder: it is in, beside ``preprocessor_config.json``.
+        folder: it is in, with ``preprocessor_config.json`` where that was saved.
+
+    Returns:
+        ``builder`` alone for a model that timm does not have; else all that it says of timm's nearest one.
+
+    Raises:
+        KeyError: a value of the configuration is missing; callers report it.
     """
     families = ("vit", "dinov2", "dinov2_with_registers")
     if config["model_type"] not in families or config.get("use_swiglu_ffn"):

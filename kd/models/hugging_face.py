@@ -81,7 +81,7 @@ class HuggingFaceBuilder:
         config: instead of a path: ``model_type`` and arguments of its configuration, for random weights.
 
     Raises:
-        UserError: neither or both, or no transformers.
+        UserError: neither or both; where it is used, no transformers, or a path or config that is no model of it.
     """
 
     path: str | None = None
@@ -123,9 +123,17 @@ class HuggingFaceBuilder:
         return names
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
-        """A model of ``num_classes``; a classifier of other classes than the weights' starts anew.
+        """A model of ``num_classes`` outputs, on the CPU; a classifier of other classes than the weights' starts anew.
 
-        See :class:`kd.models.own.Builder`.
+        Args:
+            num_classes: of the classifier; 0: the model gives its features.
+            img_size: height and width of the input; None: as ``preprocessor_config.json`` says, else the configuration.
+
+        Returns:
+            A :class:`HuggingFaceModel`.
+
+        Raises:
+            UserError: too large for the memory, or weights that lack more than a classifier and a pooler.
         """
         config = self._config(img_size)
         if num_classes:
@@ -159,7 +167,10 @@ class HuggingFaceBuilder:
         """The configuration of transformers: that of ``path``, or one from ``config``; no code of the hub is run.
 
         Args:
-            img_size: height and width that replace ``image_size`` of ``config``.
+            img_size: height and width that replace ``image_size`` of ``config``; that of ``path`` stays.
+
+        Raises:
+            UserError: no such model, a family that is not in :data:`FAMILIES`, or one that needs code of the hub.
         """
         transformers = _transformers()
         try:
@@ -194,7 +205,7 @@ class HuggingFaceBuilder:
     def _load(
         self, kind: type["transformers.AutoModel"], config: "transformers.PretrainedConfig"
     ) -> "transformers.PreTrainedModel":
-        """The model of ``kind`` with the weights of ``path``; only its classifier and pooler may be new."""
+        """The model of ``kind`` with the weights of ``path``; only classifier and pooler may be new, else a UserError."""
         model, loading = kind.from_pretrained(
             str(self.path),
             config=config,
@@ -248,7 +259,7 @@ class HuggingFaceModel(OwnModel):
 
     @property
     def num_features(self) -> int:
-        """Width of the classifier's input, or of the features without one."""
+        """Width of the classifier's input, or of the features without one; 0 where that is not known."""
         return super().num_features or int(getattr(self.model.config, "hidden_size", 0))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -268,7 +279,11 @@ class HuggingFaceModel(OwnModel):
         return {name for name, _ in self.named_parameters() if name.endswith(kinds)}
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(N, 3, H, W)`` -> logits ``(N, C)``; without a classifier the pooled or class token, ``(N, D)``."""
+        """Prepared pictures ``(N, 3, H, W)`` -> logits ``(N, C)``; without a classifier features ``(N, D)``.
+
+        The features are the pooler's output where there is one; else the mean of the last map, or the class token, or the
+        mean of the tokens.
+        """
         output = self.model(x, **self._options)
         if self.num_classes:
             return output.logits
@@ -296,8 +311,8 @@ class HuggingFaceModel(OwnModel):
             folder: made where it is missing.
             state: weights, with "model." before their names.
             classes: names, in the order of the logits.
-            crop_ratio: share of the scaled picture that the view has.
-            want: the model's input.
+            crop_ratio: share in (0, 1] of the resized picture's shorter side that the centre crop has.
+            want: the model's input: size in pixels, mean and std.
         """
         model: Any = self.model
         model.config.id2label = dict(enumerate(classes))
@@ -349,7 +364,9 @@ def _without_unused(model: nn.Module) -> None:
 
 
 def _size(pixels: Mapping[str, Any]) -> Size | None:
-    """Height and width after an image processor's resizing and crop, by its settings ``pixels``; None: not named."""
+    """Height and width in pixels after an image processor's resizing and crop, by its settings ``pixels``; of a shortest
+    edge alone a square; None: not named.
+    """
     size = pixels.get("size") or {}
     if pixels.get("do_center_crop") and pixels.get("crop_size"):
         size = pixels["crop_size"]

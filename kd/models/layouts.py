@@ -90,6 +90,10 @@ def choose(
         name: of the file, for messages.
         key: the setting that names the file; ``part`` is from ``<key>_key``.
 
+    Returns:
+        The best place, also where none fits well: the caller compares its tensors with the model's. Without any place: all
+        tensors under their own names.
+
     Raises:
         UserError: two models fit equally well, or nothing is below ``part``.
     """
@@ -166,13 +170,15 @@ def _same_weights(one: FileModel, other: FileModel) -> bool:
 
 
 def _is_plain_of(plain: str, average: str) -> bool:
-    """Whether the one is the weights whose moving average the other is, as timm's trainer names the two."""
+    """Whether the prefix ``plain`` is of the weights whose moving average the prefix ``average`` is of, as timm's trainer
+    names the two.
+    """
     first = average.split(".")[0]
     return first in AVERAGES and plain.split(".")[0] == AVERAGES[first]
 
 
 def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
-    """The prefixes without what all begin with, in quotes; ``.`` for one that is before the others' names."""
+    """The prefixes in quotes, for a message, without the names that all begin with; ``'.'`` where nothing is left."""
     prefixes = [layout.prefix.split(".")[:-1] for layout in layouts]
     while all(prefixes) and len({names[0] for names in prefixes}) == 1:
         prefixes = [names[1:] for names in prefixes]
@@ -196,7 +202,7 @@ def _layouts(
     Args:
         tensors: of the file, by name.
         model: that they are for.
-        img_size: of its input; None: its own.
+        img_size: height and width of the input that the file names; None: it names none.
     """
     expected = {}
     for name, value in model.state_dict().items():
@@ -417,8 +423,9 @@ def _with_positions(
 def _grid_of(positions: Tensor, prefix_positions: int, prefix_tokens: int) -> list[int]:
     """The grid that is not square which position embeddings ``(L, D)`` show; an empty list where timm takes a square.
 
-    As many patches as a square by the model's own convention may still lie on another grid (64 as 4 x 16): they are
-    looked at. A square by another convention is timm's. Where no convention gives a square, the model's own counts.
+    A convention says how many positions are not patches'. As many patches as a square by the model's own may still lie on
+    another grid (64 as 4 x 16): then :func:`grid_shown` decides. Of a square by another convention timm takes the square.
+    Where no convention gives a square, the model's own counts.
 
     Args:
         positions: all of the file's, those of the class token and the like first.
@@ -443,7 +450,7 @@ def grid_shown(positions: Tensor) -> list[int]:
         positions: ``(L, D)`` of the patches, row by row.
 
     Returns:
-        Rows and columns; an empty list where no grid is clearly better than a square one.
+        ``[rows, columns]``, both at least 2; [] where no grid is clearly better than a square one.
     """
     length = len(positions)
     neighbours = {}  # mean squared difference of neighbours, by number of rows

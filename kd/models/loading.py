@@ -50,16 +50,20 @@ def load_checkpoint(
 ) -> None:
     """Loads weights into ``model``; position embeddings of another size are resampled.
 
+    A classifier of other classes, or none in the file, leaves a student's as it was made: reported to the user, and
+    :func:`has_new_classifier` is true afterwards.
+
     Args:
         model: the model; a file with its own names and shapes is loaded unchanged.
         path: a weights file or folder (:func:`kd.storage.weights_files.weights_file`).
         key: the setting that names the file, for messages.
         classes: names of the data's classes, where the file's are to be compared with them.
-        head: the classifier must come from the file too.
+        head: the classifier must come from the file too (a teacher's); one of other classes is then an error.
         part: which of several models in the file, see :func:`kd.models.layouts.choose`.
 
     Raises:
-        UserError: the file can't be read, holds two models that fit equally well, or does not fit.
+        UserError: the file can't be read, holds two models that fit equally well, does not fit, or has NaN or infinite
+            weights.
     """
     file, tensors, about = read_weights(path, key)
     place = f"{key}: {file}"
@@ -165,7 +169,7 @@ def _misfits(
     Args:
         state: the file's tensors by name.
         expected: the model's own.
-        missing: names that the file lacks.
+        missing: names that the file lacks and the model needs.
     """
     sentences = []
     for name, value in expected.items():
@@ -183,7 +187,13 @@ def _misfits(
 def _same_form(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]
 ) -> bool:
-    """Whether the file's classifier has the same layers, with the same shapes."""
+    """Whether the file's classifier has the same tensors as the model's, by names and shapes.
+
+    Args:
+        state: tensors of the file, by name.
+        expected: the model's own.
+        last: names of the classifier's tensors in the model.
+    """
     modules = {name.rpartition(".")[0] for name in last}
     in_file = _below(state, modules)
     return _shapes_of(state, in_file) == _shapes_of(expected, last)
@@ -227,8 +237,8 @@ def _other_classes(
     """How the file's classes differ from the data's, in words; "" where they don't, or nothing is known.
 
     Args:
-        names: the file's classes, in order; empty: unknown.
-        classes: the data's.
+        names: the file's classes, in order; empty: unknown, then only their number is compared.
+        classes: the data's, likewise.
         state: tensors of the file.
         expected: the model's own.
         last: names of the classifier's tensors.
@@ -249,7 +259,9 @@ def _other_classes(
 
 
 def classifier_names(model: nn.Module) -> list[str]:
-    """The module paths of a model's last layers, as timm names them (two with a distillation token); else ``head``."""
+    """The module paths of a model's last layers, as timm names them (two with a distillation token); of models without
+    timm's configuration ``head``, whether they have it or not.
+    """
     names = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
     if isinstance(names, str):
         return [names]
@@ -325,7 +337,14 @@ def _head_beside(
 
 
 def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
-    """Leaves a gradient to the classifier alone; gives the paths of its layers.
+    """Leaves a gradient to the classifier alone.
+
+    Args:
+        model: changed in place.
+        arch: its name, for the message.
+
+    Returns:
+        The module paths of the classifier's layers (:func:`classifier_names`).
 
     Raises:
         UserError: it has no weights.

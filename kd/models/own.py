@@ -75,8 +75,8 @@ def maps_in(output: object) -> list[Tensor]:
 
 
 def features_of(output: object) -> Tensor:
-    """The features ``(N, D)`` in the output of a model without a classifier; of maps the last, averaged over its
-    positions.
+    """The features in the output of a model without a classifier: of maps the last, averaged over its positions,
+    ``(N, D)``; else the tensor that :func:`logits_of` finds, as it is.
 
     Raises:
         UserError: neither maps, nor what :func:`logits_of` takes.
@@ -92,7 +92,9 @@ def features_of(output: object) -> Tensor:
 
 
 def classes_of(model: nn.Module) -> int:
-    """How many classes a model answers with: its ``num_classes``, or its last layer's outputs; 0 where unknown."""
+    """How many classes a model answers with: its ``num_classes`` if that is a number, else the outputs of the last layer
+    (of :func:`~kd.models.taps.classifier_of`, or of a Sequential) that has any; 0 where unknown.
+    """
     known = getattr(model, "num_classes", None)
     if isinstance(known, int):
         return known
@@ -126,7 +128,7 @@ class OwnModel(nn.Module):
 
         Args:
             model: takes pictures ``(N, 3, H, W)``.
-            num_classes: of the data.
+            num_classes: of the data; 0: it has no classifier, and :meth:`forward` gives features.
             img_size: height and width of its input, in pixels.
             mean: of its input, by channel, in [0, 1].
             std: likewise.
@@ -199,7 +201,7 @@ def build_own(
     std: Sequence[float] | None,
     key: str,
 ) -> nn.Module:
-    """What a builder makes; under timm's names (:class:`OwnModel`) unless it has them.
+    """What a builder makes; under timm's names (:class:`OwnModel`) unless it has ``pretrained_cfg`` and ``get_classifier``.
 
     Args:
         builder: the user's.
@@ -207,10 +209,10 @@ def build_own(
         img_size: height and width of the input; None: the builder's own.
         mean: of the input, by channel; None: as the model says.
         std: likewise.
-        key: of the settings, for messages.
+        key: of the model's settings (``model.teacher``), for messages.
 
     Raises:
-        UserError: a builder that fails, or a model whose input nobody describes.
+        UserError: a builder that fails or makes no module, or a model whose input neither settings nor model describe.
     """
     try:
         model = builder.build(num_classes, img_size)
@@ -257,7 +259,8 @@ def name_of(builder: Builder) -> str:
 def remade(builder: Builder) -> dict[str, Any]:
     """Class path and arguments by which the builder is made again, where its attributes are its arguments.
 
-    A student's file has it as ``builder``. {} where no file can hold the arguments, with which no student is built.
+    A student's file has it as ``builder``. {} where the attributes are nothing that a JSON file can hold; such a builder
+    makes no student (:func:`kd.models.build.build_model` refuses it).
     """
     kind = type(builder)
     made_by = {

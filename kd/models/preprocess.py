@@ -47,10 +47,10 @@ class Preprocess:
         self.std = tuple(std)
         if not all(self.std):
             raise ValueError(f"std must not be 0, got {std}")
-        # Mean and std of float pictures.
         self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-        # Of the output; that of the weights where a run trains in half precision throughout.
+        """Mean and std with which float pictures come; None: this input's own."""
         self.dtype = torch.float32
+        """Of the output: float32, or that of the weights where a run trains in half precision throughout."""
         self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, images: Images) -> Tensor:
@@ -110,12 +110,12 @@ def preprocess_for(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Preprocess:
-    """The input that ``model`` wants: as it was built and by its timm configuration; what is given counts instead.
+    """The input that ``model`` wants: by the arguments, else by the size of its patches and its timm configuration.
 
     Args:
         model: with the configuration of timm (``pretrained_cfg``), if any.
         img_size: in pixels: of both sides, or height and width; None: the model's.
-        channels_last: the memory layout of what :class:`Preprocess` gives.
+        channels_last: whether :class:`Preprocess` gives pictures in channels-last memory order.
         mean: of each colour (RGB), for pictures in 0..1; None: as the model's configuration names it.
         std: likewise.
     """
@@ -125,7 +125,9 @@ def preprocess_for(
 
 
 def _built_size(model: nn.Module) -> Size | None:
-    """Height and width that a model's patches were made for (``img_size=``); its configuration keeps the usual one."""
+    """Height and width in pixels that a model's patches were made for (``img_size=``), as its configuration keeps the usual
+    one; None: the model has no patches of a fixed size.
+    """
     backbone = getattr(model, "backbone", model)
     for name in ("patch_embed", "stem"):
         embed = getattr(backbone, name, None)
@@ -198,14 +200,15 @@ def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
 
     Args:
         model: called once, with what ``prepare`` makes of the pictures.
-        prepare: the model's preprocessing.
-        count: N of the pictures ``(N, 3, *prepare.size)``.
+        prepare: the model's preprocessing; the pictures are uint8, or float where a user's model has none.
+        count: N of the pictures ``(N, 3, *prepare.size)``, on the CPU.
 
     Returns:
         What the model gave.
 
     Raises:
-        UserError: the input of the user's own model is not known, and black pictures of 224 x 224 do not fit.
+        UserError: no :class:`Preprocess` describes the model's input (:class:`Given`), and pictures of ``prepare.size``, at
+            first 224 x 224, do not fit. What a :class:`Preprocess` does not fit is raised as it is.
     """
     unknown = isinstance(prepare, Given) and prepare.function is None
     pictures = torch.zeros(count, 3, *prepare.size, dtype=torch.float32 if unknown else torch.uint8)
@@ -227,7 +230,10 @@ def input_of(
     prepare: Callable[[Tensor], Tensor] | None = None,
     argument: str = "prepare",
 ) -> Prepare:
-    """What is given, or what timm says of the model; for other models it must be given, or float pictures.
+    """How a model's pictures are prepared: by ``prepare``, else as timm says of the model.
+
+    A plain function, or none for a model that timm does not describe, becomes a :class:`Given`; without a function it takes
+    float pictures alone.
 
     Args:
         model: the model, or any function of pictures.

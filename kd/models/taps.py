@@ -36,13 +36,13 @@ def _is_larger_than_a_pixel(x: Tensor) -> bool:
 def layer_paths(
     model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()
 ) -> list[str]:
-    """The layers that patterns match, in the model's order; ``besides`` are names that count as layers too.
+    """The paths of the layers that patterns match, each once: pattern by pattern, those of one in the model's order.
 
     Args:
         model: the model.
         patterns: module paths or shell-style patterns, see :class:`TapSpec`.
         key: the configuration key, named in errors.
-        besides: names that count as layers too.
+        besides: names that count as layers too, where a pattern is just that name.
 
     Raises:
         UserError: a pattern that matches nothing.
@@ -90,8 +90,8 @@ class Taps:
         """Finds the layers that are caught.
 
         Args:
-            model: whose layers they are; it is not changed outside a block.
-            patterns: layers, or lists of them, as of :class:`kd.settings.TapSpec`.
+            model: whose layers they are; they get forward hooks that stay, and that do nothing outside a block.
+            patterns: layers, or lists of them, as of :class:`kd.settings.TapSpec`; more may follow by :meth:`add`.
             size: height and width of the model's input in pixels, or what prepares it.
         """
         self._model = model
@@ -116,9 +116,12 @@ class Taps:
         """Adds layers to read.
 
         Args:
-            patterns: their paths, with ``*``, or the names ``maps`` and ``prelogits``.
-            run: runs the model once; called where ``maps`` has to be found. None: on two pictures of zeros.
+            patterns: their paths, with ``*``, or the names ``maps``, ``maps@1/3``, ``maps@stride8`` and ``prelogits``.
+            run: runs the model once; called where a map has to be found by its size. None: on two pictures of zeros.
             key: the setting that names the layers, for messages.
+
+        Raises:
+            UserError: a pattern that no layer matches.
         """
         for path in self.paths(patterns, run, key):
             self._keys.setdefault(path, key)
@@ -133,12 +136,14 @@ class Taps:
     def paths(
         self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
     ) -> list[str]:
-        """The layers that patterns name, in the model's order.
+        """The paths of the layers that patterns name, each once: pattern by pattern, those of one in the model's order.
+
+        They are found at the first call with these patterns and kept.
 
         Args:
-            patterns: paths with wildcards, or names of kinds of layers.
-            run: runs the model once, where a kind of layer is found by its output; default: as the taps were made with.
-            key: named in errors.
+            patterns: as of :meth:`add`.
+            run: likewise.
+            key: the setting that names the layers, for messages.
 
         Raises:
             UserError: a pattern that no layer matches.
@@ -156,12 +161,18 @@ class Taps:
         return paths
 
     def _map_at(self, pattern: str, run: Callable[[], Any], key: str) -> str:
-        """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it.
+        """The layer that ``maps@1/3`` or ``maps@stride8`` means.
+
+        A share is counted in timm's list of features, rounded up: of 12 blocks ``maps@1/3`` is the fourth. A ViT's map is
+        read as its next block normalises it.
 
         Args:
             pattern: the layer's name; any other is returned as it is.
             run: runs the model once, where ``maps@stride8`` is found by its size.
             key: named in errors.
+
+        Raises:
+            UserError: timm lists no features of the model, or none at that share or stride.
         """
         stride = MAPS_OF_STRIDE.fullmatch(pattern)
         if stride is not None:
@@ -190,7 +201,10 @@ class Taps:
 
     def _map_of_stride(self, stride: int, run: Callable[[], Any], key: str) -> str:
         """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side; of a model
-        that timm has not built, the last of the outermost layers with such a map.
+        that timm has not built, the last of the outermost layers with such a map, which ``run`` (a forward) shows.
+
+        Raises:
+            UserError: no layer has such a map; ``key`` begins the message.
         """
         layers = {}
         for feature in getattr(self._model, "feature_info", ()):
@@ -227,11 +241,11 @@ class Taps:
         """Rows and columns of the map that each layer gives, by its path, in the order in which a forward leaves them:
         a layer after those inside it.
 
-        Layers that give several tensors, or one without four axes, are left out. One that runs several times stands
+        Layers that give several tensors, or one without four axes, are left out. One that runs several times is listed
         where it ran first, with its last map, which is the one that a tap on it catches.
 
         Args:
-            run: runs the model once, with pictures of its input's shape: by that, channels that come last are told.
+            run: runs the model once, with pictures of its input's shape, by which channels that come last are recognised.
         """
         sides: dict[str, Size] = {}
 
@@ -269,7 +283,15 @@ class Taps:
 
     @torch.no_grad()
     def _last_map(self, run: Callable[[], Any], key: str) -> str:
-        """The outermost layer that gives what timm calls a model's features, or else the last map of all."""
+        """The path of the outermost layer that gives what timm calls a model's features, or else the last map of all.
+
+        Args:
+            run: runs the model once.
+            key: the setting that names the layers, for messages.
+
+        Raises:
+            UserError: no layer gives a map.
+        """
         maps: list[tuple[str, Tensor]] = []  # that layers give, in the order of the forward
         features: list[Tensor] = []  # the last map of forward_features, and its output
         forward_features: Any = getattr(self._model, "forward_features", None)
@@ -318,7 +340,7 @@ class Taps:
         """Whether a layer's output ``x``, of any shape, has a value for each place of the picture: a map, or patch
         tokens.
         """
-        if x.ndim == 4:
+        if x.ndim == 4:  # height / width within a factor of 2 (exp(0.7)) of the picture's
             return min(self._shape_differences(x)) < 0.7
         if x.ndim != 3:
             return False
@@ -365,11 +387,12 @@ class Taps:
 
         Args:
             caught: filled by a forward.
-            patterns: the layers.
-            tokens: see :class:`TapSpec`.
+            patterns: the layers, as they were added.
+            tokens: what is read of tokens: ``patch``, ``class`` or ``all``, see :class:`TapSpec`.
 
         Returns:
-            For each layer a map ``(N, C, H, W)``, vectors ``(N, D)``, or with ``all`` tokens ``(N, T, D)``.
+            For each layer, in the order of :meth:`paths`: a map ``(N, C, H, W)``, vectors ``(N, D)``, or tokens
+            ``(N, T, D)`` (with ``all``, or where the patches' tokens make no grid).
 
         Raises:
             UserError: a layer that the forward did not run, or one without the wanted token.
@@ -407,7 +430,9 @@ class Taps:
         return x
 
     def _grid(self, count: int) -> Size:
-        """Rows and columns of so many patches in the picture's shape; their product may be another number."""
+        """Rows and columns of ``count`` patches, as near to the picture's height / width as whole numbers are; their product
+        may be another number: then the patches make no grid.
+        """
         height = round(math.sqrt(count * self._size[0] / self._size[1]))
         return height, count // max(height, 1)
 
@@ -432,9 +457,11 @@ class Taps:
         return abs(shape_of_map - shape_of_picture)
 
     def _is_channels_last(self, x: Tensor) -> bool:
-        """By the picture's shape; where that leaves it open, by what timm says of the model."""
+        """Whether a map ``x`` of four axes is ``(N, H, W, C)``: by the picture's shape; where that leaves it open, by what
+        timm says of the model.
+        """
         channels_first, channels_last = self._shape_differences(x)
-        if abs(channels_first - channels_last) < 0.05:
+        if abs(channels_first - channels_last) < 0.05:  # equally near, within 5 %
             return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
         return channels_last < channels_first
 
@@ -450,6 +477,8 @@ def _matches(path: str, pattern: str) -> bool:
 
 def classifier_of(model: nn.Module, key: str) -> nn.Module:
     """The last layer of a model: timm's ``get_classifier()``, or a module named ``head``, ``fc`` or ``classifier``.
+
+    Of several classifiers (a distilled ViT's two) it is the first. It need not be linear.
 
     Raises:
         UserError: none of these is there.
@@ -478,14 +507,17 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
 def tap_shapes(
     model: nn.Module, taps: Taps, patterns: str | list[str], tokens: str, run: Callable[[], Any]
 ) -> list[tuple[int, ...]]:
-    """The shapes that layers give, by a forward in eval mode; the model keeps its mode.
+    """The shapes that layers give, by a forward in eval mode without gradients.
 
     Args:
         model: the tapped model; left in the mode it was in.
-        taps: its taps.
+        taps: its taps, with these layers.
         patterns: the layers.
-        tokens: see :class:`TapSpec`.
-        run: runs one small forward.
+        tokens: as of :meth:`Taps.read`.
+        run: runs the model once.
+
+    Returns:
+        For each layer its shape in the form of :meth:`Taps.read`, with the N of the pictures that ``run`` takes.
     """
     with evaluating(model), taps as caught:
         run()

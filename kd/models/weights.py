@@ -79,17 +79,19 @@ def say(line: str) -> None:
 
 
 def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
-    """The file, its tensors and the description of a weights file or folder; never executes code from the file.
-
-    Of a checkpoint of kd these are the students' tensors alone; of others all, those of nested mappings under dotted
-    names, see :func:`tensors_in`.
+    """Reads a weights file or folder; never executes code from it.
 
     Args:
         path: the file or folder.
-        key: the configuration key that named it.
+        key: the configuration key that named it, for messages.
+
+    Returns:
+        The file itself (of a folder the one that was chosen), its tensors by name on the CPU, and what it says of its
+        model. Of a checkpoint of kd the tensors are the students' alone; of others all, those of nested mappings under
+        dotted names (:func:`tensors_in`).
 
     Raises:
-        UserError: no such file, or not a readable checkpoint.
+        UserError: no such file, not a readable checkpoint, or one without tensors.
     """
     file = weights_file(path, key)
     try:
@@ -138,7 +140,15 @@ def tensors_in(content: object) -> dict[str, Tensor]:
 
 
 def _of_our_students(content: object) -> dict[str, Tensor]:
-    """The students' weights in a checkpoint of kd, ``NAME.`` before each of several; empty for other files."""
+    """The students' weights in a checkpoint of kd, of each the average's where it has one; empty for other files.
+
+    Args:
+        content: of the file.
+
+    Returns:
+        Tensors under the model's own names, of several students with ``NAME.`` before them; a regression's classifier in
+        the targets' units.
+    """
     state = None
     if isinstance(content, Mapping):
         state = content.get("state_dict")
@@ -179,7 +189,9 @@ def describe(file: Path) -> About:
 
 
 def about(checkpoint: str | None) -> About:
-    """What a checkpoint says of its model; nothing for a missing or damaged file, which its reader reports."""
+    """What a checkpoint, a file or a folder, says of its model; an empty :class:`About` without one, and of a missing or
+    damaged one, which :func:`read_weights` reports.
+    """
     if not checkpoint:
         return About()
     try:
@@ -189,7 +201,13 @@ def about(checkpoint: str | None) -> About:
 
 
 def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
-    """Of a ``student.safetensors``; a segmentation student is no plain timm model, so its architecture stays unsaid."""
+    """What the metadata ``meta`` of a ``.safetensors`` file say, as kd writes them with a student; empty for other files.
+
+    A segmentation student, or one of a builder, is no plain timm model, so its architecture stays empty.
+
+    Raises:
+        Exception: values that are not as kd writes them; callers report it.
+    """
     values = checked_values(meta, file)
     is_plain_timm = not values.get("dense") and "builder" not in values
     size = values.get("img_size")
@@ -259,7 +277,9 @@ def _why(error: Exception) -> str:
 
 
 def _names_in(content: object) -> list[str]:
-    """Class names beside the weights: a list, or a dict by or to the class id."""
+    """Class names beside the weights, by class id: from a list, or a dict by or to the class id, below one of :data:`NAMES`
+    at the top, in ``meta`` or in ``hyper_parameters``; [] without.
+    """
     if not isinstance(content, Mapping):
         return []
     places = [content]

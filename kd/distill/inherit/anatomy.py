@@ -116,7 +116,7 @@ class Rotation:
 
 
 def rotation_of(model: ViT, block: int, student: ViT) -> Rotation | None:
-    """The rotary positions of a model's block on the student's patches; None: the model has none.
+    """The rotary positions of a model's block on the student's grid of patches; None: the model has none.
 
     Angles that are not learnt are the student's: some of timm's modules hold those of their own grid alone.
 
@@ -151,14 +151,16 @@ def kind_of_rotation(model: ViT) -> str:
 
 
 def attend(attention: Part, tokens: Tensor, rotation: Rotation | None) -> Tensor:
-    """What an attention gives for normalised tokens, ``(N, L, D)`` -> ``(N, L, D)``."""
+    """What an attention gives for normalised tokens, ``(N, L, D)`` -> ``(N, L, D)``; ``rotation`` None: without rotary
+    positions.
+    """
     if rotation is None:
         return attention(tokens)
     return attention(tokens, rope=rotation.angles())
 
 
 def run_block(block: Part, stream: Tensor, rotation: Rotation | None) -> Tensor:
-    """The stream after a block, ``(N, L, D)`` -> ``(N, L, D)``."""
+    """The stream after a block, ``(N, L, D)`` -> ``(N, L, D)``; ``rotation`` None: without rotary positions."""
     if rotation is None:
         return block(stream)
     return block(stream, rope=rotation.angles())

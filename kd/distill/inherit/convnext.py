@@ -179,7 +179,10 @@ def _followed_blocks(
     Args:
         small: the student's stage.
         big: the teacher's.
-        changes: how much each block of the teacher changes its stream.
+        changes: how much each block of the teacher changes its stream, by which :func:`groups_by_change` shares them out.
+
+    Yields:
+        The student's block, and its blocks of the teacher in order, at least one.
     """
     changes_of_blocks = []
     for big_block in big.blocks:
@@ -280,8 +283,7 @@ def _readers(teacher: CNN, has_stem_stream: bool) -> list[list[Any]]:
 def _fit_stem(
     student: CNN, teacher: CNN, ours: Sequence[Tensor], theirs: Sequence[Tensor], kept: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Fits the patches, then scale and shift of the norm after them; returns the streams of both, ``(N, C, H, W)`` a
-    part.
+    """Fits the patches, then scale and shift of the norm after them.
 
     A norm over the channels that are kept is not the norm over all: its scale and shift are fitted channel by channel.
 
@@ -291,6 +293,9 @@ def _fit_stem(
         ours: the student's pictures, ``(N, 3, H, W)`` of each part of the sample.
         theirs: the teacher's, likewise.
         kept: the teacher's channels that the student's stem has.
+
+    Returns:
+        The streams after the stem, of student and teacher, ``(N, C, H, W)`` of each part.
     """
     layer, norm = student.stem
     teacher_layer, teacher_norm = teacher.stem
@@ -353,11 +358,11 @@ def _fit_downsample(
         big: the teacher's.
         ours: the student's stream before it, part by part.
         theirs: the teacher's.
-        before: the channels that the student has before it.
+        before: the teacher's channels that the student has before it.
         after: those that it has after it.
 
     Returns:
-        The streams after it.
+        The streams after it, of student and teacher, part by part.
     """
     layer, teacher_layer = small.downsample[1], big.downsample[1]
     weight = teacher_layer.weight * big.downsample[0].weight[:, None, None]
@@ -387,10 +392,10 @@ def _fit_block(
             the stream to what all of them add.
         ours: the student's stream before it, part by part.
         theirs: the teacher's.
-        kept: the channels that the student has.
+        kept: the teacher's channels that the student's stage has.
 
     Returns:
-        The streams after it.
+        The streams after it and after all of ``followed``, part by part.
     """
     first = followed[0]
     mlp = block.mlp

@@ -48,10 +48,10 @@ def inherit_embedding(
     student_input: Preprocess,
     teacher_input: Preprocess,
 ) -> None:
-    """Maps the teacher's patches, class and register tokens and positions onto the student's stream.
+    """Maps the teacher's patches, class and register tokens and positions onto the student's stream; nothing is fitted.
 
     Args:
-        student: its embedding is overwritten.
+        student: its embedding is overwritten; its patches' size in pixels and its grid may differ from the teacher's.
         teacher: whose embedding.
         projection: M, ``(D_student, D_teacher)``.
         student_input: how the student's pictures are normalised.
@@ -126,7 +126,7 @@ def fit_norm_before_blocks(norm: Part, tokens: Tensor, target: Tensor) -> None:
 
     Args:
         norm: the student's.
-        tokens: its input, ``(N, L, D)``.
+        tokens: its input on the parts that guide, ``(N, L, D_student)``.
         target: what it should give, likewise.
     """
     has_shift = getattr(norm, "bias", None) is not None
@@ -222,8 +222,11 @@ class BlockTargets:
         """What a student's stream lacks of the teacher's, ``M x_teacher - x_student``, part by part.
 
         Args:
-            name: of the teacher's stream: ``middle`` or ``after``.
-            streams: the student's, ``(N, L, D_student)`` each.
+            name: of the teacher's stream: ``middle`` (before the MLP) or ``after`` (the block).
+            streams: the student's before the layer that adds to them, ``(N, L, D_student)`` of each part.
+
+        Yields:
+            ``(N, L, D_student)`` of each part; :attr:`passed` is called after each.
         """
 
         def projected(part: BlockActivations) -> Tensor:
@@ -262,7 +265,7 @@ def inherit_block(
 def _fit_attention(
     block: Part, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
 ) -> list[Tensor]:
-    """Fits queries, keys and values, then the projection.
+    """Fits queries, keys and values, then the attention's last layer, ``proj``.
 
     Args:
         block: the student's, changed in place.
@@ -271,7 +274,7 @@ def _fit_attention(
         rotation: its rotary positions; None: it has none.
 
     Returns:
-        The stream between attention and MLP, likewise.
+        The student's stream between attention and MLP, likewise.
     """
     attention = block.attn
     teacher = targets.teacher
@@ -314,11 +317,11 @@ def _fit_chosen_heads(
         attention: the student's, with heads of the teacher's size.
         targets: of the teacher's block.
         normed: the attention's input, ``(N, L, D)`` of each part.
-        write: what multiplies all the teacher's heads' outputs, ``(D, D_teacher)``.
-        rotation: the student's rotary positions.
+        write: what multiplies all the teacher's heads' outputs in the student's stream, ``(D_student, H_t * S)``.
+        rotation: the student's rotary positions in this block; those that are learnt are overwritten. None: it has none.
 
     Returns:
-        What multiplies the chosen heads' outputs in the student's stream: the start of its projection.
+        The columns of ``write`` of the chosen heads, ``(D_student, H_s * S)``: the start of the student's ``proj``.
     """
     teacher = targets.teacher.attn
     key = attention.num_heads, attention.head_dim
@@ -366,9 +369,9 @@ def _fit_qkv(
         attention: the student's.
         targets: of the teacher's block.
         normed: the attention's input, ``(N, L, D)`` of each part.
-        key: of its shape.
+        key: number and size of its heads: students with one key share what they are fitted to.
         select: takes what they are fitted to, ``(N, L, 3 * H * S)``, from a part.
-        start: their weights' start, ``(3 * H * S, D)``.
+        start: their weights' start, ``(3 * H * S, D_student)``.
     """
     width = len(start) // QKV_PARTS
     rows_of_part = torch.arange(len(start)).split(width)
@@ -411,7 +414,7 @@ def _fit_gate(
         targets: of the teacher's block.
         normed: the attention's input, ``(N, L, D)`` of each part.
         key: names what is computed once for students of one shape.
-        columns: of the teacher's gate, those of the chosen heads.
+        columns: numbers of the teacher's heads' outputs that are kept, ``(H_s * S,)``: the gate has one output for each.
     """
     block = targets.teacher
 
@@ -567,7 +570,7 @@ def inherit_head(
         teacher: whose head is the start.
         streams: the student's tokens after the last block, ``(N, L, D)`` of each part.
         projection: M, ``(D_student, D_teacher)``; of two models that pool by attention: P of what is pooled.
-        logits: the teacher's, ``(N, C)``, one row a picture of all parts.
+        logits: the teacher's, ``(N, C)``, one row a picture of all parts; where targets are numbers, in their units.
     """
     # There is one row a picture: where they are few, the start weighs more.
     ridge = min(1.0, GUIDE / len(logits))
@@ -583,6 +586,7 @@ def inherit_head(
     for stream in streams:
         features.append(student.forward_head(student.norm(stream), pre_logits=True))
     fit_linear(student.head, [(torch.cat(features), logits)], start, ridge=ridge)
+    # now in the logits' units; a classifier of scaled output (kd.models.output_scale) holds them in standard deviations
     set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
 
 
@@ -639,7 +643,7 @@ def strongest_columns(
 
     Args:
         targets: of the block.
-        name: ``heads`` or ``units``: of which activations.
+        name: ``heads`` or ``units``: of which of the teacher's activations (:class:`BlockActivations`).
         write: what multiplies them, ``(D_student, groups * size)``.
         teacher_count: the teacher's number of groups: heads, or hidden units (size 1).
         student_count: how many are kept.

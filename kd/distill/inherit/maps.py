@@ -134,7 +134,9 @@ def _is_2d(layer: nn.Module) -> bool:
 
 
 def rows_needed(layer: nn.Module) -> int:
-    """How many positions a layer's fit reads, of all parts of the sample together."""
+    """How many positions a layer's fit reads, of all parts of the sample together; at least 6 for each input of the layer
+    (of a convolution each channel and pixel under its kernel).
+    """
     weight: Any = layer.weight
     return max(ROWS, ROWS_PER_INPUT * weight[0].numel())
 
@@ -147,8 +149,9 @@ def fit_layer(
     Args:
         layer: its weight, and its bias if it has one, are overwritten.
         norm: the BatchNorm after it, whose statistics are measured and which adds the bias; None: none.
-        rows: of each part of the sample, inputs ``(R, C * kh * kw)`` and outputs ``(R, C_out)`` of layer and norm.
-        start: the weight's start, in the weight's shape.
+        rows: of each part of the sample, what the layer reads at drawn places, ``(R, C * kh * kw)``, and what layer and norm
+            together should give there, ``(R, C_out)``.
+        start: to which the fit is drawn, in the weight's shape.
     """
     has_bias = layer.bias is not None or norm is not None
     flat_start = start.flatten(1)
@@ -188,9 +191,10 @@ def _measure(norm: Part, rows: Tensor, bias: Tensor) -> None:
 
 
 def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
-    """Shares a stage's blocks among ``count`` of the student's: the first, and those that change the stream most.
+    """Shares a stage's blocks among ``count`` of the student's, which follow the first block and those that change the
+    stream most.
 
-    Each begins a group. What follows up to the next is left out, and its work is done by the group's block.
+    Each of these begins a group. The teacher's blocks up to the next are left out, and the group's block does their work.
 
     Args:
         changes: of the teacher's blocks, in any unit.
@@ -225,7 +229,7 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
     """Fits a depthwise convolution: of each channel a regression of its own on the pixels under its kernel.
 
     Args:
-        layer: overwritten.
+        layer: its weight, and its bias if it has one, are overwritten.
         pairs: of each part of the sample, inputs ``(R, C, kh * kw)`` and outputs ``(R, C)``.
         start: its weight's start, ``(C, 1, kh, kw)``.
     """

@@ -278,24 +278,40 @@ class MeasuredTeacher:
         return projection
 
     def before_blocks(self, student: ViT) -> Tensor:
-        """The stream before the first block on the guide, at the tokens that the student has too; read first."""
+        """The teacher's stream before its first block, as the norms see it, on the parts that guide.
+
+        It must be read before any block has run on the grid.
+
+        Args:
+            student: which tokens are kept.
+
+        Returns:
+            ``(N, L, D_teacher)`` at the tokens that the student has too.
+        """
         assert self._next == 0
         kept = kept_tokens(student, self.model, self.last.shape[1])
         return torch.cat(self._streams[: self.guide_parts])[:, kept]
 
     def after_blocks(self) -> list[Tensor]:
-        """The stream after the last block, which was measured just before, part by part, ``(N, L, D)`` each."""
+        """The teacher's stream after its last block at all its tokens, ``(N, L, D)`` of each part.
+
+        The last block must be the one that :meth:`activations_of` was called for last.
+        """
         assert self._next == len(self.model.blocks) - 1 and self._after
         return self._after
 
     def activations_of(self, number: int, student: ViT) -> list[BlockActivations]:
         """One block's activations, part by part, at the tokens that the student has too.
 
-        Only the last block's are kept: students go through the blocks together, and ``number`` never falls.
+        Only those of the latest call are kept: students go through the blocks together, and ``number`` never falls on one
+        grid.
 
         Args:
             number: of the teacher's block, from 0.
             student: which tokens are kept; its size does not matter.
+
+        Returns:
+            One for each part of the sample.
         """
         count = self.last.shape[1]
         places = kept_tokens(student, self.model, count)
@@ -340,8 +356,11 @@ class MeasuredTeacher:
 
 
 def grid_of(student: ViT, size: tuple[int, int]) -> object:
-    """What a student sees of pictures of a size (height and width in pixels): students of equal grids read the same
-    teacher's stream.
+    """How a model cuts pictures: of two students with equal results the teacher is measured once.
+
+    Args:
+        student: a ViT, or the teacher itself.
+        size: height and width of its pictures in pixels.
 
     Returns:
         Only to be compared: the size of a patch, the number of patches along each side, and ``size``.

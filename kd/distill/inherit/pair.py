@@ -59,7 +59,10 @@ def check_pair(student: ViT, teacher: ViT) -> None:
 
 
 def _check_same_kind(student: ViT, teacher: ViT) -> None:
-    """Checks what the student must have as its teacher has it; raises a ValueError."""
+    """Checks what the student must have as its teacher has it; raises a ValueError that names the first difference.
+
+    Both are models for which :func:`_not_understood` has found nothing.
+    """
     small = student.blocks[0]
     big = teacher.blocks[0]
     values = {
@@ -161,9 +164,13 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
     of 16 pixels a DINOv2 of 14 itself differs from its own answers by a KL divergence of 0.09
     (scripts/bench/log/start.md).
 
+    Args:
+        student: whose pictures' size in pixels counts.
+        teacher: whose grid of patches.
+
     Returns:
-        The side, smaller than that of the student's own patches; None where the student's pictures are no multiple of
-        it, or where it is below :data:`NEAR` of its own.
+        The side, smaller than that of the student's own patches; None where a model has no patches, where the student's
+        pictures are no multiple of it, or where it is below :data:`NEAR` of its own.
     """
     student_patches = getattr(backbone_of(student), "patch_embed", None)
     teacher_patches = getattr(backbone_of(teacher), "patch_embed", None)
@@ -212,7 +219,9 @@ def _embedding_not_understood(model: ViT) -> str:
 
 
 def _norms_not_understood(model: ViT) -> str:
-    """Norms that are neither LayerNorm nor RMSNorm, or not all of one kind."""
+    """Norms of the stream that are neither LayerNorm nor RMSNorm, or not all of one kind, in words for a message; "" where
+    there are none.
+    """
     norms = stream_norms(model)
     kinds = set()
     for norm in norms:

@@ -157,7 +157,7 @@ def _widths(layers: Sequence[ConvNorm]) -> list[int]:
 
 
 def _strides(model: CNN) -> list[tuple[int, ...]]:
-    """The strides ``(y, x)`` of all convolutions above 1 x 1 that make maps smaller, in order."""
+    """The strides ``(y, x)`` of all convolutions with a larger kernel than 1 x 1 that make maps smaller, in order."""
     strides: list[tuple[int, ...]] = []
     for module in model.modules():
         if not isinstance(module, nn.Conv2d) or module.kernel_size == (1, 1):
@@ -318,11 +318,15 @@ class _Fit:
         return guide
 
     def _readings(self, rows: Sequence[Tensor], reader: Part) -> list[Readout]:
-        """How strongly what follows a stream reads each of its channels; they are chosen by it.
+        """Where what follows a stream reads its channels, by which those that are kept are chosen.
 
         Args:
-            rows: the stream at some positions, ``(n, C)`` of each part of the sample.
+            rows: the stream at some positions, ``(R, C)`` of each part of the sample.
             reader: the teacher's block after it; None: the classifier.
+
+        Returns:
+            Of a block two: its first convolution, and its shortcut; of the classifier one, in which each channel counts by
+            itself where the teacher has none.
         """
         spread = covariance(torch.cat(list(rows)))
         every_channel = torch.eye(len(spread))
@@ -483,11 +487,11 @@ class _ConvolutionRow:
         """Chooses the channels between them, and fits them in their order.
 
         Args:
-            run_ours: runs the student's part of which they are, given its input.
+            run_ours: runs the student's module that they are in (the stem, a block), given its input.
             run_theirs: runs the teacher's.
-            our_inputs: what the student's part reads, part by part.
-            their_inputs: what the teacher's reads.
-            before: the channels of the teacher's input that the student has.
+            our_inputs: what the student's module reads, ``(N, C, H, W)`` of each part of the sample.
+            their_inputs: what the teacher's reads, likewise.
+            before: numbers of the channels of the teacher's input that the student has.
             after: those of its output.
             targets: what the last one should give, ``(N, C, h, w)`` of each part; None: what the teacher's gives.
         """
@@ -529,6 +533,9 @@ class _ConvolutionRow:
             run_theirs: runs the teacher's layers.
             inputs: their inputs, ``(N, C, H, W)`` of each part of the sample.
             after: the channels kept after the last layer.
+
+        Returns:
+            Of each layer the numbers of the teacher's channels, in rising order; the last is ``after``.
         """
         readers = [layer for layer, _ in self.theirs[1:]]
         rows: dict[nn.Module, list[Tensor]] = {layer: [] for layer in readers}

@@ -171,7 +171,7 @@ class _StudentFit:
         self._read_end()
 
     def _read_end(self) -> None:
-        """Runs what comes after the last block, of both models, for what losses read there."""
+        """Runs what comes after the last block, of both models, so that the taps of losses catch what they read there."""
         taps = self.measured.taps
         if not taps.reads(self.student):
             return
@@ -273,7 +273,7 @@ def _fit_level_convolutions(
     """Fits the 1x1 convolution of each level of features.
 
     Args:
-        student: its backbone is fitted already.
+        student: its backbone is fitted already; the convolutions of its head's levels are overwritten.
         student_levels: its features: of each batch, of each level, ``(N, D, h, w)``.
         teacher_maps: what the teacher's convolutions give: of each level, ``(all N, width, H, W)``.
     """

@@ -275,7 +275,7 @@ def projection_from(moment: Tensor, student: ViT, read: Tensor | None) -> Tensor
 
 
 def reset_norms(student: ViT) -> None:
-    """Sets norms of the stream to scale 1 and shift 0 (the next layer has both), layer scales to 1.
+    """Sets a student's norms of the stream to scale 1 and shift 0 (the next layer has both), layer scales to 1.
 
     A LayerNorm before a layer without a bias (keys of ``Eva``) is shifted by 1. What a LayerNorm gives is orthogonal to
     all-ones, so this shift is an input of its own, by which the layer has any bias: ``W (x + 1) = W x + W 1``.
@@ -301,7 +301,9 @@ def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
 
 
 def progress(label: str, total: int) -> tqdm:
-    """A progress bar in the first process, for ``total`` parts of the sample on their way through all blocks."""
+    """A progress bar in the first process, for ``total`` passes of a part of the sample through a block; the caller advances
+    it with ``update``.
+    """
     return _bar(None, label, total)
 
 
@@ -311,7 +313,7 @@ def shown(parts: Iterable[Part], label: str, total: int | None = None) -> Iterab
     Args:
         parts: of a sample.
         label: what is done with them.
-        total: how many there are, where they have no length.
+        total: how many there are; None: the length of ``parts``, a sequence.
     """
     if total is None:
         assert isinstance(parts, Sequence)
