@@ -65,8 +65,8 @@ class Task(KeepsDtype):
     """
 
     kind = "one label a picture"  # what a picture must be labelled with, as kd.data.targets.Targets names it
-    # an answer is a class (classification), several (multilabel), one for each pixel (segmentation), features, or
-    # numbers, one under the name of each class
+    # an answer is a class ("classification"), several ("multilabel"), one for each pixel ("segmentation"), "features", or
+    # "numbers", one under the name of each class
     answers = "numbers"
     dense = False  # the models have a classifier for every pixel
     labels = True  # it learns from targets at all
@@ -87,14 +87,16 @@ class Task(KeepsDtype):
         self.ignore_index = ignore_index
 
     def settle(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Takes over what the data says, and makes the metrics.
+        """Takes over what the data says, and makes the metrics; called before the student is built.
+
+        A second call for the same data makes new metrics.
 
         Args:
             num_classes: C of the data.
             ignore_index: the label that does not count; None: all do.
 
         Raises:
-            ValueError: the task was made for other data.
+            ValueError: the task was made for other data, or settled for them before.
         """
         if self.num_classes not in (0, num_classes):
             raise ValueError(
@@ -118,7 +120,9 @@ class Task(KeepsDtype):
         """Receives the names of classes or numbers, where metrics bear them."""
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Receives the classes' names, and how many training pictures each has if known.
+        """Receives the classes' names, and how many training pictures each has, ``(C,)``; None: not known.
+
+        Called once, when the student is built; the loss on the labels reads what comes of it.
 
         Raises:
             UserError: weights that are not these classes'.
@@ -130,7 +134,10 @@ class Task(KeepsDtype):
         return self.primary
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """What :meth:`compute` gives of single numbers, with or without a teacher."""
+        """Names of the metrics of every validation, with or without a teacher that has a classifier.
+
+        They alone may choose the best epoch. :meth:`compute` may give more, such as the IoU of each class.
+        """
         raise NotImplementedError
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -260,7 +267,11 @@ class Task(KeepsDtype):
         return metrics
 
     def compute(self) -> dict[str, Tensor]:
-        """The metrics by name, over all batches (and processes) since the last reset, in 0..1; all processes call it."""
+        """The metrics by name, over all batches (and processes) since the last reset; all processes call it.
+
+        Of classes scalars in 0..1, of numbers in their units. A metric that no process has updated is left out, such as
+        ``agreement`` without a teacher.
+        """
         values = {}
         with warnings.catch_warnings():
             # A process without a batch computes too: the other processes' batches count.
@@ -278,17 +289,20 @@ class Task(KeepsDtype):
     def chance(self, counts: Tensor, total: int) -> float:
         """What a guesser may reach in the primary metric by luck; a model at or below it is no better. Below 1.
 
+        The preflight judges a teacher by it.
+
         Args:
-            counts: how often each class is the target, ``(C,)``; of one class a picture in the whole split.
-            total: number of targets that the model has seen.
+            counts: how often each class is the target, ``(C,)``: of one class a picture in the whole validation split,
+                else among the targets that the model has seen.
+            total: number of targets that the model has seen: pictures, of masks pixels with a class.
         """
         raise NotImplementedError
 
     def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:
-        """Whether so many pictures are enough to call a teacher no better than guessing.
+        """Whether so many pictures are enough to call a teacher no better than guessing; if not, that stays open.
 
         Args:
-            value: of the primary metric, that the teacher has reached on them.
+            value: of the primary metric, that the teacher has reached on them: at or below :meth:`chance`.
             counts: how often each class is the target, ``(C,)``.
             pictures: that the teacher has seen.
         """
@@ -302,7 +316,10 @@ def relative_entropy(log_p: Tensor) -> Tensor:
 
 
 def _updated_anywhere(metric: Metric) -> bool:
-    """Whether any process has given the metric a batch: with few pictures some have none, and all must compute."""
+    """Whether any process has given the metric a batch; all processes must call it.
+
+    With few pictures some processes have none, and yet all must compute: the metric is summed over them.
+    """
     if not distributed.is_available() or not distributed.is_initialized():
         return metric.update_called
     flag = torch.tensor(int(metric.update_called), device=metric.device)
@@ -342,7 +359,9 @@ class TargetCounts(ExactMetric):
     """How often each class is the target, over all batches and processes."""
 
     counts: Tensor
+    """Targets of each class, ``(C,)``."""
     total: Tensor
+    """Targets in all: ids that count, or pictures with labels."""
 
     def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Begins without targets; ``counts`` ``(C,)`` and ``total`` are added up over processes."""
@@ -353,7 +372,11 @@ class TargetCounts(ExactMetric):
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, target: Tensor) -> None:
-        """Ids of any shape (others than 0..C-1 are left out), or labels ``(N, C)`` of 0 and 1."""
+        """Adds a batch: integer ids of any shape, or labels ``(N, C)`` of 0 and 1 as floating point.
+
+        Ids other than 0..C-1 and ``ignore_index`` are left out. Of labels the N pictures are the targets, and NaN counts
+        as 0; of a regression's numbers the counts mean nothing.
+        """
         if target.is_floating_point():
             self.counts += (target.nan_to_num() != 0).sum(0)
             self.total += len(target)

@@ -56,10 +56,14 @@ class Classification(Task):
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Computes the loss's weight of each class from ``class_weights``.
+        """Computes the loss's weight of each class from ``class_weights``: ``(C,)``, float32; None: all count alike.
+
+        Args:
+            classes: names of the data's classes, by class id.
+            counts: training pictures of each class, for ``auto``; None: not known.
 
         Raises:
-            UserError: weights that are not these classes'.
+            UserError: weights that are not these classes', or ``auto`` without counts.
         """
         self.weights = weights_of(self.class_weights, classes, counts)
 
@@ -180,11 +184,13 @@ class Classification(Task):
     def chance(self, counts: Tensor, total: int) -> float:
         """Just below the share right that guessing the most frequent class reaches with p < 0.00135.
 
+        All right is above it in any case, also of so few pictures that a guesser may reach it.
+
         Guesses of a class of share q are right k times of n with the binomial chance ``n! / (k! (n - k)!) * q^k (1 -
         q)^(n - k)``.
 
         Args:
-            counts: pictures of each class, ``(C,)``.
+            counts: pictures of each class in the split, ``(C,)``: only their shares count.
             total: n, pictures that were guessed.
         """
         share = _largest_class(counts)  # q
@@ -207,7 +213,13 @@ class Classification(Task):
         return (first_unlikely - 0.5) / total
 
     def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:
-        """Whether a fine teacher would hardly be right on so few of the pictures (:mod:`kd.proof.luck`)."""
+        """Whether a fine teacher would hardly be right on so few of the pictures (:mod:`kd.proof.luck`).
+
+        Args:
+            value: share of the pictures that the teacher is right on.
+            counts: pictures of each class in the split, ``(C,)``.
+            pictures: that the teacher has seen.
+        """
         right = round(value * pictures)
         return shows_a_bad_teacher(right, pictures, _largest_class(counts))
 

@@ -9,7 +9,8 @@ sure of, right or wrong, so there the second decides the order.
 A label is disputed where the second names another class. The least likely labels come first (other scores:
 scripts/bench/log/disputed.md). How many labels are wrong is estimated as in confident learning (Northcutt, Jiang and
 Chuang, *Confident Learning: Estimating Uncertainty in Dataset Labels*, JAIR 70, 2021): another class is at least as
-likely as that class is, on average, among the pictures that carry its name.
+likely as that class is, on average, among the pictures that carry its name. That estimate reads the second classifier
+alone.
 
 N pictures, D features, C classes.
 """
@@ -31,11 +32,12 @@ class Disputed:
     """What pictures say of their labels, one row a picture."""
 
     probabilities: Tensor
-    """``(N, C)``, of the model and of the classifier that has not seen the picture itself; float64."""
+    """``(N, C)``, float64, rows that sum to 1: the geometric mean of the model's and of those by the classifier that has
+    not seen the picture itself."""
     of_label: Tensor
-    """``(N,)``: the label's probability."""
+    """``(N,)``: the label's probability among these."""
     suggested: Tensor
-    """``(N,)``: the likeliest class other than the label."""
+    """``(N,)``, class ids: the likeliest class other than the label."""
     flagged: Tensor
     """``(N,)`` bool: the label is disputed."""
     likely_wrong: int
@@ -59,7 +61,7 @@ def disputed_labels(features: Tensor, logits: Tensor, labels: Tensor) -> Dispute
         labels: ``(N,)``, class ids from 0; every picture has one.
 
     Raises:
-        ValueError: more pictures than memory has room for, or none.
+        ValueError: more numbers than :data:`MOST_NUMBERS`, or no pictures.
 
     >>> features = torch.cat([torch.randn(50, 2) + 9, torch.randn(50, 2) - 9])
     >>> labels = torch.tensor([0] * 50 + [1] * 50)
@@ -101,7 +103,7 @@ def _likely_wrong(probabilities_NC: Tensor, labels_N: Tensor) -> int:
     """How many pictures are confidently of another class than their label (confident learning, section 3.1).
 
     Args:
-        probabilities_NC: ``(N, C)``.
+        probabilities_NC: by the classifier that has not seen the picture, ``(N, C)``.
         labels_N: class ids ``(N,)``.
     """
     # A class's threshold is its mean probability among the pictures of its name.

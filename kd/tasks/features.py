@@ -180,7 +180,6 @@ def ridge_classifier(
         Weight ``(C, D)``, bias ``(C,)``, and what each picture of the bank gets by a fit without itself, ``(M, C)``;
         float64.
     """
-    # Standardised features, in the basis of their principal directions; one-hot labels.
     targets_MC = F.one_hot(bank_labels.long(), classes).double()
 
     def accuracy(left_out_MC: Tensor) -> float:
@@ -199,12 +198,14 @@ def ridge_fit(
     Args:
         bank: ``(M, D)``.
         targets: ``(M, C)``, float64.
-        quality: of what each picture gets by a fit without itself, ``(M, C)``; of the penalties the one with the highest
-            is taken.
+        quality: how good outputs ``(M, C)`` are, as a number; it is called with what each picture gets by a fit without
+            itself. Of the penalties the one with the highest is taken, of equals the strongest.
 
     Returns:
-        Weight, bias and these outputs, as of :func:`ridge_classifier`.
+        Weight ``(C, D)``, bias ``(C,)`` for features as they are, and these outputs, ``(M, C)``, of the chosen penalty;
+        float64.
     """
+    # Standardised features, in the basis of their principal directions.
     targets_MC = targets
     count = len(bank)
     features_MD = bank.double()
@@ -218,7 +219,7 @@ def ridge_fit(
     turned_MD = x_MD @ vectors_DD
     cross_DC = turned_MD.T @ (targets_MC - shares_C)
 
-    # The strength whose fits without a picture are right on it most often.
+    # The strength whose fits without a picture have the highest quality.
     best_quality = -math.inf
     best_strength = STRENGTHS[0]
     best_left_out_MC = targets_MC
@@ -236,7 +237,7 @@ def ridge_fit(
             best_strength = strength
             best_left_out_MC = left_out_MC
 
-    # The classifier for features as they are.
+    # The fit for features as they are.
     shrunk_D = 1 / (values_D.clamp_min(0) + best_strength * count)
     coefficients_DC = shrunk_D[:, None] * cross_DC
     weight_CD = (vectors_DD @ coefficients_DC).T / deviation_D
@@ -290,6 +291,9 @@ def half_of_each_class(labels: Tensor, seed: int) -> Tensor:
         labels: class ids ``(N,)``.
         seed: of the draw.
 
+    Returns:
+        Places in ``labels``, int64 ``(K,)`` on their device: those of the lowest class id first.
+
     >>> half_of_each_class(torch.tensor([0, 0, 1]), seed=0).shape
     torch.Size([2])
     """
@@ -304,7 +308,10 @@ def half_of_each_class(labels: Tensor, seed: int) -> Tensor:
 
 
 def rank_of_gram(gram: Tensor) -> float:
-    """RankMe: how many directions features ``X`` use, 1 (one line) to D (all alike), from ``X'X``; 0 where all are 0.
+    """RankMe: how many directions features ``X`` ``(N, D)`` use, from ``X'X`` ``(D, D)``, float64.
+
+    1 where all lie on one line, D where they reach equally far in all directions; 0 where all are 0, NaN where one is NaN
+    or infinite.
 
     ``exp(-sum p log p)`` with ``p = s / sum(s) + 1e-7`` of the singular values ``s``. It shows collapsed features
     without labels. Source: Garrido et al., RankMe, arXiv 2210.02885, equation 1 (it advises 25,600 pictures).
@@ -312,6 +319,8 @@ def rank_of_gram(gram: Tensor) -> float:
     >>> round(rank_of_gram(torch.eye(8).double()), 3), round(rank_of_gram(torch.ones(4, 4).double()), 3)
     (8.0, 1.0)
     """
+    if not gram.isfinite().all():  # eigvalsh raises an error on them
+        return math.nan
     eigenvalues = torch.linalg.eigvalsh(gram)
     singular_values = eigenvalues.clamp_min(0).sqrt()
     total = singular_values.sum()

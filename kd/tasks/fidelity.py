@@ -47,7 +47,7 @@ class _Batch:
     right: ByModel
     """Whether that is the truth, bool ``(N, ...)``; false where the truth is not known."""
     truth: Tensor
-    """Ids, or labels of 0 and 1, int64 ``(N, ...)``."""
+    """Ids, -1 where unknown, or labels of 0 and 1, int64 ``(N, ...)``."""
     known: Tensor
     """Whether the truth is known, bool ``(N, ...)``."""
     index: Tensor
@@ -77,8 +77,10 @@ class Fidelity:
     """What an answer is."""
     num_classes: int
     """C."""
+    ignore_index: int | None = None
+    """Id of pixels that take no part, which may be one of the classes; None: none."""
     pictures: int = 0
-    """So far, each counted once."""
+    """So far."""
     compared: int = 0
     """On how many student and teacher were compared."""
     agreed: int = 0
@@ -105,8 +107,9 @@ class Fidelity:
         Args:
             student: logits ``(N, C)``, dense ``(N, C, H, W)`` at the target's size.
             teacher: likewise; None for a student alone.
-            target: ids ``(N,)`` or ``(N, H, W)`` (others than 0..C-1 count as unknown), labels ``(N, C)``.
-            index: of the pictures in their split, ``(N,)``.
+            target: ids ``(N,)`` or ``(N, H, W)`` (others than 0..C-1, and :attr:`ignore_index`, count as unknown), labels
+                ``(N, C)`` of 0 and 1.
+            index: the pictures' numbers in their split, ``(N,)``; no picture may come twice.
         """
         self.pictures += len(index)
         logits = {"student": student}
@@ -116,7 +119,8 @@ class Fidelity:
         if self.kind == "multilabel":
             known = torch.ones_like(truth).bool()
         else:
-            known = (truth >= 0) & (truth < self.num_classes)
+            known = (truth >= 0) & (truth < self.num_classes) & (truth != self.ignore_index)
+            truth = truth.masked_fill(~known, -1)
         batch = _Batch({}, {}, {}, truth, known, index)
         for model, model_logits in logits.items():
             probabilities = self._probabilities(model_logits)
@@ -174,7 +178,13 @@ class Fidelity:
         self.outcomes += torch.stack([case.sum() for case in cases]).cpu()
 
     def _add_to_bins(self, model: str, confidence: Tensor, right: Tensor) -> None:
-        """Adds a model's answers, ``(M,)`` each: how sure it was, and whether it was right."""
+        """Adds a model's answers whose truth is known, ``(M,)`` each, to :attr:`bins`.
+
+        Args:
+            model: its name.
+            confidence: the probability of its answer, in 0..1.
+            right: bool.
+        """
         place = (confidence * BINS).long()
         place = place.clamp(0, BINS - 1)
         ones = torch.ones_like(confidence)
@@ -185,7 +195,13 @@ class Fidelity:
         _add_to(self.bins, model, torch.stack(sums).cpu())
 
     def _count_classes(self, model: str, answers: Tensor, truth: Tensor) -> None:
-        """Adds a model's answers, ``(M,)`` with the truth, to :attr:`hits` and :attr:`pairs`."""
+        """Adds a model's answers whose truth is known to :attr:`hits` and :attr:`pairs`.
+
+        Args:
+            model: its name.
+            answers: class ids ``(M,)``; of multilabel yes (1) and no (0), ``(N * C,)``, a picture's labels in a row.
+            truth: likewise.
+        """
         if self.kind == "multilabel":
             answered_NC = answers.view(-1, self.num_classes)
             is_NC = truth.view(-1, self.num_classes)
@@ -302,11 +318,15 @@ class Fidelity:
         return math.nan
 
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
-        """The numbers as plain values.
+        """The numbers as plain values, after the last batch.
 
-        ``kind``, ``pictures``; with a teacher ``agreement`` and ``outcomes`` in 0..1, :attr:`kl`; by model ``ece`` and
-        ``reliability`` (mean confidence, share right, count of each of 15 bins); ``score`` and ``per_class``:
-        ``accuracy``, ``iou`` (and the student's ``recall``) or ``f1``; the student's ``confusions``, largest first.
+        ``kind``, ``pictures``; with a teacher ``agreement`` in 0..1, ``outcomes`` (the share of each of :data:`OUTCOMES`
+        where the truth is known) and :attr:`kl`; by model ``ece`` in 0..1 and ``reliability`` (a row of mean confidence,
+        share right and count for each of the 15 bins that has any); ``score``, the name of a class's score, and
+        ``per_class`` (:meth:`_per_class`); the student's ``confusions`` (:meth:`_confusions`).
+
+        Args:
+            classes: names by class id.
         """
         result: dict[str, Any] = {
             "kind": self.kind,
@@ -327,7 +347,12 @@ class Fidelity:
         return result
 
     def _per_class(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """``name``, ``count`` and each model's score of every class that occurs."""
+        """Rows of the classes that occur, in their order.
+
+        Returns:
+            Each with ``name``, ``count`` (how many pictures or pixels have the class), the score in 0..1 under each
+            model's name, and of segmentation ``recall``, the share of these pixels that the student names so.
+        """
         rows = []
         for class_id, name in enumerate(classes):
             right, _, missed = self.hits["student"][:, class_id].tolist()
@@ -461,7 +486,7 @@ class KeptLogits:
         self.rows |= dict(zip(index.tolist(), rows, strict=True))
 
     def get(self, index: Tensor) -> Tensor | None:
-        """Float32 ``(N, C, ...)``, or None where one is missing."""
+        """Float32 ``(N, C, ...)`` on the CPU for pictures' numbers ``(N,)``; None where one is missing, or N is 0."""
         rows = []
         for number in index.tolist():
             if number not in self.rows:

@@ -48,12 +48,19 @@ class NumbersFidelity:
         self.rows |= other.rows
 
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
-        """By target: the correlation of student and teacher, their mean difference and, in units, each one's error.
+        """By target: how student and teacher correlate and differ, and each one's error; after the last batch.
+
+        Args:
+            classes: names of the C targets, in the order of the columns.
 
         Returns:
-            ``kind``, ``pictures``, and ``targets``: of each its ``name``, ``correlation`` and ``difference`` (mean
-            absolute) where there is a teacher, ``mae`` by model, and ``deciles``: the mean absolute error of each tenth
-            of the pictures, ordered by the target, as ``from``, ``to``, ``student`` and ``teacher``.
+            ``kind``, ``pictures`` (how many), and ``targets``, a dict for each: its ``name``; ``mae`` by model, over the
+            pictures whose target is known ({} where none is); ``correlation`` and ``difference`` (mean absolute) of the
+            two models, over all pictures; ``deciles``, a dict for each tenth of the pictures with a known target, ordered
+            by it: the smallest and the largest target, ``from`` and ``to``, and the mean absolute error of ``student`` and
+            ``teacher``. All but the correlation are in the target's units. A model that is not there, or gave NaN or
+            infinity for any picture, is missing; ``correlation`` and ``difference`` are missing without both models, and
+            where one always answers the same.
         """
         in_order = [self.rows[number] for number in sorted(self.rows)]
         values_N3C = torch.stack(in_order).double().numpy()
@@ -69,7 +76,14 @@ class NumbersFidelity:
 def _result_of(
     name: str, student: np.ndarray, teacher: np.ndarray, target: np.ndarray
 ) -> dict[str, Any]:
-    """The result of one target, ``(N,)`` each; a model that gave NaN or infinity is left out."""
+    """The entry of one target, as :meth:`NumbersFidelity.result` lists it.
+
+    Args:
+        name: of the target.
+        student: its numbers, ``(N,)``.
+        teacher: likewise; NaN without one.
+        target: ``(N,)``, NaN where missing.
+    """
     errors = {}
     for model, numbers in zip(MODELS, (student, teacher), strict=True):
         if np.isfinite(numbers).all():
@@ -87,7 +101,16 @@ def _result_of(
 
 
 def _deciles(target: np.ndarray, errors: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
-    """Each model's mean error in each tenth of the known targets, ``(N,)`` each, by their size."""
+    """Each model's mean error in each tenth of the pictures with a known target, ordered by the target.
+
+    Args:
+        target: ``(N,)``, NaN where missing.
+        errors: absolute errors ``(N,)``, by model.
+
+    Returns:
+        :data:`PARTS` dicts (fewer of fewer pictures) with ``from`` and ``to``, the smallest and the largest target, and
+        each model's error.
+    """
     known = np.flatnonzero(~np.isnan(target))
     order = np.argsort(target[known], kind="stable")
     deciles = []

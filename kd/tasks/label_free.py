@@ -12,7 +12,11 @@ from kd.tasks.features import rank_of_gram
 
 
 def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
-    """The metrics of a student without a classifier, the main one first.
+    """The validation metrics of a student without a classifier, the one that chooses the best epoch first.
+
+    Args:
+        losses: names of its distillation losses, as in ``model.distill_losses``.
+        probed: whether labelled pictures measure its features too (``data.probe.root``): ``knn1`` and ``probe1``.
 
     >>> label_free_metrics(["dino"], True)
     ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']
@@ -34,14 +38,17 @@ class HeldOut(ExactMetric):
     """
 
     sums: Tensor
+    """Of each loss, times its pictures, ``(len(names),)``."""
     gram: Tensor
+    """``X'X`` of all features X, ``(D, D)``."""
     pictures: Tensor
+    """How many, a scalar."""
 
     def __init__(self, names: Sequence[str], width: int) -> None:
         """Begins without pictures; sums are float64 and added up over processes.
 
         Args:
-            names: of the losses whose means are computed.
+            names: of the losses whose means are computed, the keys that :meth:`update` reads.
             width: D of the student's features.
         """
         super().__init__()
@@ -53,7 +60,10 @@ class HeldOut(ExactMetric):
         self.add_state("pictures", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, features: Tensor, losses: Mapping[str, Tensor]) -> None:
-        """The student's features ``(N, D)``, and the mean losses of these N pictures by name; N may be 0."""
+        """Adds the student's features ``(N, D)``, and the mean losses of these N pictures by name.
+
+        N is 0 for a batch of padding alone, of which ``losses`` is not read.
+        """
         if not len(features):
             return
         x_ND = features.double()
@@ -64,7 +74,10 @@ class HeldOut(ExactMetric):
         self.pictures += pictures
 
     def compute(self) -> dict[str, Tensor]:
-        """Each loss's mean over the held-out pictures, and ``rankme``, the effective rank of the features."""
+        """Each loss's mean over the held-out pictures, and ``rankme``, the effective rank of the features, 0 to D.
+
+        Without a picture all are 0; with NaN among the features ``rankme`` is NaN. All processes call it.
+        """
         pictures = self.pictures.clamp_min(1)
         means = self.sums / pictures
         metrics = dict(zip(self.names, means.float(), strict=True))
@@ -89,14 +102,24 @@ class Features(Task):
         return "feature_loss"
 
     def measure(self, losses: Sequence[str], width: int, probed: bool) -> None:
-        """Makes the metrics of the ``losses`` (with ``feature_loss``); ``probed``: a probe measures too."""
+        """Makes the metrics, once the student that is measured is built; before it there are none.
+
+        Args:
+            losses: names of those that are measured: ``feature_loss``, and ``<name>_loss`` of each.
+            width: of the student's features, D.
+            probed: whether a probe (:class:`kd.callbacks.probe.FeatureProbe`) measures too; then its ``knn1`` describes
+                the model best, and ``feature_loss`` still chooses the epoch.
+        """
         self.held_out = HeldOut(losses, width)
         self.probed = probed
         if probed:
             self.primary = PROBE[0]
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """The validation metrics in order: ``feature_loss`` first, see :func:`label_free_metrics`."""
+        """The validation metrics in order: ``feature_loss`` first, see :func:`label_free_metrics`.
+
+        ``teacher`` is not read: such a student always has one.
+        """
         losses = [
             name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"
         ]
@@ -127,5 +150,5 @@ class Features(Task):
         return torch.cosine_similarity(logits, others) > 0.999
 
     def compute(self) -> dict[str, Tensor]:
-        """The losses and RankMe, over all batches (and processes) since the last reset."""
+        """The losses and ``rankme``, over all batches (and processes) since the last reset; all processes call it."""
         return self.held_out.compute()

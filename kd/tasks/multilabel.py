@@ -57,7 +57,10 @@ class MultiLabel(Task):
         self.agreement = MultilabelAccuracy(num_classes, average="macro", validate_args=False)
 
     def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
-        """A ridge regression of 0 and 1: features ``(M, D)``, labels ``(M, C)``, NaN of pictures without a label."""
+        """A ridge regression of 0 and 1: features ``(M, D)``, labels ``(M, C)``, NaN of pictures without a label.
+
+        These are left out; None with fewer than two others.
+        """
         known = ~targets.isnan().any(dim=1)
         if known.sum() < 2:
             return None
@@ -69,7 +72,12 @@ class MultiLabel(Task):
         return ["map", "f1", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Binary cross-entropy: logits ``(N, C)``, labels ``(N, C)`` in 0..1 (NaN: unlabelled) -> the batch's mean."""
+        """Binary cross-entropy, summed over the labels of a picture: the mean over the pictures with labels, 0 without.
+
+        Args:
+            logits: ``(N, C)``.
+            target: labels ``(N, C)`` in 0..1; a row with NaN has none.
+        """
         known = ~target.isnan().any(dim=1)
         losses = F.binary_cross_entropy_with_logits(
             logits.float(), target.nan_to_num(), reduction="none"
@@ -95,7 +103,12 @@ class MultiLabel(Task):
         return relative_entropy(torch.stack([logits, torch.zeros_like(logits)], 1).log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
-        """The labels. Of a model those whose probability is above 1/2; targets are 0 or 1 themselves."""
+        """The names of each picture's labels with ``;`` between, in one column, whose key is ""; "" without a label.
+
+        Args:
+            answer: logits ``(N, C)``, whose labels are those with a probability above 1/2; or targets of 0 and 1.
+            classes: names by label.
+        """
         chosen = [torch.nonzero(row).flatten().tolist() for row in answer > 0]
         return {"": [";".join(classes[i] for i in ids) for ids in chosen]}
 
@@ -104,7 +117,10 @@ class MultiLabel(Task):
         return torch.stack([answer.float(), target.float()], 1)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-        """Adds a batch: ``(N, C)``, labels ``(N, C)``, and the teacher's decisions ``(N, C)``."""
+        """Adds a batch: logits ``(N, C)``, labels ``(N, C)`` of 0 and 1, and the teacher's decisions ``(N, C)``.
+
+        Each picture has labels, or is known to have none: a row of NaN is not left out here, as :meth:`loss` does.
+        """
         logits = logits.float()
         probabilities = logits.sigmoid()
         # In 0..1 like a probability, but strong answers don't become equal.
@@ -132,7 +148,15 @@ class MultiLabel(Task):
         return metrics
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """A random order's precision is the labels' share; a fifth more, of it or of what is left, is no better."""
+        """The mean average precision up to which a model is no better than a random order of the pictures.
+
+        A random order reaches the share of pictures that have a label, here the mean over the labels that occur. A fifth of
+        it is added for luck, or of 1 less it where that is smaller.
+
+        Args:
+            counts: pictures with each label, ``(C,)``.
+            total: pictures.
+        """
         occurs = counts > 0
         labels = max(1, int(occurs.sum()))
         positives = counts[occurs].sum().item()

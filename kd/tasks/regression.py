@@ -47,7 +47,11 @@ class Regression(Task):
         self.names = [""]
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""
+        """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets.
+
+        Until :meth:`scale` these leave targets as they are, and until :meth:`name_metrics` several numbers are named by
+        their place, 0, 1, ...; ``ignore_index`` is not read.
+        """
         self.errors = NumberErrors(num_classes)
         if num_classes == 1:
             self.names = [""]
@@ -73,8 +77,9 @@ class Regression(Task):
         self.deviations.copy_(torch.tensor(deviations))
 
     def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
-        """A ridge regression in units: features ``(M, D)``, targets ``(M, C)``; pictures without all of them are left
-        out.
+        """A ridge regression in units: features ``(M, D)``, targets ``(M, C)``.
+
+        Pictures that lack one of the targets (NaN) are left out; None with fewer than two others.
         """
         known = ~targets.isnan().any(dim=1)
         if known.sum() < 2:
@@ -99,7 +104,12 @@ class Regression(Task):
         return (answer - self.means) / self.deviations
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Answers and targets in units, ``(N, C)``, NaN where missing -> the mean over the known targets."""
+        """The loss of standardised answers and targets (:meth:`compared`), the mean over the known targets; 0 without.
+
+        Args:
+            logits: answers in units, ``(N, C)``.
+            target: in units, ``(N, C)``, NaN where missing.
+        """
         known = ~target.isnan()
         answers = self.compared(logits.float())
         targets = self.compared(target).nan_to_num()
@@ -130,10 +140,12 @@ class Regression(Task):
         return NumbersFidelity()
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
-        """A column of text for each number, with six significant digits; empty where a target is missing (NaN).
+        """A column of text for each number, with six significant digits; empty where a number is NaN: a missing target.
+
+        The key of a column is ``_`` and the number's name.
 
         Args:
-            answer: ``(N, C)``.
+            answer: numbers or targets, ``(N, C)``, in units.
             classes: the numbers' names.
         """
         columns = answer.float().T.tolist()
@@ -200,6 +212,7 @@ class NumberErrors(ExactMetric):
     """``(5, C)``: known targets, and over these the sums of ``|e|``, ``e^2``, ``y`` and ``y^2``."""
 
     def __init__(self, count: int) -> None:
+        """Begins without targets; ``count``: of the numbers, C."""
         super().__init__()
         self.add_state("sums", torch.zeros(5, count, dtype=torch.float64), dist_reduce_fx="sum")
 

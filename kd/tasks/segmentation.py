@@ -11,6 +11,7 @@ from torch import Tensor
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
+from kd.tasks.fidelity import Fidelity
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 GAP = 4
@@ -93,7 +94,14 @@ class Segmentation(Task):
         return F.interpolate(logits, target.shape[1:], mode="bilinear")
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy: ``(N, C, H, W)``, ids ``(N, H, W)`` -> the mean over valid pixels; 0 where all are ignored."""
+        """Cross-entropy, each pixel times its class's weight: the mean over pixels of a known class; 0 without any.
+
+        Like :meth:`kd.tasks.Classification.loss`, it is not divided by the weights.
+
+        Args:
+            logits: ``(N, C, H, W)``.
+            target: class ids ``(N, H, W)``; ``ignore_index`` and ids that are no class take no part.
+        """
         target = target.long()
         valid = self._valid(target)
         losses = F.cross_entropy(
@@ -128,14 +136,22 @@ class Segmentation(Task):
     def drawn(
         self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
     ) -> Image.Image:
-        """The picture ``(H, W, 3)`` beside its mask and each model's; ignored pixels are blank in the models' too."""
-        truth_HW = answers["truth"].numpy()
-        takes_part_HW = truth_HW < len(classes)
+        """The picture beside its mask and each model's; pixels without a known class are black in all masks.
+
+        Args:
+            picture: uint8 ``(H, W, 3)``.
+            answers: class ids ``(H, W)`` on the CPU, of the mask under ``truth``, of each model under its name.
+            classes: names by class id.
+        """
+        known_HW = self._valid(answers["truth"].long()).numpy()
         maps = {}
         for name, ids in answers.items():
-            maps[name] = np.where(takes_part_HW, ids.numpy(), 255)
-        maps["truth"] = truth_HW
+            maps[name] = np.where(known_HW, ids.numpy(), 255)
         return side_by_side(picture, maps, classes)
+
+    def fidelity(self, classes: int) -> Fidelity:
+        """Compares the maps of student and teacher; pixels of ``ignore_index`` take no part."""
+        return Fidelity("segmentation", classes, self.ignore_index)
 
     def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
         """Of each class the pixels that are right, and those in the union of target and answer: ``(N, 2, C)``."""
@@ -154,7 +170,7 @@ class Segmentation(Task):
         return counts_N2C
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-        """Adds a batch: ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""
+        """Adds a batch: logits ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""
         self.pixels.update(logits.argmax(1), target.long(), teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
@@ -187,7 +203,14 @@ class Segmentation(Task):
         return metrics
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Always naming the most frequent class: its share is its IoU, all others have 0. Below 1 in any case."""
+        """The mean IoU of always naming the most frequent class: its share is its IoU, all others that occur have 0.
+
+        At most ``1 - 1 / total``, so that a teacher that is right on all is above it.
+
+        Args:
+            counts: pixels of each class, ``(C,)``.
+            total: pixels of a known class, > 0.
+        """
         share = counts.max().item() / total
         occurring = max(1, int((counts > 0).sum()))
         return min(share / occurring, 1 - 1 / total)
@@ -214,7 +237,16 @@ class PixelCounts(ExactMetric):
         self.add_state("alike", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-        """Adds a batch, ids ``(N, H, W)``: counted where they are, no GPU is waited for."""
+        """Adds a batch, class ids ``(N, H, W)`` each: counted where they are, no GPU is waited for.
+
+        Pixels of an unknown class other than ``ignore_index`` are left out of the matrix alone: both models answer there
+        too, so they count in ``alike``.
+
+        Args:
+            prediction: of the student.
+            target: int64.
+            teacher_answer: None without a teacher: then ``alike`` stays as it is.
+        """
         taking_part = torch.ones_like(target, dtype=torch.bool)
         if self.ignore_index is not None:
             taking_part = target != self.ignore_index
@@ -252,7 +284,7 @@ def colours(classes: int) -> np.ndarray:
 def side_by_side(
     picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str]
 ) -> Image.Image:
-    """A picture and class maps in a row, each under its name, the colours' names below.
+    """A picture and class maps in a row, each under its name, below it the names of the classes that occur in the maps.
 
     Args:
         picture: ``(H, W, 3)``, 0..255.
@@ -295,7 +327,12 @@ def side_by_side(
 
 
 def _legend_places(names: list[str], width: int) -> list[tuple[int, int]]:
-    """Line and left edge in pixels of each name, broken to lines of a width."""
+    """Where each name of the legend is drawn: its line, from 0, and its left edge in pixels.
+
+    Args:
+        names: of classes.
+        width: of a line in pixels; a name alone may be wider.
+    """
     margin = 2
     places = []
     line = 0

@@ -14,7 +14,12 @@ ClassWeights: TypeAlias = dict[str, float] | list[float] | Literal["auto"] | Non
 
 
 def check(given: ClassWeights) -> None:
-    """Raises a ValueError for weights that no classes can have."""
+    """Raises a ValueError for weights that no classes can have; what depends on the classes :func:`weights_of` checks.
+
+    Args:
+        given: as of :func:`weights_of`. A word other than ``auto``, a number that is negative, NaN or infinite, and a list
+            of zeros are refused.
+    """
     if isinstance(given, str) and given != "auto":
         raise ValueError(
             f"class_weights must be auto, a list of numbers or numbers by class name, got '{given}'"
@@ -25,8 +30,8 @@ def check(given: ClassWeights) -> None:
         else:
             values = list(given)
         in_range = all(0 <= value < float("inf") for value in values)
-        are_all_zero = bool(values) and not any(values)
-        if not in_range or are_all_zero:
+        is_list_of_zeros = isinstance(given, list) and bool(values) and not any(values)
+        if not in_range or is_list_of_zeros:
             raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
 
 
@@ -36,13 +41,15 @@ def weights_of(
     """The weight of each class, float32 ``(C,)``; None where all count alike.
 
     Args:
-        given: by class id, or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training
-            pictures, so that all classes weigh the same and the mean over the pictures is 1.
-        classes: names by class id.
-        counts: training pictures of each class, where that is known.
+        given: by class id, or by name (the others weigh 1); ``auto``: N / (K n) for a class of n of the N training
+            pictures, with K the classes that have any, so that these weigh the same and the mean over the pictures is 1;
+            None: all count alike.
+        classes: names of the C classes, by class id.
+        counts: training pictures of each class, ``(C,)``; read for ``auto`` alone. None: not known, as of masks or
+            several labels a picture, or not what is shown, as with ``data.balance_classes`` or ``data.sampler``.
 
     Raises:
-        UserError: too many or too few of them, an unknown class, or ``auto`` without counts.
+        UserError: too many or too few of them, an unknown class, all 0, or ``auto`` without counts.
 
     >>> weights_of("auto", ["a", "b"], [30, 10])
     tensor([0.6667, 2.0000])
@@ -54,7 +61,7 @@ def weights_of(
     if given == "auto":
         if counts is None:
             raise UserError(
-                f"{KEY}: auto needs the number of training pictures of each class: one label a picture, "
+                f"{KEY}: auto needs the number of training pictures of each class: one label a picture, no data.sampler, "
                 "and no data.balance_classes, which shows all classes equally often already"
             )
         seen = torch.tensor(counts, dtype=torch.float64)
@@ -67,4 +74,7 @@ def weights_of(
     unknown = next((name for name in given if name not in classes), None)
     if unknown is not None:
         raise UserError(f"{KEY}: no class '{unknown}'{did_you_mean(str(unknown), classes)}")
-    return torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
+    weights = torch.tensor([given.get(name, 1.0) for name in classes], dtype=torch.float32)
+    if not weights.any():
+        raise UserError(f"{KEY}: must be >= 0, and not all 0, got {given}")
+    return weights

@@ -86,6 +86,7 @@ def test_rank_me_is_the_entropy_of_singular_values(shape: tuple[int, int]) -> No
     found = rank_of_gram(torch.tensor(x.T @ x if len(x) > x.shape[1] else x @ x.T))
     assert found == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-4)
     assert rank_of_gram(torch.zeros(3, 3)) == 0
+    assert np.isnan(rank_of_gram(torch.full((3, 3), torch.nan)))
 
 
 def test_sizes_that_do_not_fit_are_named() -> None:

@@ -140,6 +140,27 @@ def test_metrics_against_numpy(ignored: int) -> None:
     assert ("iou_00" in found) == (ignored != 0)
 
 
+def test_an_ignored_class_takes_no_part_in_fidelity_and_drawings() -> None:
+    rng = np.random.RandomState(0)
+    task = Segmentation()
+    task.settle(3, 0)
+    logits, taught = (torch.tensor(rng.normal(size=(2, 3, 4, 4))).float() for _ in range(2))
+    target = torch.tensor(rng.randint(0, 3, (2, 4, 4)).astype(np.uint8))
+    task.update(logits, target, task.decide(taught))
+    fidelity = task.fidelity(3)
+    fidelity.update(logits, taught, target, torch.arange(2))
+    found = fidelity.result(["void", "a", "b"])
+    assert found["agreement"] == pytest.approx(task.compute()["agreement"].item())
+    assert [row["name"] for row in found["per_class"]] == ["a", "b"]
+    (mistake, *_) = fidelity.mistakes["both_wrong"]
+    truth = target[-mistake.negative_index]
+    assert ((mistake.entry["truth"] < 0) == (truth == 0)).all()
+    picture = np.zeros((4, 4, 3), np.uint8)
+    sheet = np.asarray(task.drawn(picture, {"truth": truth, "student": truth * 0}, NAMES[:3]))
+    mask = sheet[16:20, 8:12]  # below the band of names, behind the picture and a gap
+    assert (mask.any(-1) == (truth > 0).numpy()).all()
+
+
 def test_a_class_that_is_only_predicted_is_told_by_both_definitions() -> None:
     """0 in the mean over the classes of targets and predictions, no part of the mean over those of the targets."""
     rng = np.random.RandomState(0)

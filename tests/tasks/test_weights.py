@@ -8,7 +8,7 @@ from kd.tasks.weights import check, weights_of
 
 
 @pytest.mark.parametrize(
-    "given", ["balanced", [0.0, 0.0], [1.0, -1.0], {"a": float("inf")}, {"a": 0.0}]
+    "given", ["balanced", [0.0, 0.0], [1.0, -1.0], {"a": float("inf")}, {"a": -1.0}]
 )
 def test_weights_that_no_classes_can_have(given: object) -> None:
     with pytest.raises(ValueError, match="class_weights must be"):
@@ -27,13 +27,21 @@ def test_automatic_weights_give_all_classes_the_same_say() -> None:
 
 
 @pytest.mark.parametrize(("given", "counts", "message"), [
-    ("auto", None, "auto needs"), ([1.0], None, "1 numbers for 2 classes"), ({"aa": 2.0}, None, "did you mean 'a'"),
+    ("auto", None, "auto needs .* no data.sampler"), ({"a": 0.0, "b": 0.0}, None, "not all 0"),
+    ([1.0], None, "1 numbers for 2 classes"), ({"aa": 2.0}, None, "did you mean 'a'"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit_the_data(
     given: object, counts: list[int] | None, message: str
 ) -> None:
     with pytest.raises(UserError, match=f"model.task.class_weights.*{message}"):
         weights_of(given, ["a", "b"], counts)  # type: ignore[arg-type]
+
+
+def test_one_class_may_weigh_nothing() -> None:
+    check({"a": 0.0})
+    weights = weights_of({"a": 0.0}, ["a", "b"], None)
+    assert weights is not None
+    assert weights.tolist() == [0.0, 1.0]
 
 
 def test_no_weights_are_none() -> None:
