@@ -27,11 +27,13 @@ class Batch(TypedDict, total=False):
         target: class ids ``(N,)`` (-1 without a label), probabilities or labels ``(N, C)``, or masks ``(N, H, W)``.
         index: ``(N,)`` the samples' numbers, -1 for padding.
         real: so many pictures are no padding, the first ones, where the loader counts them.
-        view: which view of its pictures it shows; views come again where a teacher's answers are cached.
-        decided: the teacher's decisions, where they were made before.
-        records: by teacher, what its cache has of the answers, of each kind; an empty list where one is missing.
-        made: the teachers' answers as records, where a data tier has computed them.
-        answer: gives the teacher's :class:`kd.teachers.answer.Answer`, where it was computed ahead.
+        view: of a training batch, which view of its pictures it shows; views come again where a teacher's answers are
+            cached. A batch without it is of validation: no cache is read.
+        decided: of a validation batch, the teacher's decisions, where an earlier pass has made them.
+        records: by the teacher's name, the stored answers to all pictures, uint8 ``(N, bytes)`` of each kind of answer; an
+            empty list where one is missing.
+        made: answers as such records, by teacher and kind of answer, where a data tier has computed them to fill a cache.
+        answer: returns the teacher's :class:`kd.teachers.answer.Answer`, where it was computed ahead.
         window: the targets of all batches of its accumulation window, where labels are missing
             (:mod:`kd.data.windows`).
     """
@@ -53,7 +55,8 @@ def as_batch(given: object) -> Batch:
 
     Args:
         given: ``images``, ``(images, targets)``, ``(images, targets, index)``, or a dict with ``image`` (or ``images``,
-            ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1.
+            ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1. Other
+            keys of a dict are kept.
 
     Raises:
         UserError: none of these.
@@ -74,7 +77,7 @@ def as_batch(given: object) -> Batch:
             f"a batch is (images, targets), (images, targets, index) or a dict, got {_kind(given)}"
         )
     image = next((given[name] for name in IMAGE if name in given), None)
-    # Pictures that the device has still to make have none yet.
+    # A batch with a "plan" gets its pictures on the device (kd.data.engines).
     if image is None and "plan" not in given:
         raise UserError(
             f"a batch needs one of {', '.join(IMAGE)}, got {', '.join(map(str, given))}"
@@ -106,10 +109,10 @@ def real_rows(batch: Batch) -> slice | Tensor:
 class RangeCheck:
     """Warns once of float pictures in 0..255: they pass as they are, and models want them normalised."""
 
-    done = False
+    done = False  # whether a batch was looked at
 
     def look(self, images: object) -> None:
-        """Warns of float pictures in 0..255; reads the first batch alone: on a GPU it waits for it.
+        """Warns of float pictures in 0..255. Only the first call reads pixels: on a GPU the host waits for it.
 
         Args:
             images: ``(N, 3, H, W)``; anything but float tensors passes.

@@ -1,7 +1,8 @@
 """Pictures with boxes around things, in the layouts of Pascal VOC and of YOLO; they judge backbones, no task is trained.
 
 VOC: ``JPEGImages/*.jpg``, ``Annotations/*.xml`` and ``ImageSets/Main/{train,val,trainval,test}.txt``, in the folder or in
-its only subfolder. YOLO: ``images/{train,val}/*.jpg`` and ``labels/{train,val}/*.txt``, with ``data.yaml``.
+a subfolder. YOLO: ``images/{train,val}/*.jpg`` and ``labels/{train,val}/*.txt``, with ``data.yaml``. Pictures may have any
+ending of :data:`IMAGE_SUFFIXES`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from kd.errors import UserError, first_line
 from kd.storage.elsewhere import bytes_of, text_of, yaml_of
 
 LARGEST_PICTURE = 2**28
-"""Bytes."""
+"""Bytes of a picture's file; a larger one is not read."""
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 """Elements of VOC's ``bndbox``, in the order of :attr:`Box.sides`."""
 
@@ -135,7 +136,11 @@ def boxes_below(folder: Path, key: str) -> BoxFolder:
 
 # -- Pascal VOC ------------------------------------------------------------------------------------------------------
 def _voc(root: Path, key: str) -> BoxFolder:
-    """The two splits that ``ImageSets/Main`` lists, by the first word of each line; the classes are those of any box."""
+    """The two splits that ``ImageSets/Main`` lists, by the first word of each line; the classes are those of any box.
+
+    They are ``train`` and ``val``; with a list ``test`` they are ``trainval``, or ``train`` where that is missing, and
+    ``test``. A UserError names ``key`` and what is missing.
+    """
     lists = root / "ImageSets" / "Main"
     names = ("train", "val")
     if (lists / "test.txt").is_file():
@@ -184,7 +189,11 @@ def _yolo(root: Path, key: str) -> BoxFolder:
 
 
 def _yolo_kinds(root: Path, key: str) -> list[str]:
-    """Names of the classes in ``data.yaml``, a list or a mapping of numbers."""
+    """Names of the classes by number, from ``names`` in ``data.yaml``: a list, or a mapping of the numbers from 0.
+
+    Raises:
+        UserError: the file can't be read, or has no such names.
+    """
     file = root / "data.yaml"
     text = _text(file, key)
     try:
@@ -201,7 +210,7 @@ def _yolo_kinds(root: Path, key: str) -> list[str]:
 
 
 def _yolo_boxes(file: Path, kinds: Sequence[str], key: str) -> list[Box]:
-    """The boxes of one picture; one without a file has none.
+    """The boxes of one picture, as shares of its sides; a picture without a file has none.
 
     A line is ``CLASS X Y WIDTH HEIGHT``: the class's number from 0, the box's middle and its size as shares (0..1) of the
     picture's width and height.

@@ -20,10 +20,10 @@ ClassFacts = dict[str, list[float | None]]
 def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
     """Reads a table whose first column names a class and whose other columns are numbers about it.
 
-    Classes without a row, and empty fields, have None.
+    Classes without a row, empty fields and NaN have None. Labels are compared as :func:`plain` writes them.
 
     Args:
-        file: ``.csv``.
+        file: path of a table with commas (CSV); ``~`` is the user's folder.
         info: of the data, whose classes give the order in which the numbers are returned.
 
     Raises:
@@ -61,7 +61,7 @@ def _table(file: str, key: str) -> list[list[str]]:
     """The header and the rows of a table, without the empty fields at a row's end; a row begins with a class's label.
 
     Args:
-        file: ``.csv``.
+        file: path of the table (CSV).
         key: the setting and the file, for messages.
 
     Raises:
@@ -100,7 +100,7 @@ def facts_of(
 
     Args:
         facts: by name, a number for each class; None where it is not known (:data:`ClassFacts`).
-        p: probabilities of the classes, ``(C,)``.
+        p: the student's probabilities of the classes for this picture, ``(C,)``.
 
     Returns:
         By name: ``of_label``, the number of the likeliest class, and ``expected``, the mean over the classes with a known

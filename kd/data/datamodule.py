@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
-"""(view, indices ``(N,)``) -> bool ``(N,)``: which pictures have their answers."""
+"""(view, indices ``(N,)``) -> bool ``(N,)``: which training pictures have their answers in the caches."""
 Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
 """Wraps a collate function: adds a teacher's answers to its batches."""
 Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
@@ -50,19 +50,24 @@ Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
 
 
 class Position:
-    """A place in the order of the training samples; ``at``: epoch and samples after which a resumed run starts."""
+    """The place in the order of the training samples that a checkpoint stores.
+
+    ``at``: (epoch, samples of all processes that are done in it) at which a resumed run starts; None: at the beginning.
+    """
 
     at: tuple[int, int] | None = None
     _batches: TrainBatches | None = None
 
     def begin(self, batches: TrainBatches) -> None:
-        """These batches are trained on; those that a checkpoint's run had seen are left out."""
+        """These batches are trained on; samples that a resumed run had seen before, by ``at``, are left out of them."""
         if self.at:
             batches.skip(*self.at)
         self._batches = batches
 
     def state(self, trainer: Trainer | None) -> dict[str, Any]:
-        """Where the run is: "epoch", and "samples" of all processes that are done in it. {} without a trainer or batches."""
+        """Where the run is: "epoch", and "samples" of all processes that are done in it; after an epoch's last batch the
+        next epoch and 0. {} without a trainer or batches.
+        """
         if trainer is None or self._batches is None:
             return {}
         epoch = trainer.current_epoch
@@ -75,7 +80,7 @@ class Position:
         """Restores the position of :meth:`state`; a loader that was already made is made again, at that position.
 
         Raises:
-            UserError: ``epoch`` and ``samples`` are not two whole numbers.
+            UserError: ``epoch`` and ``samples`` are not two whole numbers from 0 on.
         """
         if not state:
             return
@@ -171,10 +176,13 @@ class DistillationDataModule(LightningDataModule):
         self._filling: Loaded | None = None
 
     def prepare_data(self) -> None:
-        """Checks the pictures of both splits: each machine's first process does, and the others read its result.
+        """Checks the pictures of all splits and joins the data tier where there is one; called in every process.
+
+        On each machine one process checks, and the others read its result (:func:`kd.data.scan.scan`). A second call, by
+        Lightning, finds all of it done.
 
         Raises:
-            UserError: missing data, or damaged pictures (unless they are left out).
+            UserError: missing data, or damaged pictures (unless they are left out); no tier.
         """
         with part_of_the_start("check of the pictures"):
             self.splits.prepare()
@@ -187,15 +195,16 @@ class DistillationDataModule(LightningDataModule):
             self.tier.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Closes the data tier."""
+        """Closes the data tier when a run has failed."""
         self.teardown("fit")
 
     @property
     def info(self) -> DataInfo:
-        """Classes and sizes. Lists the sources; decodes nothing, unless damaged pictures are to be left out.
+        """Classes and sizes, made anew at each call. Lists the sources; reads no picture, unless damaged ones are to be left
+        out (then the first call checks them).
 
         Raises:
-            UserError: missing data.
+            UserError: missing data, or settings that do not fit each other or the source.
         """
         labelled_part = self.splits.parts("train")[0]
         info = info_of(
@@ -216,7 +225,7 @@ class DistillationDataModule(LightningDataModule):
         return replace(info, facts=self._facts)
 
     def split(self, name: str) -> Split:
-        """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
+        """As :meth:`Splits.split`: without damaged pictures; the first call for a split checks them."""
         return self.splits.split(name)
 
     def _rank(self) -> tuple[int, int]:
@@ -226,7 +235,14 @@ class DistillationDataModule(LightningDataModule):
         return (0, 1)
 
     def train_dataloader(self) -> DataLoader:
-        """Shuffled, augmented batches of this process, from the position that was restored."""
+        """Shuffled, augmented batches of this process, from the position that was restored.
+
+        The loader is wrapped where targets of accumulation windows are added, where DALI begins a batch early, and by
+        ``wrap_loader``.
+
+        Raises:
+            UserError: a global batch larger than the training set, or than an epoch.
+        """
         batches = self._checked_batches()
         self.position.begin(batches)
         loader: Any = self._loader(*self._training(), batches)
@@ -244,17 +260,17 @@ class DistillationDataModule(LightningDataModule):
 
     @property
     def windows_are_known(self) -> bool:
-        """Whether batches come with the targets of their accumulation window: where labels are missing.
+        """Whether batches can come with the targets of their accumulation window: where labels may be missing.
 
-        A device that makes the views (``data.engine``) crops masks and mixes labels only there.
+        Not where a device makes the views (``data.engine``): it crops masks and mixes labels there, after the loader.
         """
         return self.info.lacks_labels and self._engine is None
 
     def trial_loader(self, count: int) -> DataLoader:
-        """``count`` training batches of this process for a measurement, repeated where an epoch is shorter.
+        """``count`` training batches of this process for a measurement, of epoch 0, repeated where it is shorter.
 
         Raises:
-            UserError: a global batch larger than the training set.
+            UserError: a global batch larger than the training set, or than an epoch.
         """
         batches = list(islice(cycle(self._checked_batches()), count))
         pictures, collate = self._training()
@@ -298,7 +314,7 @@ class DistillationDataModule(LightningDataModule):
 
     @property
     def _engine(self) -> ModuleType | None:
-        """The module of an engine that leaves work to the device."""
+        """The module of an engine that leaves work to the device (``device``, ``dali``); None for ``torch`` and ``ray``."""
         if self.engine in ("torch", "ray"):
             return None
         return import_module(f"kd.data.engines.{self.engine}")
@@ -306,8 +322,8 @@ class DistillationDataModule(LightningDataModule):
     def _training(self) -> Loaded:
         """Samples of random views, and their collate function.
 
-        With an engine that leaves work to the device it also sets :attr:`_finish`, which makes the views there; with a
-        cache of the teacher's answers both are wrapped by :attr:`reading`.
+        With an engine that leaves work to the device it also sets :attr:`_finish`, which makes the views there. With a
+        cache of the teacher's answers both are wrapped by :attr:`reading`, but not for a data tier.
         """
         split = self.split("train")
         kind = self.source.kind
@@ -331,7 +347,12 @@ class DistillationDataModule(LightningDataModule):
         return self.reading(pictures, collate)
 
     def _evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
-        """Centre crops: samples and their collate function; not ``of_source``: pictures with one label each."""
+        """Samples as centre crops, and their collate function.
+
+        Args:
+            split: the pictures.
+            of_source: whether their targets are of the source's kind; else (``data.probe``) they are class ids.
+        """
         max_pixels = self.splits.max_pixels
         view = EvalView(self.size, self.crop_ratio, max_pixels)
         if not of_source:
@@ -341,13 +362,16 @@ class DistillationDataModule(LightningDataModule):
         return self._pictures(split, view), collate
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
-        """A split of the source, each picture changed by ``transform`` when its sample is read."""
+        """The samples of a split of the source; ``transform`` makes the view when a sample is read."""
         return PictureSet(
             split, transform, self.seed, self.source, self.splits.max_pixels, self.size
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Makes the views of a batch that came without them (``engine=device``, ``dali``)."""
+        """Makes the views of a training batch that came without them (``engine=device``, ``dali``), on the batch's device.
+
+        Lightning calls it once a batch is there; any other batch is returned as it is.
+        """
         if self._finish is None or "plan" not in batch:
             return batch
         return self._finish(batch)
@@ -355,13 +379,19 @@ class DistillationDataModule(LightningDataModule):
     def fill_batches(
         self, view: int, present: Present, rank: int, world_size: int
     ) -> list[list[Key]]:
-        """This process's batches of one view in which a picture lacks its answer.
+        """This process's batches of one view in which a picture lacks its answer, to fill a teacher's cache.
+
+        All batches of the training pictures, a last smaller one too, are dealt to the processes in turn; then those that
+        are complete are left out.
 
         Args:
             view: number of the view.
             present: which pictures have their answers.
             rank: of this process.
-            world_size: number of processes; batches are dealt to them in turn.
+            world_size: number of processes.
+
+        Returns:
+            The keys (index, view) of each batch.
         """
         if self.augment.mixes:  # pairs that are mixed stay together
             order = self._batches(rank=0, world_size=1).order(view)
@@ -378,7 +408,10 @@ class DistillationDataModule(LightningDataModule):
     def fill_dataloader(
         self, batches: list[list[Key]], answering: Answering | None = None
     ) -> DataLoader:
-        """Loads :meth:`fill_batches`; ``answering`` adds a teacher's answers to them, in the loader."""
+        """Loads :meth:`fill_batches`; ``answering`` puts a teacher's answers in place of their pictures, in the loader.
+
+        The first call decides on ``answering`` for all views.
+        """
         if self._filling is None:  # one for all views: a data tier receives it once
             pictures, collate = self._training()
             if answering is not None:
@@ -388,7 +421,7 @@ class DistillationDataModule(LightningDataModule):
         return self._loader(pictures, collate, batches)
 
     def val_dataloader(self) -> DataLoader:
-        """Validation batches of this process, in order."""
+        """Validation batches of this process, in the order of :meth:`eval_batches`."""
         return self.eval_dataloader("val")
 
     def eval_batches(self, split: str) -> EvalBatches:
@@ -404,7 +437,7 @@ class DistillationDataModule(LightningDataModule):
         return EvalBatches(count, self.batch_size, rank, world_size, limit, self.seed)
 
     def eval_dataloader(self, split: str) -> DataLoader:
-        """Centre crops of any split, in order; of ``probe`` its folder's training part first."""
+        """Centre crops of any split, in the order of :meth:`eval_batches`; of ``probe`` its folder's training part first."""
         data, collate = self._evaluation(self.split(split), split != "probe")
         return self._loader(data, collate, self.eval_batches(split))
 
@@ -426,7 +459,7 @@ class DistillationDataModule(LightningDataModule):
         return Loader.of(data, batches, collate, self.num_workers, pinned)
 
     def sample_pictures(self, count: int, label: str = "training pictures") -> Tensor:
-        """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``.
+        """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``; this process decodes them.
 
         Args:
             count: how many at most.
@@ -437,11 +470,11 @@ class DistillationDataModule(LightningDataModule):
         return torch.stack([picture for picture, _ in chosen])
 
     def sample(self, count: int, labelled: bool = False) -> "SampledPictures":
-        """The first training pictures of a fixed shuffle, as validation shows them.
+        """The first training pictures of a shuffle by the run's seed, unlabelled ones among them, as validation shows them.
 
         Args:
             count: how many at most.
-            labelled: of pictures with a class id, labels or numbers alone.
+            labelled: take those with a class id, labels or numbers alone.
 
         Returns:
             As many as there are, at most ``count``.
@@ -462,7 +495,14 @@ class DistillationDataModule(LightningDataModule):
     ) -> "DistillationDataModule":
         """Makes the data module from the caller's arguments, at the place in the samples that a checkpoint names.
 
-        Nothing else is read from the file, and it runs no code. Raises UserError where it can't be read.
+        Nothing else is read from the file, and it runs no code. A checkpoint without a place gives the beginning.
+
+        Args:
+            checkpoint_path: of a run of Lightning.
+            arguments: as of the class.
+
+        Raises:
+            UserError: the checkpoint can't be read.
         """
         data = cls(**arguments)  # type: ignore[arg-type]
         try:
@@ -479,7 +519,7 @@ class DistillationDataModule(LightningDataModule):
         return self.position.state(self.trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes after the samples that a checkpoint's run had seen."""
+        """Resumes after the samples that a checkpoint's run had seen; Lightning calls it in each process."""
         self.position.load(state, self.trainer)
 
     @property
@@ -488,15 +528,15 @@ class DistillationDataModule(LightningDataModule):
         return self._batches(rank=0, world_size=1).epoch_length()
 
     def batches_before(self, samples: int) -> int:
-        """How many of this run's batches count as done after ``samples`` samples of an epoch."""
+        """How many of this process's batches count as done after ``samples`` samples (of all processes) of an epoch."""
         return self._batches(*self._rank()).batches_before(samples)
 
     @cached_property
     def samples_identity(self) -> dict[str, Any]:
         """What a resumed run must have in common with the run before, to see each sample once with the same label.
 
-        Read by :func:`check_same_samples` from a checkpoint: settings by name, "train", the number of training pictures,
-        and "content", a hash of their names, sizes and labels.
+        A checkpoint stores it, and :func:`check_same_samples` compares it: settings by name, "train", the number of
+        training pictures, and "content", a hash of their names, sizes and labels.
         """
         split = self.split("train")
         return {
@@ -510,20 +550,20 @@ class DistillationDataModule(LightningDataModule):
 
 
 def _is_label(target: Target) -> bool:
-    """Whether a target is one class, or a list of labels or numbers; False for a picture without a label (-1)."""
+    """Whether a target is one class id, or a list of labels or numbers; False for a picture without a label (-1)."""
     return isinstance(target, list) or (isinstance(target, int | np.integer) and target >= 0)
 
 
 def _make_tier(data: DataSettings, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
-    """The machines of ``engine=ray``; None with any other engine.
+    """The machines of ``engine=ray``, not joined yet; None with any other engine.
 
     Args:
         data: ``engine``, ``tier`` and ``num_workers`` count.
         rank: this training process's number, and how many there are; called once training begins.
 
     Raises:
-        UserError: ``tier`` without ``engine=ray``.
-        ValueError: no workers.
+        UserError: ``tier`` without ``engine=ray``, or Ray is not installed.
+        ValueError: ``num_workers`` is 0.
     """
     if data.engine != "ray":
         if data.tier is not None:
@@ -567,9 +607,9 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
 
 
 class SampledPictures:
-    """Some pictures of a split with their targets: pairs of uint8 ``(3, H, W)`` and target.
+    """Some pictures of a split with their targets: pairs of uint8 ``(3, H, W)`` and the target as the split lists it.
 
-    A picture is decoded when its pair is taken.
+    A picture is decoded when its pair is taken, in each pass again.
 
     Args:
         pictures: the split's samples, as validation shows them.

@@ -18,18 +18,20 @@ class DataInfo:
 
     Attributes:
         classes: names by class id.
-        train: training pictures, with and without a label; 0 where it is not known.
-        val: validation pictures; 0 where it is not known.
-        unlabeled: how many of ``train`` have no label.
+        train: how many training pictures, with and without a label; 0 where it is not known.
+        val: how many validation pictures; 0 where it is not known.
+        unlabeled: how many of ``train`` have no label: those of ``data.unlabeled``, or all where there are no classes.
         labels: whether training sees any labels.
-        soft_targets: labels are mixed (mixup, cutmix).
+        soft_targets: labels are mixed (mixup, cutmix): training targets are probabilities ``(N, C)``.
         kind: what a picture is labelled with, as :class:`kd.data.targets.Targets` names it.
         ignore_index: the value of a mask's pixels that take no part.
-        counts: labelled training pictures of each class, of one label each; None where that is not known.
-        scales: mean and standard deviation of each target, where targets are numbers.
+        counts: labelled training pictures of each class, of one label each; None without classes, with another kind of
+            target, and where balancing or a sampler of the user's decides how often a class is seen.
+        scales: mean and standard deviation of each target, where targets are numbers; else None.
         facts: numbers that belong to classes (:mod:`kd.data.class_facts`).
         probed: there are labelled pictures to measure features on (``data.probe``).
-        crop_ratio: validation uses the centre of a picture whose shorter side is the model's size over this.
+        crop_ratio: validation uses the centre of a picture that is scaled to the model's size over this: its shorter
+            side, or both of a view that is not square.
     """
 
     classes: list[str]

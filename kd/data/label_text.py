@@ -7,6 +7,8 @@ import unicodedata
 def plain(given: object) -> str:
     """A label as all sources write it: without blanks around it, whole numbers without a point, in Unicode's form NFC.
 
+    "", for None, NaN and blanks, means no label.
+
     >>> plain(" cat "), plain(3.0), plain("3.0"), plain(None), plain("cafe" + chr(0x301)) == "caf" + chr(0xE9)
     ('cat', '3', '3', '', True)
     """

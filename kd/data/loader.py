@@ -56,7 +56,9 @@ class Loader(DataLoader):
         )
 
     def __iter__(self) -> Any:
-        """Starts the workers with the signals held back, so that there is no moment in which one could kill them.
+        """Begins a pass. The first one starts the workers, which stay for all passes of this loader.
+
+        They start with the signals held back, so that there is no moment in which one could kill them.
 
         Raises:
             RunError: the processes can't be started, or shared memory is full.
@@ -87,7 +89,11 @@ class Shared:
     collate: Callable[[Sequence[Any]], Any]
 
     def __call__(self, samples: Sequence[Any]) -> object:
-        """A batch of samples; in a worker its tensors lie in shared memory, which may be full (a RunError)."""
+        """A batch of samples; in a worker its tensors are moved to shared memory.
+
+        Raises:
+            RunError: shared memory is full.
+        """
         batch = self.collate(samples)
         if get_worker_info() is None:
             return batch
@@ -100,7 +106,7 @@ class Shared:
 
 
 def listen_to_parent(worker: int) -> None:
-    """Runs in each worker process as it starts: holds back :data:`HELD_BACK` signals, and obeys those of its parent.
+    """Runs in each worker process as it starts: holds back :data:`HELD_BACK` signals; one of its parent ends it.
 
     Args:
         worker: number of the worker, as torch gives it to every ``worker_init_fn``.

@@ -19,7 +19,7 @@ KEY = "data.augment.transform"
 
 
 class OwnTransform(nn.Module):
-    """A view through another library's transform: uint8 ``(3, H, W)`` -> uint8 ``(3, H, W)``; a mask likewise.
+    """A view through the user's transform: uint8 ``(3, H, W)`` -> uint8 ``(3, H, W)``; a mask ``(1, H, W)`` likewise.
 
     All chance comes from torch's generator, which the caller seeds by picture and view (:func:`kd.data.transforms.seeded`):
     libraries with generators of their own are seeded with a number that is drawn from it.
@@ -31,7 +31,7 @@ class OwnTransform(nn.Module):
         size: height and width of a view in pixels, which the transform must keep.
 
     Raises:
-        UserError: a first try shows that it does something else.
+        UserError: it can't be called, or fails or gives another shape or type on a first picture (without a mask).
     """
 
     def __init__(self, transform: Any, size: tuple[int, int]) -> None:
@@ -85,8 +85,10 @@ class OwnTransform(nn.Module):
         return view, tv_tensors.Mask(mask)
 
     def _try(self, size: tuple[int, int]) -> None:
-        """Runs the transform on a grey picture of ``size`` (height, width), once, so that one that can't work is
-        reported early.
+        """Runs the transform on a grey picture of ``size`` (height, width), once; torch's generator is restored.
+
+        Raises:
+            UserError: it fails, or gives something else than uint8 ``(3, *size)``.
         """
         grey = torch.full((3, *size), 128, dtype=torch.uint8)
         state = torch.default_generator.get_state()
@@ -123,7 +125,7 @@ def _drawn() -> int:
 
 @contextmanager
 def _seeded_by_torch() -> Iterator[None]:
-    """Seeds the generators of Python and NumPy from torch's, and restores them."""
+    """Runs a block under generators of Python and NumPy that are seeded from torch's, and restores them."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's code may use it)
     random.seed(_drawn())
     np.random.seed(_drawn())  # noqa: NPY002
@@ -142,8 +144,9 @@ def described(value: object, depth: int = 8) -> object:
     Args:
         value: a transform or a sampler: its class path, and its attributes or what it says itself (``to_dict``). Of a
             function also its code, and the values that it carries.
-        depth: of objects in objects; below it, and for what has no attributes, the text that Python shows. That may
-            name an address: then no cache of an earlier run is found, and never one of other views.
+        depth: how many levels of values in values are described; objects below them, and what has no attributes, are
+            the text that Python shows. That may name an address: then no cache of an earlier run is found, and never one
+            of other views.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -175,7 +178,11 @@ def _path_of(named: type | FunctionType) -> str:
 
 
 def _parts_of(function: FunctionType | MethodType | partial[Any]) -> list[object]:
-    """What tells two functions apart: their attributes, unlike those of other objects, do not."""
+    """What tells two functions apart, to be described in turn: attributes, unlike those of other objects, do not.
+
+    Of a partial the function and its arguments; of a method the function and its object; of a function its path, the hash
+    of its code, its defaults and the values that it carries.
+    """
     if isinstance(function, partial):
         return [function.func, function.args, function.keywords]
     if isinstance(function, MethodType):

@@ -33,25 +33,27 @@ def pack(
 ) -> int:
     """Writes a split as tar shards and their index, masks as PNG files beside.
 
-    Shard ``n`` is ``NAME-0000n.tar``, with ``KEY.jpg`` (or ``.png``) and ``KEY.cls`` or ``KEY.mask.png`` of each picture.
-    The index is ``NAME.json``, a dict: "classes", "shards" (their names), "targets", "samples" ([shard, offset, size] of
-    each picture in bytes), "checksums" (a CRC-32 of each shard's pictures and masks); of masks also "masks" ([offset,
-    size], in the shard of the picture) and "ignore_index".
+    Shard ``n`` is ``NAME-0000n.tar``. Each picture has ``KEY.jpg`` (``.png`` for a PNG) with its number in the split as the
+    key, in eight digits, and beside it ``KEY.cls``, the class id as text, or ``KEY.mask.png``; nothing without labels.
+    The index is ``NAME.json``, a dict: "classes", "shards" (their names), "targets" (class ids; 0 beside masks), "samples"
+    ([shard number, offset, size in bytes] of each picture), "checksums" (a CRC-32 of each shard's pictures and masks); of
+    masks also "masks" ([offset, size], in the shard of the picture) and "ignore_index". The source ``Shards`` reads it.
 
     Args:
         split: the pictures.
-        classes: their classes' names.
+        classes: names by class id; empty: pictures without labels.
         out: folder or URL.
         name: the split's name (``train``, ``val``).
         short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
-        shard_mb: a new shard starts after this many megabytes.
-        source: of the split; its kind of target decides how targets are written.
+        shard_mb: a new shard starts after this many megabytes (10^6 bytes).
+        source: of the split; its kind of target decides how targets are written; None: class ids.
 
     Returns:
         Bytes of the pictures, as they are packed; masks, labels and the headers of the tar files are not counted.
 
     Raises:
-        UserError: a picture can't be decoded, or ``out`` can't be written.
+        UserError: targets are neither class ids nor masks, a picture can't be decoded or has a mask of another size, or
+            ``out`` can't be written.
     """
     if source is not None:
         kind = source.kind
@@ -120,15 +122,19 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:
 def _packed(
     split: Split, i: int, short_side: int | None, has_masks: bool
 ) -> tuple[bytes, str, bytes]:
-    """A picture as it is packed: its bytes, the ending of its name (``jpg``; ``png`` for a PNG), its mask as a PNG file.
+    """A picture as it is packed: its bytes, the ending of its name, and its mask as a PNG file (empty without a mask).
 
-    The mask is empty without one, and scaled with its picture.
+    The ending is ``png`` for a PNG, else ``jpg``, also where the bytes of another format stay as they are. A scaled picture
+    becomes a JPEG, and its mask is scaled with it, by nearest pixels.
 
     Args:
         split: holds it.
         i: its number in the split.
         short_side: pixels to which a larger shorter side is scaled; None: packed as it is.
         has_masks: whether its target is a mask.
+
+    Raises:
+        UserError: the picture can't be read or decoded, or its mask has another size.
     """
     mask = None
     try:

@@ -33,7 +33,7 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
         max_pixels: a picture with more is refused.
 
     Raises:
-        RuntimeError: it can't be read, in one line.
+        RuntimeError: it can't be read, or is too large; the message is one line.
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         if data.startswith(JPEG):
@@ -81,7 +81,7 @@ def decode_grey(data: bytes) -> Tensor:
     """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``.
 
     Raises:
-        RuntimeError: it is none; the message is one line.
+        RuntimeError: it is no such file; the message is one line.
     """
     with open_picture(BytesIO(data)) as image:
         if image.mode != "L":
@@ -101,8 +101,8 @@ def _encoded(pixels: Tensor, kind: str, **options: int) -> bytes:
 
 @cache
 def _jpeg_decoder() -> Callable[[Tensor], Tensor]:
-    """What decodes a JPEG: its bytes as uint8 ``(n,)`` -> uint8 ``(3, H, W)``, upright; TorchCodec's, else
-    torchvision's.
+    """TorchCodec's function that decodes a JPEG, else torchvision's: its bytes as uint8 ``(n,)`` -> uint8 ``(3, H, W)``,
+    upright.
     """
     try:
         from torchcodec.decoders import decode_jpeg

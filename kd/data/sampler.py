@@ -11,8 +11,8 @@ from torch.utils.data import Sampler
 from kd.errors import UserError
 
 Key = tuple[int, int]
-"""(index, view), with which a data set is indexed. The view is the epoch, or ``epoch % views`` with a fixed number of
-views; a sample that repeats within an epoch gets another view (:data:`TURN`). Padding has view -1."""
+"""(index, view), with which a data set is indexed. The view is the epoch; a sample that repeats within an epoch gets another
+view then (:data:`TURN`). With a fixed number of views it is ``epoch % views`` for all samples. Padding has view -1."""
 TURN = 2**32
 """Added to the view for each repetition of a sample in an epoch: more than there are epochs."""
 
@@ -94,7 +94,7 @@ class TrainBatches(Sampler[list[Key]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose order the next iteration gives."""
+        """Chooses the epoch whose order the next iteration gives; Lightning calls it before each epoch."""
         self.epoch = epoch
 
     def skip(self, epoch: int, samples: int) -> None:
@@ -103,7 +103,8 @@ class TrainBatches(Sampler[list[Key]]):
         self.epoch = epoch
 
     def batches_before(self, samples: int) -> int:
-        """How many batches count as done after ``samples`` samples (of all processes) of an epoch: all but those to come.
+        """How many batches of this process count as done after ``samples`` samples (of all processes) of an epoch: all but
+        those to come.
 
         The run that was stopped may have had batches of another size.
         """
@@ -112,7 +113,10 @@ class TrainBatches(Sampler[list[Key]]):
         return len(self) - batches_to_come
 
     def samples_after(self, epoch: int, batches: int) -> int:
-        """How many samples of ``epoch`` (of all processes) are done after ``batches`` batches."""
+        """How many samples of ``epoch`` (of all processes) are done after ``batches`` batches of this process.
+
+        In the epoch in which a run was resumed the batches that :meth:`batches_before` counts as done are among them.
+        """
         global_batch = self.batch_size * self.world_size
         if self.resume_at is None or self.resume_at[0] != epoch:
             return batches * global_batch
@@ -226,7 +230,7 @@ class TrainBatches(Sampler[list[Key]]):
         return np.concatenate([pairs.reshape(-1), last])
 
     def epoch_length(self) -> int:
-        """Samples of an epoch, before an incomplete global batch is dropped."""
+        """Samples of an epoch, of all processes, before an incomplete global batch is dropped."""
         if not self.unlabelled:
             return self.length
         if self.ratio is None:
@@ -246,7 +250,8 @@ class TrainBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         """The keys (index, view) of each batch of this process; an epoch that was broken off begins at ``resume_at``.
 
-        Samples that don't fill a batch of all processes are left out.
+        Samples that don't fill a batch of all processes are left out. Each process draws the whole order and takes its
+        share.
         """
         shown_epoch = 0
         if not self.repeats:
@@ -275,7 +280,8 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
 
     Args:
         sampler: has ``draw(targets, epoch, rng)``, which returns numbers of samples, each from 0 to ``len(targets) - 1``,
-            in any order and number; an epoch repeats or cuts them to its own length.
+            in any order and number; an epoch repeats or cuts them to its own length, and shuffles them. Every process
+            calls it: the same arguments must give the same numbers.
         targets: of the labelled samples, as the source has them.
 
     Raises:
@@ -319,17 +325,22 @@ def _turns(order: np.ndarray) -> np.ndarray:
 class EvalBatches(Sampler[list[Key]]):
     """Every sample once, in order, dealt to the ranks in turn.
 
-    All ranks give equally many batches of the same sizes, padded with samples whose view is -1, which the data set
+    All ranks give equally many batches of the same sizes, padded with samples whose view is -1, which :class:`Collate`
     marks with the index -1. With a ``limit`` (as Lightning's ``limit_val_batches``) the order is interleaved, seeded by
-    ``seed``, so that the first samples are spread evenly over a set that is sorted by class.
+    ``seed``, so that the first samples are spread evenly over a set that is sorted by class. All batches are given: the
+    reader stops after ``used`` of them.
 
     Args:
         length: samples in the set.
         batch_size: samples a batch of one process.
         rank: of this process.
         world_size: number of processes.
-        limit: batches to use: a number, or a fraction of all (float).
+        limit: batches that each process will use: a number (int), or a fraction of all (float).
         seed: orders the samples where not all batches are used.
+
+    Attributes:
+        used: batches that each process uses.
+        order: ``(length,)``, the samples in the order in which they are dealt.
     """
 
     def __init__(
@@ -341,7 +352,7 @@ class EvalBatches(Sampler[list[Key]]):
         limit: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Chooses which samples are read where ``limit`` allows only some: they are spread evenly over the split.
+        """Orders the samples: as they are, or spread evenly over the split where ``limit`` allows only some.
 
         The arguments are the class's.
         """

@@ -17,13 +17,13 @@ from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded
 
 Sample = tuple[Tensor, Any, Key]
-"""Picture uint8 ``(3, H, W)``, target (id, ids, numbers or mask), (index, epoch)."""
+"""View uint8 ``(3, H, W)``, target (id, ids, numbers or mask), key (index, view)."""
 DECODED_BYTES = 2**28
-"""Of decoded pictures that a process without loader workers holds, the first ones that it reads."""
+"""Of decoded pictures that each :class:`PictureSet` of a process without loader workers keeps: the first that it reads."""
 
 
 class Samples(Dataset[Any]):
-    """One split by (index, view), with the source's kind of target.
+    """One split by (index, view), with the source's kind of target. Base of the samples of each engine.
 
     Args:
         split: the pictures.
@@ -61,7 +61,7 @@ class Samples(Dataset[Any]):
 
 
 class PictureSet(Samples):
-    """One split, decoded and transformed; a view depends on (seed, index, epoch) alone.
+    """One split, decoded and transformed; a view depends on (seed, index, view) alone.
 
     Args:
         split: the pictures.
@@ -69,7 +69,7 @@ class PictureSet(Samples):
         seed: of the run.
         source: of the split; None: pictures with one label each.
         max_pixels: a picture that claims more is not decoded.
-        size: height and width of a view.
+        size: height and width of a view in pixels, for a cache of views; ``transform`` has its own.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class PictureSet(Samples):
     def _decode_ahead(self, indices: Sequence[int]) -> None:
         """Decodes a batch's pictures, by their ``indices``, before any of its views is made, and keeps them for all epochs.
 
-        Once :data:`DECODED_BYTES` are kept it does nothing: each further picture is decoded as its view is made.
+        Once :data:`DECODED_BYTES` are kept it does nothing: each further picture is decoded as its view is made. A picture
+        that can't be decoded is left to :meth:`__getitem__`, which raises the error.
 
         Decoder and views in turn evict each other's code from the processor's cache: 1.3 times the time.
         """
@@ -112,7 +113,7 @@ class PictureSet(Samples):
                 self._room = max(0, self._room - picture.numel())
 
     def __getitem__(self, key: Key) -> Sample:
-        """One sample of a key (index, epoch): the view, uint8 ``(3, H, W)``, its target, and the key.
+        """One sample of a key (index, view): the view, uint8 ``(3, H, W)``, its target, and the key.
 
         Raises:
             RuntimeError: the picture can't be read; the message names it.
@@ -136,9 +137,10 @@ class Collate:
     """Samples -> a batch.
 
     Args:
-        mix: mixes pairs of a training batch; None: a validation batch.
-        kind: of the targets.
-        classes: of the source.
+        mix: mixes pairs of a training batch, or none of them where the settings have no mixup and cutmix; None: a
+            validation batch.
+        kind: of the targets; None: class ids.
+        classes: how many the source has, for targets ``(N, C)``.
     """
 
     def __init__(
@@ -150,12 +152,12 @@ class Collate:
         self.classes = classes
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        """A batch of N samples; the training step, teachers and caches read its keys.
+        """A batch of N samples; the training step, teachers and caches read its parts by name.
 
         Returns:
-            "image" uint8 ``(N, 3, H, W)``, "target", "index" ``(N,)`` (-1 for padding) and, for validation, "real", the
-            number of pictures before the padding; for training, "view", that of its first sample (with a fixed number of
-            views all samples have the same).
+            "image" uint8 ``(N, 3, H, W)``, "target" as :meth:`Targets.stack` gives it (mixed: probabilities ``(N, C)``),
+            "index" ``(N,)`` (-1 for padding) and, for validation, "real", the number of pictures before the padding; for
+            training, "view", that of its first sample (with a fixed number of views all samples have the same).
         """
         pictures = [picture for picture, _, _ in samples]
         labels = [target for _, target, _ in samples]

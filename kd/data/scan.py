@@ -1,4 +1,4 @@
-"""Finds pictures that can't be decoded, before training meets them; once a machine, on all its cores."""
+"""Finds pictures that can't be decoded, before training reads them; once a machine, on all its cores."""
 
 import hashlib
 import json
@@ -70,16 +70,16 @@ class Scan(NamedTuple):
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
-    """Decodes every picture of a split once, by one process a machine, and caches the result.
+    """Checks every picture of a split once, by one process a machine, and caches the result.
+
+    Every process calls it. The first one checks, under a lock, and the others read its result; so does a later run while
+    names, labels, sizes and times of the files stay. Where the cache folder can't be written, each process checks.
 
     Args:
         split: the pictures.
         label: its name, for the bar.
-        check: ``all``: every pixel; ``headers`` alone; ``off``.
+        check: ``all``: every pixel is decoded; ``headers``: these alone are read; ``off``: nothing is found.
         max_pixels: a picture with more counts as damaged.
-
-    Returns:
-        Why pictures are damaged, by their number, and a hash of the bytes of each.
     """
     if check == "off":
         return Scan({}, [])
@@ -116,6 +116,8 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
 def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
     """Why a picture can't be used, "" where it can, and the hash of its bytes, "" where only headers are read.
 
+    A picture with a mask needs a mask of its size, with class ids alone (``all``). Runs in a thread of :func:`scan`.
+
     Args:
         split: holds it.
         check: ``headers`` or ``all``.
@@ -147,12 +149,12 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
 
 
 def _remembered(file: Path, count: int, check: Check) -> Scan | None:
-    """What an earlier look found; None where there was none, or its file is damaged.
+    """What an earlier check found; None where there was none, or its file is damaged.
 
     Args:
         file: of the cache.
-        count: pictures that it must be about.
-        check: how much was looked at.
+        count: pictures of the split: the file must have a hash of each (``all``), and name no others as damaged.
+        check: how much was checked.
     """
     try:
         content = json_of(text_of(file))
@@ -168,7 +170,7 @@ def _remembered(file: Path, count: int, check: Check) -> Scan | None:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Holds the lock; without one where the cache folder can't be written."""
+    """Holds the lock of this file, waiting for it; goes on without it where the cache folder can't be written."""
     held = FileLock(lock)
     with suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """The splits of a source: completed by what it lacks, and without damaged pictures.
 
-A split as the source *lists* it may hold damaged pictures; ``split(name)`` is it without them. ``train`` may have two
-parts, labelled and unlabelled pictures; where the source has no ``val``, a share of each class of ``train`` is *held
-out* for it.
+A split as the source *lists* it may hold damaged pictures; ``split(name)`` is the same without them. ``train`` may have two
+parts, labelled and unlabelled pictures (``data.unlabeled``); where the source has no ``val``, a share of each class of
+``train`` is *held out* for it.
 """
 
 import math
@@ -59,12 +59,13 @@ class Splits:
         self.check = given.check
         self.max_pixels = given.max_pixels
         self.cache_bytes = source.cache_bytes
-        self.holds_out = False  # whether ``val`` is a part of the source's training pictures
+        # Whether ``val`` is a part of the source's training pictures; known once a split is listed.
+        self.holds_out = False
         self.skipped: list[str] = []  # damaged pictures that are left out: "NAME (REASON)"
         self._listed: dict[str, list[Split]] = {}  # its parts by the split's name
         self._splits: dict[str, Split] = {}  # by name, checked
-        # Identities of the intact pictures by the split's name: hashes of their bytes, or their paths.
-        self._pictures: dict[str, Sequence[str]] = {}
+        # By the split's name the identities of its intact pictures: hashes of their bytes, else paths, else none.
+        self._pictures: dict[str, list[str]] = {}
 
     def check_fraction(self) -> None:
         """Refuses ``data.val_fraction`` where the source has validation pictures.
@@ -78,7 +79,7 @@ class Splits:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many files beside the pictures can't be read as pictures, by the ending of their names."""
+        """How many files beside the pictures of the splits listed so far are no pictures, by the ending of their names."""
         counts: Counter[str] = Counter()
         for parts in self._listed.values():
             for part in parts:
@@ -86,7 +87,15 @@ class Splits:
         return dict(counts)
 
     def listed(self, name: str) -> list[Split]:
-        """A split as its source gives it, and after it the unlabelled pictures; nothing is checked."""
+        """The parts of a split, listed once; no picture is read.
+
+        Returns:
+            One part: the split as its source gives it, or (``val`` is held out) a part of the training pictures. A second
+            one for ``train`` with ``data.unlabeled``. For ``probe`` the training and the validation pictures of its folder.
+
+        Raises:
+            UserError: pictures are missing, or too few to hold some out.
+        """
         if name in self._listed:
             return self._listed[name]
         if name == "probe" and self.probe is not None:
@@ -113,10 +122,12 @@ class Splits:
         return split
 
     def _unlabelled_pictures(self, root: str) -> FileSplit:
-        """The pictures of ``data.unlabeled`` without those that validation shows."""
+        """The pictures below ``root`` (``data.unlabeled``) without those that validation shows.
+
+        Raises:
+            UserError: none are left.
+        """
         pictures = unlabelled_folder(root, self.source.note, cache_bytes=self.cache_bytes)
-        if not (self.holds_out or self.source.has("val")):
-            return pictures
         real_folder = lru_cache(10_000)(os.path.realpath)
 
         def real_path(path: str) -> str:
@@ -149,6 +160,9 @@ class Splits:
         """``train`` or ``val`` of a source without ``val``: the pictures not held out, or those held out.
 
         Each class gives a share ``val_fraction`` of its pictures, by the seed.
+
+        Raises:
+            UserError: one picture, or one of each class.
         """
         if "whole" not in self._listed:
             self._listed["whole"] = [self._loaded("train")]
@@ -160,21 +174,25 @@ class Splits:
             )
         numbers = held_out(all_pictures.targets, self.val_fraction, self.seed)
         if not len(numbers):
-            numbers_alike = ""
+            hint = ""
             if all(re.fullmatch(r"-?\d+(\.\d*)?", name) for name in self.source.classes):
-                numbers_alike = "; its labels are numbers, which model.task=Regression learns"
+                hint = "; its labels are numbers, which model.task=Regression learns"
             raise UserError(
                 f"data.source: has one picture of each of its {count} classes, so none can be held out for "
-                f"validation{numbers_alike}"
+                f"validation{hint}"
             )
         if name == "train":
             numbers = np.setdiff1d(np.arange(count), numbers)
         return Subset(all_pictures, numbers.tolist())
 
     def validate_in_training(self, fraction: float) -> None:
-        """From now on validation is a share ``fraction``, in (0, 1), of the training pictures: to choose by.
+        """From now on ``val`` is a share ``fraction``, in (0, 1), of the training pictures, which ``train`` no longer has.
 
-        The split ``val`` itself stays unseen, for what is measured later.
+        To choose settings by: the source's own validation pictures stay unseen, for what is measured later. Splits that
+        were checked are checked again.
+
+        Raises:
+            UserError: too few pictures to hold some out.
         """
         first, *others = self.listed("train")
         count = len(first.targets)
@@ -188,7 +206,10 @@ class Splits:
         self.holds_out = True
 
     def parts(self, name: str) -> Sequence[Split]:
-        """The listed splits, or what is left of them where damaged pictures are left out."""
+        """The parts of a split as :meth:`listed`; with ``data.on_bad_image=skip`` without the damaged pictures.
+
+        Then the first call for a split checks its pictures.
+        """
         if self.on_bad_image == "stop":
             return self.listed(name)
         split = self.split(name)
@@ -197,10 +218,13 @@ class Splits:
         return [split]
 
     def split(self, name: str) -> Split:
-        """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`.
+        """A split without its damaged pictures, its parts joined; the first call for it checks them.
 
         Args:
             name: ``train``, ``val``, ``probe``, or one that only the source knows.
+
+        Raises:
+            UserError: damaged pictures (with ``data.on_bad_image=stop``), or no others.
         """
         if name in self._splits:
             return self._splits[name]
@@ -216,19 +240,20 @@ class Splits:
         return split
 
     def _checked(self, split: Split, name: str) -> Split:
-        """A split without its damaged pictures, which are reported in ``skipped``, or refused
+        """A part of a split without its damaged pictures, which are added to ``skipped``, or refused
         (``data.on_bad_image=stop``).
 
         Args:
             split: as the source lists it.
-            name: of the split, for messages.
+            name: ``train``, ``unlabeled``, ``val``, ``probe train`` or another one: for messages, and for ``_pictures``.
         """
         from kd.data.scan import scan, usual
 
         damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
-        intact_digests = [digest for i, digest in enumerate(digests) if i not in damaged]
         paths = split.paths if isinstance(split, FileSplit) else ()
-        self._pictures[name] = intact_digests or paths
+        self._pictures[name] = [
+            picture for i, picture in enumerate(digests or paths) if i not in damaged
+        ]
         if not damaged:
             return split
         descriptions = [f"{named(split, i)} ({reason})" for i, reason in damaged.items()]
@@ -256,9 +281,10 @@ class Splits:
 
     @property
     def shared(self) -> list[tuple[str, str]]:
-        """Names of validation pictures that are training pictures too, each with the name of the first such picture.
+        """Names of validation pictures that are labelled training pictures too, each with the name of the first such one.
 
-        Call it once both splits have been checked: before, it is empty.
+        The same bytes count where both splits were read whole (``data.check=all``), the same path where neither was. Call it
+        once both splits have been checked: before, it is empty.
         """
         first_number: dict[str, int] = {}  # in training, by the picture's identity
         for i, picture in enumerate(self._pictures.get("train", ())):
@@ -272,10 +298,11 @@ class Splits:
         return names
 
     def prepare(self) -> None:
-        """Loads all splits before training.
+        """Lists and checks ``train``, ``val`` and ``probe`` before training; every process calls it.
 
         Raises:
-            UserError: a split can't be loaded, or all validation pictures are training pictures.
+            UserError: a split can't be listed or has damaged pictures (``data.on_bad_image=stop``), or all validation
+                pictures are training pictures.
         """
         names = ["train", "val"]
         if self.probe:
@@ -297,14 +324,15 @@ class Splits:
             )
 
     def _doubt_labels(self) -> None:
-        """Adds a warning to the source's notes: training pictures that are the same, byte for byte, with different labels.
+        """Adds a warning to the source's notes: labelled training pictures that are the same, with different labels.
 
-        Where pictures were not read whole, the same path counts as the same picture.
+        The same bytes are the same picture; where pictures were not read whole, the same path. Without files, and not
+        read whole, nothing is compared.
         """
         split = self.split("train")
         pictures = self._pictures.get("train", ())
         labelled_count = len(split.targets) - self.unlabelled()
-        if len(pictures) != labelled_count:  # paths of pictures that are left out too
+        if len(pictures) != labelled_count:
             return
         first_number: dict[str, int] = {}
         different: list[tuple[int, int]] = []
@@ -320,7 +348,13 @@ class Splits:
             )
 
     def use_folder(self, folder: str, classes: Sequence[str]) -> None:
-        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``; ``kd-eval`` reads it."""
+        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``, for ``kd-eval folder=``.
+
+        ``classes`` become the source's, and the pictures are checked.
+
+        Raises:
+            UserError: no such folder, damaged pictures, or a class that is not among ``classes``.
+        """
         self.source.classes = list(classes)
         folder = expanded(folder)
         place = place_of(folder, "folder", self.cache_bytes)
@@ -329,7 +363,9 @@ class Splits:
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:
-        """Pictures of ``train`` and ``val``, and of train's ``unlabeled`` ones."""
+        """How many pictures ``train`` and ``val`` have, and how many of ``train`` are of ``data.unlabeled``
+        (``unlabeled``).
+        """
         sizes = {}
         for name in ("train", "val"):
             sizes[name] = sum(len(part.targets) for part in self.parts(name))
@@ -346,10 +382,10 @@ class Splits:
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
 
-    A class of one picture gives none; none at all are held out where all classes have one.
+    A class of one picture gives none; the result is empty where all classes have one picture.
 
     Args:
-        targets: of all training pictures; what is no class id counts as one class.
+        targets: of all training pictures; all that are no class ids (labels, numbers) count as one class.
         fraction: in (0, 1).
         seed: of the choice, which a resumed run must repeat.
     """
@@ -396,7 +432,9 @@ def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
 
 
 def files_of(split: Split) -> set[str]:
-    """The real paths of a split's pictures; of pictures that are no files, their names below the present folder."""
+    """The paths of a split's pictures, links resolved; of pictures that are no files, their names below the present
+    folder.
+    """
     return {os.path.realpath(split.name(i)) for i in range(len(split.targets))}
 
 
@@ -405,8 +443,8 @@ def check_global_batch(batch_size: int, processes: int, pictures: int, of_what: 
 
     Args:
         batch_size: pictures of one process.
-        processes: of the run.
-        pictures: of an epoch.
+        processes: how many train.
+        pictures: that an epoch has, for all processes.
         of_what: what these pictures are, for the message.
 
     Raises:
@@ -437,14 +475,14 @@ def info_of(
 
     Args:
         source: classes and kind of target.
-        sizes: pictures by split.
-        targets: of the training pictures.
+        sizes: pictures of ``train``, ``val`` and ``unlabeled``, as of :meth:`Splits.sizes`.
+        targets: of the source's own training pictures, without those of ``data.unlabeled``.
         augment: how views are changed.
-        crop_ratio: of validation views.
+        crop_ratio: side of a validation view over that of the scaled picture, in (0, 1].
         unlabeled_ratio: unlabelled pictures for each labelled one; None: all of them in each epoch.
         balance_classes: whether all classes come equally often.
         samples_freely: whether a sampler of the user's chooses the pictures.
-        probed: whether labelled pictures score a student without a classifier.
+        probed: whether there are labelled pictures (``data.probe``) to score features on.
 
     Raises:
         UserError: settings that do not fit; it names the key.

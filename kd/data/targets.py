@@ -37,25 +37,25 @@ class Targets:
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
     ) -> tuple[Any, Any]:
-        """A view of a picture and the target that belongs to it.
+        """A view of a picture and the target that belongs to it; runs in the loader, under the sample's seed.
 
         Args:
-            transform: makes the view; a target that is an image goes through it too.
+            transform: makes the view; a mask goes through it too.
             picture: uint8 ``(3, H, W)``.
             target: as the split has it.
-            ignore_index: what marks pixels without a label.
+            ignore_index: of a mask's pixels that take no part; other kinds do not read it.
         """
         return transform(picture), target
 
     def check_unlabelled(self, classes: int, ignore_index: int | None) -> None:
-        """Whether pictures without a label can be told from those with one.
+        """Refuses ``data.unlabeled`` where no target is left that means "no label": only masks can run out of values.
 
         Args:
             classes: how many there are.
-            ignore_index: what marks pixels without a label.
+            ignore_index: the value of a mask's pixels that take no part.
 
         Raises:
-            UserError: they can't.
+            UserError: no value is left.
         """
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
@@ -65,10 +65,10 @@ class Targets:
         return torch.tensor(targets)
 
     def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
-        """Pictures of each class, by id; None where a picture has not one class.
+        """Pictures of each class, by id; None for the kinds of which a picture has not one class.
 
         Args:
-            targets: of the pictures; ids below 0 are no label.
+            targets: of the training pictures; ids below 0 are no label.
             classes: how many there are.
         """
         if not self.one_class:
@@ -84,7 +84,7 @@ class Targets:
     def cut(
         self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None
     ) -> Target:
-        """The target of a picture of ``size`` that is cut to ``box``."""
+        """The target of a picture of ``size`` (height, width) that is cut to ``box``; the loader calls it."""
         return target
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
@@ -92,7 +92,7 @@ class Targets:
         return self.stack(targets, classes)
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
-        """What :meth:`pack` gave, as the targets of views of ``size``, ``(N, ...)``."""
+        """What :meth:`pack` gave, on the device, as the targets of views of ``size`` (height, width), ``(N, ...)``."""
         return packed
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
@@ -118,7 +118,8 @@ class LabelSets(Targets):
         """Rows ``(N, C)`` of 0 and 1, float32; NaN for a picture without labels.
 
         Args:
-            targets: the class ids of each of N pictures; -1 without labels.
+            targets: a list of class ids of each of N pictures (empty: it has none of the labels); -1 where its labels are
+                not known.
             classes: C.
         """
         import torch
@@ -142,7 +143,7 @@ class Numbers(Targets):
     least_classes = 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """Rows ``(N, C)``; NaN for a picture without a label (-1)."""
+        """Rows ``(N, C)``, float32; NaN for a missing number, and for all of a picture without a label (-1)."""
         import torch
 
         missing = [math.nan] * classes
@@ -210,7 +211,7 @@ class Masks(Targets):
         return 254 if ignore_index == 255 else 255
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """Masks ``(N, H, W)`` of class ids."""
+        """N masks ``(1, H, W)`` of one size as one tensor of class ids, uint8 ``(N, H, W)``."""
         import torch
 
         return torch.cat([mask.as_subclass(torch.Tensor) for mask in targets])
@@ -221,10 +222,10 @@ class Masks(Targets):
         """The part of a mask inside a box, before it is resized on the device.
 
         Args:
-            target: the mask, or what stands for an unlabelled one.
+            target: the mask, or -1 without labels.
             box: top, left, height and width in pixels.
             size: height and width of the whole picture.
-            ignore_index: fills the mask of an unlabelled picture.
+            ignore_index: of the source; an unlabelled picture's pixels get another value (:meth:`_whole`).
         """
         from torch import Tensor
 
@@ -233,7 +234,7 @@ class Masks(Targets):
         return mask[:, top : top + height, left : left + width]
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """All masks' pixels in one row, ``(sum of height width,)``, as their sizes differ."""
+        """All cut masks' pixels in one row, uint8 ``(sum of height width,)``, as their sizes differ."""
         import torch
 
         return torch.cat([mask.reshape(-1) for mask in targets])
@@ -264,7 +265,7 @@ class Masks(Targets):
         return packed[places_Nhw]
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """Mirrors the chosen masks of ``(N, H, W)``; arguments as of :meth:`Targets.flip`."""
+        """Mirrors the chosen masks of ``(N, H, W)`` in place; arguments as of :meth:`Targets.flip`."""
         target[chosen] = target[chosen].flip(axis)
 
     @classmethod
@@ -312,7 +313,7 @@ TASKS = {
 
 
 def other_targets(task: str, needs: str, gives: str) -> UserError:
-    """The mistake of a task whose kind of target the pictures do not have.
+    """The error, for the caller to raise, of a task whose kind of target the pictures do not have.
 
     Args:
         task: the short name of its class.

@@ -25,7 +25,7 @@ def seeded(*numbers: int) -> Iterator[None]:
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     generator = torch.default_generator
     state = generator.get_state()
-    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    generator.manual_seed(int.from_bytes(digest, "little") >> 1)  # 63 bits
     try:
         yield
     finally:
@@ -37,7 +37,11 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
 
     Args:
         size: height and width of the view in pixels.
-        augment: which transforms, and how strong. Flips, rotation and colours are applied ``repeat`` times.
+        augment: which transforms, and how strong. Flips, rotation, RandAugment and colours are applied ``repeat`` times,
+            after the crop or (``before_resize``) before it; the user's transform and the erasing follow, once.
+
+    Raises:
+        UserError: the user's transform does not work, see :class:`OwnTransform`.
     """
     crop: list[torch.nn.Module]
     if augment.pad:
@@ -74,19 +78,19 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
 
 
 class Whole(v2.Transform):
-    """The whole picture, resized: what a padded random crop is cut from."""
+    """The whole picture, resized to ``size`` (height, width): what a padded random crop is cut from."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
         self.size = list(size)
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """The whole picture as the crop."""
+        """The whole picture as the crop, in the form of ``RandomResizedCrop``: the engine ``device`` reads it."""
         height, width = flat_inputs[0].shape[-2:]
         return {"top": 0, "left": 0, "height": height, "width": width}
 
     def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
-        """The picture resized to ``size``; its aspect ratio is not kept."""
+        """The picture resized to ``size``; its aspect ratio is not kept, and ``params`` are not read."""
         return tvf.resize(inpt, self.size, antialias=True)
 
 
@@ -100,7 +104,7 @@ class EvalView(v2.Transform):
 
         Args:
             size: height and width of the view in pixels.
-            crop_ratio: share of the scaled picture that the view has; None: the whole picture, stretched.
+            crop_ratio: side of the view over that of the scaled picture, in (0, 1]; None: the whole picture, stretched.
             max_pixels: most pixels that scaling may take.
         """
         super().__init__()
@@ -109,8 +113,13 @@ class EvalView(v2.Transform):
         self.max_pixels = max_pixels
 
     def forward(self, *pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """What validation shows: scaled, then the centre cut out, ``(..., *size)``. A mask beside the picture gets
-        the same crop.
+        """What validation shows: scaled, then the centre cut out, ``(..., *size)``.
+
+        Args:
+            pictures: one, or a picture and its mask ``(1, H, W)``, which gets the same crop.
+
+        Raises:
+            TooLarge: the picture is so long and narrow that scaling would take more than ``max_pixels``.
         """
         height, width = pictures[0].shape[-2:]
         box, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
@@ -159,8 +168,8 @@ class Mix(NamedTuple):
 class MixPairs:
     """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
 
-    The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch) alone. The parameters
-    are drawn as ``v2.RandomApply([v2.RandomChoice([v2.MixUp(...), v2.CutMix(...)])])`` draws them.
+    The samples 2k and 2k+1 are mixed; a last one without a partner is not. How follows from the run's seed and the key of
+    sample 2k alone. The parameters are drawn as ``v2.RandomApply([v2.RandomChoice([v2.MixUp(...), v2.CutMix(...)])])`` does.
 
     Args:
         augment: its ``mixup``, ``cutmix`` and ``mix_probability``.
@@ -187,7 +196,7 @@ class MixPairs:
         Args:
             images: uint8 ``(N, 3, H, W)``.
             targets: class ids ``(N,)``; -1 without a label.
-            keys: (index, epoch) of each picture.
+            keys: (index, view) of each picture.
 
         Returns:
             As :meth:`apply`.
@@ -196,11 +205,11 @@ class MixPairs:
         return self.apply(images, targets, self.draw(keys, (height, width)))
 
     def draw(self, keys: Sequence[tuple[int, int]], size: tuple[int, int]) -> list[Mix]:
-        """How the pairs of a batch are mixed that chance chooses.
+        """Chooses by chance which pairs of a batch are mixed, and how; the others are not in the list.
 
         Args:
-            keys: (index, epoch) of each picture.
-            size: height and width of the pictures.
+            keys: (index, view) of each picture.
+            size: height and width of the pictures in pixels.
         """
         mixes = []
         for pair in range(len(keys) // 2 if self.kinds else 0):
@@ -218,8 +227,9 @@ class MixPairs:
             mixes: of different pairs.
 
         Returns:
-            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``. A picture that has no label, or is mixed
-            with one, has no label after: all 0. Without mixup and cutmix, the arguments.
+            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``, also of the pairs that stay. A picture that
+            has no label, or is mixed with one, has no label after: all 0. Without mixup and cutmix in the settings, the
+            arguments.
         """
         if not self.kinds:
             return images, targets
@@ -248,7 +258,7 @@ class MixPairs:
         """
         picture = blank(*size)
         equal_chances = torch.ones(len(self.kinds))
-        with seeded(self.seed, *key, 1):
+        with seeded(self.seed, *key, 1):  # other numbers than those of the sample's view
             if torch.rand(1) >= self.probability:
                 return None
             kind = int(torch.multinomial(equal_chances, 1))
@@ -293,6 +303,7 @@ class _PairedBatch:
             mixes: of different pairs.
             is_cut: which of the two all of them are.
         """
+        # (P, 6): the fields of Mix. One transfer to a GPU; float64 holds them all exactly.
         table = torch.tensor(mixes, dtype=torch.float64).to(self.device, non_blocking=True)
         share = table[:, 1]
         boxes = table[:, 2:]
@@ -319,7 +330,7 @@ def _in_pairs(batch: Tensor) -> Tensor:
 
 
 def all_at_once(images: Tensor) -> bool:
-    """A GPU takes few large steps; a CPU a pair at a time, whose pixels stay in its cache."""
+    """Whether a batch is changed in few large steps: on a GPU. A CPU takes a pair at a time, which stays in its cache."""
     return images.is_cuda
 
 
@@ -337,7 +348,9 @@ def _blend(pairs: Tensor, share: Tensor) -> Tensor:
 
 
 def _paste(pairs: Tensor, boxes: Tensor) -> Tensor:
-    """Cutmix: pictures ``(P, 2, 3, H, W)`` with their partners in a box each, see :func:`inside`."""
+    """Cutmix: both pictures of each pair ``(P, 2, 3, H, W)`` with the other one's pixels in the pair's box ``(P, 4)``, see
+    :func:`inside`.
+    """
     return torch.where(inside(pairs, boxes)[:, None, None], pairs.flip(1), pairs)
 
 
@@ -370,7 +383,7 @@ STRENGTHS = (1, 2, 3)
 
 
 def blur(images: Tensor, strength: int) -> Tensor:
-    """Gaussian, of 1, 2 or 3 hundredths of the picture's height as standard deviation."""
+    """Gaussian, of 1, 2 or 3 hundredths of the picture's height as standard deviation, half a pixel at least."""
     sigma = max(0.5, strength * images.shape[-2] / 100)
     return tvf.gaussian_blur(images, [2 * round(3 * sigma) + 1] * 2, [sigma] * 2)
 
@@ -397,7 +410,7 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 class Corrupted:
-    """The same batches, their pictures damaged: uint8 ``(N, 3, H, W)`` as before, targets as they are.
+    """The same batches, their pictures damaged: uint8 ``(N, 3, H, W)`` as before, all else as it is.
 
     Args:
         batches: of a loader.

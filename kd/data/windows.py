@@ -17,13 +17,14 @@ from torch.utils.data import DataLoader
 
 
 class WindowedLoader:
-    """A training loader that adds ``window`` to each batch: the targets of all batches of its window.
+    """A training loader that adds ``window`` to each batch: a list of the ``target`` of each batch of its window.
 
     Args:
         loader: gives batches as dicts with ``target``.
         size: K, batches of a window; the epoch's last window may be shorter.
-        batches_left: how many batches of the epoch the trainer will still take when iteration begins. Windows are
-            counted in these, so that a batch which is never trained on counts in none.
+        batches_left: how many batches of the epoch the trainer will still take when iteration begins
+            (``limit_train_batches``, a resumed epoch). Windows are counted in these, so that a batch which is never
+            trained on counts in none.
     """
 
     def __init__(self, loader: DataLoader, size: int, batches_left: Callable[[], float]) -> None:
@@ -50,6 +51,6 @@ class WindowedLoader:
 
 
 def with_window(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The batches of one window, each with the targets of all of them under ``window``."""
+    """The batches of one window, each with the targets of all of them, its own too, in a list under ``window``."""
     targets: list[Tensor] = [batch["target"] for batch in batches]
     return [{**batch, "window": targets} for batch in batches]

@@ -324,6 +324,23 @@ def test_a_list_with_the_same_pictures_for_both_is_refused(check: Check, tmp_pat
         data.prepare_data()
 
 
+@pytest.mark.parametrize("check", ["all", "headers"])
+def test_a_shared_picture_is_named_where_a_damaged_one_before_it_is_left_out(
+    check: Check, tmp_path: Path
+) -> None:
+    root = draw_folder(tmp_path / "data", train=2, val=1)
+    (root / "val" / CLASSES[0] / "00.jpg").write_bytes(b"no picture")
+    both = f"train/{CLASSES[1]}/00.jpg,{CLASSES[1]}\n"
+    (root / "train.csv").write_text(f"path,label\ntrain/{CLASSES[0]}/00.jpg,{CLASSES[0]}\n{both}")
+    (root / "val.csv").write_text(f"path,label\nval/{CLASSES[0]}/00.jpg,{CLASSES[0]}\n{both}"
+                                  f"val/{CLASSES[1]}/00.jpg,{CLASSES[1]}\n")  # fmt: skip
+    source = Manifest(str(root / "train.csv"), str(root / "val.csv"))
+    data = DistillationDataModule(source, img_size=32, check=check, on_bad_image="skip")
+    data.prepare_data()
+    picture = str(root / "train" / CLASSES[1] / "00.jpg")
+    assert data.splits.shared == [(picture, picture)]
+
+
 def test_copies_among_pictures_that_are_held_out_are_counted_and_taken(tmp_path: Path) -> None:
     root = draw_folder(tmp_path / "data", train=4, val=1)
     for file in [*(root / "train").rglob("*.jpg")]:
