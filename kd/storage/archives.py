@@ -23,7 +23,9 @@ File = tuple[tarfile.TarInfo, IO[bytes]]
 
 
 def _bounded() -> type[tarfile.TarInfo]:
-    """A class of headers for one archive, which counts those in a row that name the next member."""
+    """A class of headers for one archive (``tarinfo=`` of ``tarfile.open``), with a limit of those in a row that name
+    the next member. It keeps that count: each archive needs its own class.
+    """
     in_a_row = 0
 
     class Bounded(tarfile.TarInfo):
@@ -54,13 +56,17 @@ def _bounded() -> type[tarfile.TarInfo]:
 def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
     """The regular files of an archive, each with its content; links, devices and sparse files are left out.
 
+    Yields an iterator of (header, open content) in the archive's order, for use inside the ``with`` alone. Damage is
+    noticed while it runs: errors of :data:`OF_AN_ARCHIVE` in the ``with`` count as the archive's, whoever raised them.
+
     Args:
         archive: ``.tar``.
-        key: the setting that named it, for the message.
-        compressed: whether it may be compressed.
+        key: the setting that named it, for the message; "": the message begins with the archive.
+        compressed: whether it may be compressed; a shard that is read by offsets may not.
 
     Raises:
         UserError: not such an archive, or a damaged one.
+        OSError: the disk's errors (those with an ``errno``).
     """
     mode: Literal["r:*", "r:"] = "r:"
     if compressed:
@@ -100,12 +106,14 @@ def _files(tar: tarfile.TarFile) -> Iterator[File]:
 def unpack(archive: Path, into: Path) -> None:
     """Writes the files of a ``.tar`` into a folder; Python has a safe filter for that only from 3.11.4 on.
 
+    Folders in it are made as its files need them; modes, times and links are left out.
+
     Args:
         archive: ``.tar``, compressed or not.
-        into: a folder; made where it is missing.
+        into: a folder; made where it is missing. What was unpacked before an error stays in it.
 
     Raises:
-        UserError: a name in it that leads out of the folder.
+        UserError: no tar file, a name in it that leads out of the folder, or a file that the disk has no room for.
     """
     root = into.resolve()
     root.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,10 @@ def entries_of(cache: Path) -> list[Entry]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds a lock's file, or it can't be known."""
+    """Whether a process holds a lock's file (by ``flock``, as filelock does), or it can't be known; a missing file too.
+
+    A free lock is held for the moment of the question.
+    """
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -157,7 +160,7 @@ def is_held(lock: Path) -> bool:
 
 
 def _candidates(cache: Path) -> Iterator[Path]:
-    """All paths down to three levels that are no links, nor below one."""
+    """All files and folders down to three levels below the cache that are no links, nor below one."""
     for folder, names, files in os.walk(cache):
         depth = len(Path(folder).relative_to(cache).parts)
         names[:] = [name for name in names if not Path(folder, name).is_symlink()]
@@ -170,18 +173,18 @@ def _candidates(cache: Path) -> Iterator[Path]:
 
 
 def size_and_time(path: Path) -> tuple[int, float]:
-    """Bytes of the regular files at or below a path, and the newest Unix time that one was written or read.
+    """Bytes of the regular files at or below a path, and the newest Unix time (seconds) that one was written or read.
 
-    Without a regular file the time is when the path itself was last changed.
+    Without a regular file the time is when the path itself was last changed; 0 for one that is gone.
 
     Args:
-        path: a file or folder; one that goes meanwhile has 0 bytes.
+        path: a file or folder; what goes meanwhile, in it too, has 0 bytes.
     """
     size = 0
     newest = 0.0
     paths = [path]
-    if path.is_dir():
-        paths += path.rglob("*")
+    for folder, _, names in os.walk(path):  # passes over folders that go meanwhile
+        paths += [Path(folder, name) for name in names]
     for file in paths:
         with suppress(FileNotFoundError):
             status = file.lstat()

@@ -45,10 +45,10 @@ def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_writable(folder: Path) -> None:
-    """Checks that ``folder``, or the nearest folder above it that exists, can be written.
+    """Checks that ``folder``, or the nearest folder above it that exists, can be written; leaves nothing there.
 
     Raises:
-        UserError: it can't.
+        UserError: it can't; the message is that of ``runs_dir``.
     """
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -59,15 +59,26 @@ def check_writable(folder: Path) -> None:
 
 
 def claim(parent: Path) -> Path:
-    """Makes the folder of the next free number (``000``, ``001``, ...) below ``parent``; a user's error if it can't."""
+    """Makes the folder that follows the largest number (``000``, ``001``, ...) below ``parent``, and returns it.
+
+    For a search or a measurement that has no settings to write; runs take theirs by
+    :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, the one after it.
+
+    Raises:
+        UserError: ``parent`` can't be written; the message is that of ``runs_dir``.
+    """
     try:
         parent.mkdir(parents=True, exist_ok=True)
         numbers = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]
-        folder = parent / f"{max(numbers, default=-1) + 1:03d}"
-        folder.mkdir()
+        number = max(numbers, default=-1) + 1
+        while True:
+            folder = parent / f"{number:03d}"
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+            number += 1
     except OSError as error:
         raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
-    return folder
 
 
 def damage(path: Path) -> str:
@@ -85,7 +96,7 @@ def damage(path: Path) -> str:
 
 
 def damage_of_archive(path: Path) -> str:
-    """As :func:`damage`, as far as checksums show it: no torch is imported."""
+    """What is wrong by the records' checksums, in a few words, "" for nothing; reads the whole file, imports no torch."""
     try:
         with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
@@ -154,10 +165,14 @@ def lock_run(folder: Path) -> IO[str]:
     A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it. On a
     file system without locks the file is returned unlocked.
 
+    Returns:
+        The open lock file, which the caller keeps: closing it, or any other handle of it in this process, gives the
+        lock back.
+
     Raises:
         UserError: another process holds it; names that one.
     """
-    # before a lock file with a second name is replaced, which others would not notice
+    # first: ``appended`` replaces a lock file that has a second name, and the new file's lock is free
     holder = holder_of(folder)
     file = appended(folder / LOCK)
     try:

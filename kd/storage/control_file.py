@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.storage.checkpoints import run_folder
-from kd.storage.elsewhere import RefusedFile, plain_name, text_of
-from kd.storage.objects import file_system, in_one_line, is_url, small_file, tried
+from kd.storage.elsewhere import RefusedFile, text_of
+from kd.storage.objects import file_system, in_one_line, is_url, small_file, tried, url_of_run
 from kd.storage.run_urls import tag_of
 from kd.storage.writing import write_bytes, write_text
 
@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 CONTROL = "monitor"  # the file's name
 WORDS = "on, off, interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off"
 LEAST = {"interval": 0.05, "health": 0, "kernels": 1}
-"""The least number that may follow each word; of seconds, steps and a window's steps."""
+"""The least number that may follow each word: seconds between samples of the machine, batches between readings of the
+model's health (0: none), and batches to profile."""
 LARGEST = 2**16  # bytes of the file
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The words of the file, with spaces or lines between them (kd/report/README.md).
+    """What the words of the file order (kd/report/README.md); spaces or lines lie between them, the last of a kind
+    counts.
+
+    Returns:
+        A key for each kind of word that is there, {} for an empty text: ``on`` and ``nvtx`` (bool), ``interval``
+        (seconds, float), ``health`` and ``kernels`` (batches, int).
 
     Raises:
-        ValueError: names a word that is not known.
+        ValueError: names a word that is not known, or whose number is below :data:`LEAST`.
 
     >>> parse("off kernels=5 nvtx=on")
     {'on': False, 'kernels': 5, 'nvtx': True}
@@ -77,7 +83,8 @@ def send(place: str, words: list[str]) -> str:
         words: of :data:`WORDS`.
 
     Returns:
-        Where they were written.
+        Where they were written: the file's path or URL. The run reads it some seconds later (:func:`read`,
+        :class:`RemoteControl`).
 
     Raises:
         UserError: a word that is not known, no such run, or a store that can't be written.
@@ -93,13 +100,9 @@ def send(place: str, words: list[str]) -> str:
             raise UserError(f"--set: run folder {place} not found")
         write_text(folder / CONTROL, text)
         return str(folder / CONTROL)
-    url = place.rstrip("/")
+    url = url_of_run(place, "--set")
     files, path = file_system(url, "--set")
     with in_one_line(f"--set: {url} can't be written"):
-        if url.endswith("/latest"):
-            name = plain_name(_newest(files, path, url), url)
-            url = url.removesuffix("latest") + name
-            path = path.removesuffix("latest") + name
         files.invalidate_cache()
         if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):
             raise UserError(f"--set: run {url} not found")
@@ -107,24 +110,11 @@ def send(place: str, words: list[str]) -> str:
     return f"{url}/{CONTROL}"
 
 
-def _newest(files: "AbstractFileSystem", path: str, url: str) -> str:
-    """The name of a recipe's newest run, from the object ``latest``.
-
-    Args:
-        files: the store.
-        path: of the object.
-        url: of the recipe's runs, for messages.
-    """
-    try:
-        return small_file(files, path, f"{url} can't be read").decode(errors="replace").strip()
-    except FileNotFoundError as error:
-        raise UserError(f"--set: run {url} not found") from error
-
-
 class RemoteControl:
     """Brings the file ``monitor`` of a run's copy in an object store to the run's folder, where it changes there.
 
-    What the store has when the run begins, or goes on, is an earlier command and is not brought.
+    What the store has when the run begins, or resumes, is an earlier command and is not brought. The thread of
+    :class:`kd.storage.mirror.Mirror` calls :meth:`look` every few seconds.
 
     Args:
         files: fsspec's file system of the store.
@@ -156,7 +146,7 @@ class RemoteControl:
         """One request to the store; a second one where the object has changed.
 
         Raises:
-            UserError: the object is too large, or can't be read; it is not read again before it changes.
+            OSError: the object is too large, or can't be read; it is not read again before it changes.
         """
         tag = self._newest_tag()
         if not tag or tag == self._tag:

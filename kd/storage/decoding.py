@@ -29,7 +29,8 @@ class TooLarge(BadPicture):
 
 
 def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Pillow's picture of an encoded one, of which the header alone is read yet.
+    """Pillow's picture of an encoded one, of which the header alone is read yet: ``stream`` must stay open until
+    :func:`decoded`.
 
     Raises:
         TooLarge: its header claims more than ``max_pixels``.
@@ -87,11 +88,12 @@ def frame(
     Args:
         picture: its width and height in pixels.
         size: height and width of the view in pixels.
-        crop_ratio: share of the scaled picture that the view has; None: the view is the whole picture.
-        max_pixels: most pixels that scaling may take.
+        crop_ratio: share of the scaled picture's side that the view has, in (0, 1]; None: the view is the whole
+            picture, stretched, a square one too.
+        max_pixels: most pixels that scaling may take; at least so many as :data:`LONGEST` times the view's sides have.
 
     Raises:
-        TooLarge: the picture is so long and narrow that scaling would take more.
+        TooLarge: the picture is so long and narrow that scaling would take more memory than that.
     """
     width, height = picture
     crop_height, crop_width = size
@@ -128,7 +130,16 @@ def frame(
 
 
 def _middle(side: int, scaled: int, crop: int) -> int:
-    """So much of a side is scaled; as even or odd as the side, so that the centre stays where it is."""
+    """How many pixels of a picture's side, around its centre, are scaled: all of them, unless the side would become
+    more than :data:`LONGEST` times the view's.
+
+    As even or odd as the side, so that the centre stays where it is.
+
+    Args:
+        side: of the picture, in pixels.
+        scaled: pixels that the whole side would be scaled to.
+        crop: side of the view in pixels.
+    """
     if scaled <= LONGEST * crop:
         return side
     middle = math.ceil(side * LONGEST * crop / scaled)
@@ -137,7 +148,11 @@ def _middle(side: int, scaled: int, crop: int) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """RGB of any mode; Pillow itself would clip grey values of 16 bits to white."""
+    """A loaded picture of any mode in RGB of 8 bits; of 16 bits the upper 8, which Pillow itself would clip to white.
+
+    Raises:
+        BadPicture: samples of 32 bits.
+    """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         # in one expression: a name would keep the copy of 16 bits in memory
         grey = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
@@ -162,7 +177,9 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def in_words(error: Exception) -> BadPicture:
-    """Why a picture can't be read, in one line without the library's paths."""
+    """Why a picture can't be read, in one line without the library's paths. The caller raises what is returned: a
+    :class:`TooLarge` where memory is the reason.
+    """
     if isinstance(error, BadPicture):
         return error
     if isinstance(error, UnidentifiedImageError):

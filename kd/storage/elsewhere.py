@@ -39,7 +39,11 @@ class BoundedLoader(yaml.SafeLoader):
     """Plain values alone; aliases of aliases grow without bound as soon as anyone walks through them."""
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document, whose size is known before anything is made of it."""
+        """The document, None for an empty text; ``yaml.load`` calls it before it makes anything of the document.
+
+        Raises:
+            ComposerError: it has more than :data:`NODES` values.
+        """
         node = super().get_single_node()
         if node is not None and _size(node, {}) > NODES:
             raise yaml.composer.ComposerError(
@@ -71,14 +75,20 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
 
     Args:
         text: the whole document.
-        loader: a safe one; the default bounds how deep it is nested.
+        loader: a safe one; the default bounds how many values there are, each alias counted as what it stands for.
+
+    Returns:
+        Mappings, lists, texts, numbers, dates; None for an empty text.
 
     Raises:
-        ValueError: not YAML, or nested too deeply.
+        ValueError: not YAML, too many values, or nested too deeply.
     """
     try:
         return yaml.load(text, loader)
-    except (yaml.YAMLError, RecursionError) as error:  # a ValueError: thousands of digits
+    except (
+        yaml.YAMLError,
+        RecursionError,
+    ) as error:  # a number of thousands of digits is a ValueError already
         raise ValueError(str(error)) from error
 
 
@@ -125,12 +135,12 @@ def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
     """A file descriptor of a regular file, opened for reading; the caller closes it.
 
     Args:
-        file: never a pipe, a socket or a device.
+        file: its path; a link is followed. Opening never waits, for a pipe's other end for example.
         largest: bytes; a larger file is refused.
 
     Raises:
-        UserError: another kind of file, or a larger one.
-        OSError: it can't be opened.
+        RefusedFile: another kind of file, or a larger one; an OSError and a UserError.
+        OSError: it does not exist, or can't be opened.
     """
     try:
         # a pipe without a writer would be waited for; a terminal must not become this process's
@@ -164,13 +174,23 @@ def too_large(file: str | Path, size: int, largest: int) -> RefusedFile:
 
 
 def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
-    """The file itself, for a library that opens it by its name: a regular one of at most ``largest`` bytes."""
+    """The path itself, for a library that opens it by its name, once the file is checked.
+
+    A regular one of at most ``largest`` bytes; errors as :func:`open_regular` raises them.
+    """
     open_regular(file, largest).close()
     return file
 
 
 def packed_record(file: str | Path | IO[bytes]) -> str:
-    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size."""
+    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size.
+
+    Args:
+        file: its path, or the open file, which is not at its beginning afterwards.
+
+    Returns:
+        The end of a sentence about the file; "" where no record is packed, and for what is no zip archive.
+    """
     if not zipfile.is_zipfile(file):
         return ""
     with zipfile.ZipFile(file) as archive:
@@ -199,12 +219,18 @@ def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:
 
 
 def lines_of(file: str | Path, largest: int = LARGEST) -> IO[str]:
-    """The UTF-8 lines of a regular file as they are, for :mod:`csv`; errors as :func:`open_regular` raises them."""
+    """The UTF-8 lines of a regular file as they are, for :mod:`csv`; errors as :func:`open_regular` raises them.
+
+    The caller closes it; reading raises a ValueError for another encoding.
+    """
     return io.TextIOWrapper(open_regular(file, largest), encoding="utf-8", newline="")
 
 
 def regular_files(folder: Path) -> None:
-    """Checks all files of a folder for a library that opens them by itself; a name that is no folder is left to it."""
+    """Checks the files of a folder for a library that opens them by itself; a name that is no folder is left to it.
+
+    Folders in it are not searched. Errors as of :func:`regular`, of the first file that is refused.
+    """
     for file in folder.iterdir() if folder.is_dir() else ():
         if not file.is_dir():
             regular(file)
@@ -239,14 +265,14 @@ def text_in(tree: Mapping[str, Any], name: str, default: str = "") -> str:
 
 
 def number_in(tree: Mapping[str, Any], name: str) -> float | None:
-    """The finite number of a name in values from a file; None where it has none."""
+    """The number of a name in values from a file; None where it has none, or one of :data:`LARGEST_NUMBER` or more."""
     value = tree.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and abs(value) < LARGEST_NUMBER else None  # type: ignore[arg-type]
 
 
 def number_of(text: str) -> float:
-    """The number of a table's field, NaN where it is empty; a ValueError where it is something else, or infinite."""
+    """The number of a table's field, NaN where it is empty or ``nan``; a ValueError for anything else, or infinity."""
     if text.strip():
         value = float(text)
     else:
@@ -257,7 +283,15 @@ def number_of(text: str) -> float:
 
 
 def plain_name(name: str, where: str) -> str:
-    """The name of a run's folder, as a file or a bucket says it."""
+    """The name of a run's folder, as a file or a bucket says it.
+
+    Args:
+        name: from elsewhere; only one by :data:`NAME`, of which no part leads elsewhere, is returned.
+        where: what named it, as the beginning of the message.
+
+    Raises:
+        UserError: another text; ``latest`` too, as it names no run of its own.
+    """
     if not NAME.fullmatch(name):
         raise UserError(
             f"{where}: must name a run's folder (letters, digits, . + - _), got '{name[:80]}'"

@@ -23,7 +23,10 @@ WAIT_S = 10.0
 
 
 def why_unreachable() -> str:
-    """Why nothing can be fetched from the hub, as the beginning of a sentence; "" where it answers."""
+    """Why nothing can be fetched from the hub, as a part of a sentence; "" where it answers.
+
+    The first call of a process may take :data:`WAIT_S` seconds; its answer is kept.
+    """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     if _reachable(constants.ENDPOINT):
@@ -35,11 +38,12 @@ def check_dataset(path: str, key: str) -> None:
     """Checks that a data set is on this machine, or that the hub has it, before libraries that take seconds are imported.
 
     Args:
-        path: a folder, or a name on the hub.
+        path: a folder, a name on the hub, or one of :data:`FORMATS`, which needs no hub.
         key: the setting that gives it.
 
     Raises:
-        UserError: neither.
+        UserError: none of these, or a name that is not on this machine while the hub can't be reached. Other errors of
+            the hub are left to the library that loads the data set.
     """
     if Path(path).expanduser().exists() or path in FORMATS or _is_cached(path):
         return

@@ -25,6 +25,9 @@ CLAIM = ".claimed"
 class Mirror:
     """Follows the folder of a run with a copy in an object store.
 
+    Every process of a run may make one; the first alone calls :meth:`claim` (of a new run) and :meth:`follow`, and
+    :meth:`close` at the end. In between a thread uploads. Files that are deleted here stay in the store.
+
     Args:
         url: of the folder of all runs.
         key: by which the user has given the place, for messages.
@@ -58,7 +61,10 @@ class Mirror:
             raise UserError(f"{key}: {self.url} can't be written: {first_line(error)}") from error
 
     def numbers(self, recipe: str) -> list[int]:
-        """Numbers of a recipe's runs in the store, unsorted; the next run takes a larger one."""
+        """Numbers of a recipe's runs in the store, unsorted; an OSError if it can't be read.
+
+        Of runs with other names nothing is listed; the next run takes a larger number.
+        """
         self.files.invalidate_cache()
         folder = f"{self.root}/{recipe}"
         try:
@@ -86,11 +92,11 @@ class Mirror:
             raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
 
     def follow(self, folder: Path, *beside: Path) -> None:
-        """Begins, unless it has.
+        """Starts the thread that uploads, unless it runs already: a second call changes nothing.
 
         Args:
-            folder: of the run.
-            beside: files next to it that belong to it.
+            folder: of the run, ``RECIPE/NAME``: these two name it in the store.
+            beside: files next to it that belong to it, sent once (a job's marker).
         """
         if self._thread is not None:
             return
@@ -105,7 +111,10 @@ class Mirror:
         self._thread.start()
 
     def close(self) -> bool:
-        """Sends what is left, and says so; False where that failed. Nothing happens where nothing was followed."""
+        """Ends the thread, sends what is left, and prints where; False, after a line on stderr, where that failed.
+
+        Nothing happens where nothing was followed. An upload that is under way is waited for.
+        """
         if self._thread is None:
             return True
         self._end.set()
@@ -127,10 +136,12 @@ class Mirror:
         return True
 
     def _run(self) -> None:
-        """The thread: sends all that has changed when there is a new checkpoint, and now and then without one."""
-        sent_at = (
-            -math.inf
-        )  # the first time at once: who asks for the run from outside finds its settings
+        """The thread: sends all that has changed when there is a new checkpoint, else every :data:`WHOLE_S` seconds.
+
+        Each :data:`EVERY_S` seconds it looks for one, and for commands in the store (:class:`RemoteControl`).
+        """
+        # the first time at once: who asks for the run from outside finds its settings
+        sent_at = -math.inf
         while not self._end.wait(EVERY_S):
             # the thread must survive both; commands that can't be read hold no upload up
             try:
@@ -187,7 +198,11 @@ class Mirror:
         return {name: files[name] for name in sorted(files, key=order)}
 
     def _changed(self, files: Mapping[str, Path]) -> list[str]:
-        """Names of files that the store lacks, or has in another state."""
+        """Names of files that the store lacks, or has in another state, by the notes: the store is not asked.
+
+        Args:
+            files: by name, as of :meth:`_files`, whose order is kept.
+        """
         changed = []
         for name in files:
             with suppress(OSError):  # gone, or replaced at this moment
@@ -200,10 +215,11 @@ class Mirror:
         beside.
 
         Args:
-            files: by the name that they have below the run in the store.
+            files: by the name that they have below the run in the store, as of :meth:`_files`.
 
         Raises:
-            OSError: nothing more is sent; another process writes to the same run.
+            OSError: a file can't be sent; those before it count as sent. Or another machine trains the same run: then
+                each later call raises it too.
         """
         if self._lost:
             raise OSError(self._lost)
@@ -286,7 +302,10 @@ class Mirror:
             raise OSError(self._lost)
 
     def _info(self, path: str, name: str) -> Mapping[str, Any] | None:
-        """What the store says of the file at ``path`` now; None where it has none. ``name``: the file, for messages."""
+        """What the store says of the file at ``path`` now, as fsspec has it; None where it has none.
+
+        ``name``: of the file, for messages.
+        """
         self.files.invalidate_cache()
         with suppress(FileNotFoundError):
             return dict(
@@ -295,7 +314,16 @@ class Mirror:
         return None
 
     def _put(self, file: Path, path: str, name: str) -> list[int]:
-        """A large file, by a second name: the first may come to mean another file meanwhile. Returns its state."""
+        """Sends a large file from the disk, by a second name: the first may come to mean another file meanwhile.
+
+        Args:
+            file: on this disk.
+            path: of it in the store.
+            name: of it in the run's folder.
+
+        Returns:
+            The state of what was sent (:func:`kd.storage.run_urls.state_of`).
+        """
         second = self.folder / ".uploading"
         source = file
         if _link(file, second):
@@ -312,17 +340,26 @@ class Mirror:
         return state
 
     def _twin(self, name: str, state: list[int]) -> str:
-        """What the store has already, under another name: the checkpoint that was the last one is the previous now."""
+        """Path in the store of a checkpoint that is this file under another name, "" without one: the last one becomes
+        the previous one.
+
+        Args:
+            name: of the file in the run's folder.
+            state: of it now; equal size and time of change mean an equal file.
+        """
         for other, known in self._copies.known.items():
             is_checkpoint = other != name and "ckpt" in other
-            if is_checkpoint and known["here"] == state:
+            if is_checkpoint and known.get("here") == state:
                 return f"{self.root}/{self.place}/{other}"
         return ""
 
 
 def _link(file: Path, name: Path) -> bool:
-    """Gives a file a second name on the same disk; False on a file system without hard links."""
-    # a second name of a file; False on a file system without links
+    """Gives a file a second name on the same disk, in place of what had it; False without hard links.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+    """
     name.unlink(missing_ok=True)
     try:
         os.link(file, name)

@@ -1,7 +1,7 @@
 """Files in an object store: read by ranges, through a bounded cache on the local disk.
 
-The only file that imports fsspec. Whatever fails on the way (an error, a cut connection, an answer that is too short)
-is tried again with growing pauses before the run ends.
+The only file that imports fsspec, when a URL is first used. Whatever fails on the way (an error, a cut connection, an
+answer that is too short) is tried again with growing pauses before the run ends.
 """
 
 import errno
@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from kd.errors import UserError, first_line, needs_extra
 from kd.machine import cache_dir
-from kd.storage.elsewhere import LARGEST, LARGEST_LIST, bytes_of, inside, too_large
+from kd.storage.elsewhere import LARGEST, LARGEST_LIST, bytes_of, inside, plain_name, too_large
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -30,6 +30,7 @@ PAUSE_S = 0.2  # before the second try; doubled before each further one
 LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and where blocks come and go
 STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine
 SUM = 4  # bytes at the end of a copy: its checksum
+LONGEST_NAME = 1000  # bytes of a file that names a run
 TOUCH_S = 60.0  # how exact the order of use is that eviction goes by
 
 STORES = (
@@ -53,7 +54,15 @@ def is_url(place: str) -> bool:
 
 
 def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
-    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork."""
+    """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork.
+
+    Args:
+        url: of one place, by a protocol of :data:`STORES`. No request is made.
+        key: the configuration key that named it, for messages.
+
+    Raises:
+        UserError: another protocol, or a package that it needs is not installed.
+    """
     try:
         import fsspec
         from fsspec.utils import get_protocol
@@ -73,7 +82,7 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
     """The result of an attempt that may fail on the way, after some more of them.
 
     Args:
-        attempt: called up to :data:`TRIES` times, with pauses that double.
+        attempt: called up to :data:`TRIES` times, with pauses that double, six seconds together.
         what: went wrong where all fail, for the message.
 
     Raises:
@@ -95,8 +104,15 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 def fetched(url: str, key: str) -> Path:
     """The path of a copy of a store's file in the cache folder, which is fetched once for each content.
 
+    One request asks for the file's state each time. A copy of the size that the store says counts; several processes
+    may call it, the first one fetches while the others wait.
+
+    Args:
+        url: of the file.
+        key: the configuration key that named it, for messages.
+
     Raises:
-        UserError: it can't be read; ``key`` begins the message.
+        UserError: it is missing, or can't be read.
     """
     files, path = file_system(url, key)
     with _named(url, key):
@@ -127,7 +143,10 @@ def _named(url: str, key: str) -> Iterator[None]:
 
 @contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """Any error as a UserError that begins with ``what``: the object stores' clients raise many kinds."""
+    """Inside, any error becomes a UserError that begins with ``what``: the object stores' clients raise many kinds.
+
+    A UserError is left as it is.
+    """
     try:
         yield
     except UserError:
@@ -142,10 +161,12 @@ def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: 
     Args:
         get: the store's own way, ``get_file`` of its file system.
         path: of the file there.
-        file: its name here, in a folder that is there.
+        file: its path here, in a folder that exists; replaced at the end. One process at a time may fetch it: callers
+            hold a lock.
         size: that it has there, in bytes.
 
     Raises:
+        FileNotFoundError: the store has no such file.
         OSError: all tries have failed.
     """
     part = file.with_name(f"{file.name}.part")
@@ -165,7 +186,7 @@ class LocalCache:
     """Copies on the local disk, shared by all processes of a machine.
 
     Above ``limit`` those used longest ago go; a full disk keeps nothing. Each ends in a checksum: what was cut or has
-    changed is fetched again.
+    changed is fetched again. A copy's name is ``FOLDER/FILE``, neither more nor less: :meth:`_bound` looks there.
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
@@ -182,9 +203,9 @@ class LocalCache:
         """The copy of this name; fetched first, by one of all processes, where it is missing.
 
         Args:
-            name: of the copy, relative to the cache.
-            fetch: gives the content.
-            size: in bytes, that a copy must have to count.
+            name: of the copy, ``FOLDER/FILE``.
+            fetch: gives the content; its errors reach the caller.
+            size: in bytes, that a copy must have to count; None: any.
         """
         file = self.folder / name
         with suppress(OSError):
@@ -307,7 +328,14 @@ class Ranged:
 
 
 def _used(file: Path, size: int | None) -> bytes:
-    """The content of a copy, which counts as used now; an OSError where there is none, or another one."""
+    """The content of a copy without its checksum; an OSError where there is none, or a damaged or another one.
+
+    It counts as used now: its time of change is set, once in :data:`TOUCH_S` at most.
+
+    Args:
+        file: the copy.
+        size: bytes of the content that it must have; None: any.
+    """
     with file.open("rb") as stream:
         status = os.fstat(stream.fileno())
         data = stream.read(max(0, status.st_size - SUM))
@@ -324,18 +352,18 @@ def _sum(data: bytes) -> bytes:
 
 
 def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
-    """The files of a folder: ``SIZE-HASH`` (:func:`size_in`) by name, with ``below`` at any depth; or empty.
+    """The files of a folder in a store, as the store has them now.
 
     Args:
         url: of the folder.
         key: the configuration key that named it.
-        below: those of the folders in it too, ``FOLDER/FILE``.
+        below: those of the folders in it too, at any depth: ``FOLDER/FILE``.
 
     Returns:
-        ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
+        ``SIZE-HASH`` (:func:`_state`) by name relative to the folder; {} where there is no such folder.
 
     Raises:
-        UserError: it can't be listed.
+        UserError: it can't be listed, or the list has no sizes (a web server's).
     """
     files, path = file_system(url, key)
 
@@ -349,7 +377,7 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
 
     try:
         infos = tried(find, f"{url} can't be listed")
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
@@ -365,7 +393,11 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
 
 
 def _state(info: dict[str, object]) -> str:
-    """``SIZE-HASH`` of a file in a store: another one where its content may be another."""
+    """``SIZE-HASH`` of a file in a store: another one where its content may be another.
+
+    Args:
+        info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of its ETag and times.
+    """
     facts = []
     for name in ("ETag", "LastModified", "mtime", "created"):
         fact = str(info.get(name))
@@ -415,14 +447,14 @@ def whole_file(url: str, size: int) -> bytes:
 
 
 def content_of(url: str, key: str) -> bytes:
-    """The content of a file that was not listed.
+    """The content of a list of pictures, or another file that was not listed.
 
     Args:
         url: of the file.
         key: the configuration key that named it.
 
     Raises:
-        UserError: it is missing or too large, or can't be fetched.
+        UserError: it is missing, has more than ``LARGEST_LIST`` bytes, or can't be fetched.
     """
     files, path = file_system(url, key)
     files.invalidate_cache()
@@ -431,14 +463,16 @@ def content_of(url: str, key: str) -> bytes:
 
 
 def small_file(files: "AbstractFileSystem", path: str, what: str, largest: int = LARGEST) -> bytes:
-    """A file's content, from a file system of fsspec's; a RefusedFile where it has more than ``largest`` bytes.
+    """A file's content, from a file system of fsspec's.
 
     Args:
-        files: of :func:`file_system`, whose ``path`` it is.
+        files: of :func:`file_system`.
+        path: of the file in it.
         what: the beginning of the message where the store does not answer.
         largest: in bytes.
 
     Raises:
+        RefusedFile: it has more than ``largest`` bytes; an OSError and a UserError.
         FileNotFoundError: no such file.
         OSError: all tries have failed.
     """
@@ -448,3 +482,28 @@ def small_file(files: "AbstractFileSystem", path: str, what: str, largest: int =
     if len(content) > largest:
         raise too_large(path, len(content), largest)
     return content
+
+
+def url_of_run(url: str, key: str) -> str:
+    """The URL of a run, without a slash at its end; of a recipe's ``latest``, a file with a run's name, that run's.
+
+    Args:
+        url: of a run, which is not looked for, or of ``latest`` beside the runs.
+        key: by which the user has given it, for messages.
+
+    Raises:
+        UserError: no such ``latest``, it can't be read, or what it holds is no name of a folder.
+    """
+    url = url.rstrip("/")
+    if not url.endswith("/latest"):
+        return url
+    files, path = file_system(url, key)
+    files.invalidate_cache()
+    try:
+        content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: run {url} not found") from error
+    except OSError as error:
+        raise UserError(f"{key}: {first_line(error)}") from error
+    name = plain_name(content.decode(errors="replace").strip(), f"{key}: {url}")
+    return url.removesuffix("latest") + name

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,24 @@ from kd.storage.elsewhere import (
     LARGEST_LOG,
     LARGEST_WEIGHTS,
     inside,
-    json_of,
+    mapping_in,
+    mapping_of,
     plain_name,
-    text_of,
+    text_in,
     too_large,
 )
-from kd.storage.objects import fetch_whole, file_system, is_url, small_file, tried
+from kd.storage.objects import (
+    LONGEST_NAME,
+    fetch_whole,
+    file_system,
+    is_url,
+    small_file,
+    tried,
+    url_of_run,
+)
 from kd.storage.weights_files import FILES
 from kd.storage.writing import guard, make_folder, write_text
 
-LONGEST_NAME = 1000  # bytes of a file that names a run
 MOST_FILES = 100_000  # of a run in a store
 # endings of a run's large files
 WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
@@ -42,7 +49,7 @@ def on_disk(place: str, key: str) -> Path:
         key: by which the user has given it, for the message.
 
     Raises:
-        UserError: a URL that leads out of the cache.
+        UserError: a URL that leads out of the cache. Nothing is fetched or made.
     """
     if not is_url(place):
         return Path(place)
@@ -50,7 +57,14 @@ def on_disk(place: str, key: str) -> Path:
 
 
 def run_at(place: str) -> Path:
-    """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
+    """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first.
+
+    By URL all but its checkpoints is fetched, each time what has changed. The folder is guarded
+    (:func:`kd.storage.writing.guard`); one that does not exist is returned all the same.
+
+    Raises:
+        UserError: a URL of no run, or one that can't be fetched.
+    """
     if is_url(place):
         folder = fetched_run(place, "run", checkpoints=False)
     else:
@@ -61,7 +75,11 @@ def run_at(place: str) -> Path:
 
 
 def names_run(word: str) -> bool:
-    """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's."""
+    """Whether a word of the command line names a run, and not a bare weights file or a folder of timm's.
+
+    What does not exist counts as a run unless its name ends like a weights file's. A URL always names a run, which is
+    fetched (:func:`run_at`, whose errors it raises).
+    """
     path = run_at(word)
     is_weights = path.suffix in FILES and not path.is_dir()
     return not (path.is_file() or is_weights or (path / "config.json").is_file())
@@ -69,6 +87,10 @@ def names_run(word: str) -> bool:
 
 def finished_at(place: str, *needed: str) -> Path:
     """A finished run's folder: one with a student and the files that are needed of it.
+
+    Args:
+        place: as of :func:`run_at`.
+        needed: names of files that the caller reads, beside ``student.safetensors``.
 
     Raises:
         UserError: no such folder, or a file is missing.
@@ -103,7 +125,11 @@ def latest_hint(folder: Path) -> str:
 
 
 def folder_of_runs(place: str, command: str) -> Path:
-    """``runs_dir`` of a command that writes many runs side by side.
+    """``runs_dir`` of a command that writes many runs side by side, as a path.
+
+    Args:
+        place: the setting.
+        command: its name, for the message.
 
     Raises:
         UserError: it is a URL.
@@ -114,12 +140,22 @@ def folder_of_runs(place: str, command: str) -> Path:
 
 
 def url_of(folder: Path) -> str:
-    """Where the store has a run's folder; empty where it has none."""
+    """URL of the copy of a run's folder, by the notes in the folder (:class:`Copies`); "" for a run without a copy."""
     return Copies(folder).url
 
 
 def fetched_marker(place: str, marker: Path, together: bool) -> None:
-    """Fetches the marker by which a restarted job finds its run, and that run; nothing for a ``runs_dir`` on disk."""
+    """Fetches the marker by which a restarted job finds its run, and that run; nothing for a ``runs_dir`` on disk.
+
+    Args:
+        place: ``runs_dir``.
+        marker: the file on this disk, in the recipe's folder; it holds the name of a run's folder beside it.
+        together: whether several machines resume the run: then a marker that the store does not have, or whose run it
+            does not have, is deleted here, so that all of them begin a new run.
+
+    Raises:
+        UserError: the store can't be read, or the marker holds no name of a folder.
+    """
     if not is_url(place):
         return
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
@@ -128,7 +164,7 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         content = small_file(
             files, f"{path}/{marker.name}", f"{recipe} can't be read", LONGEST_NAME
         )
-        name = _name_in(content, recipe)
+        name = plain_name(content.decode(errors="replace").strip(), recipe)
         config = f"{path}/{name}/config.yaml"
         in_store = tried(lambda: files.exists(config), f"{recipe} can't be read")
     except FileNotFoundError:
@@ -151,17 +187,17 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
         checkpoints: whether these are fetched too.
         together: whether several machines resume the run (:func:`_fetch_all`).
 
+    Returns:
+        The folder, below the cache folder. As it is, without a look at the files in the store, where the run is being
+        trained here, or where the store has nothing of it yet (not ``together``).
+
     Raises:
         UserError: no such run, or it can't be fetched.
     """
-    url = url.rstrip("/")
+    url = url_of_run(url, key)
     try:
         files, path = file_system(url, key)
         files.invalidate_cache()
-        if url.endswith("/latest"):
-            content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
-            name = _name_in(content, f"{key}: {url}")
-            url, path = (f"{of.removesuffix('latest')}{name}" for of in (url, path))
         folder = on_disk(url, key)
         if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
             return folder
@@ -182,10 +218,6 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
         raise UserError(f"{key}: {url} can't be fetched: {first_line(error)}") from error
 
 
-def _name_in(content: bytes, where: str) -> str:
-    return plain_name(content.decode(errors="replace").strip(), where)
-
-
 def _fetch_all(
     get: Callable[[str, str], object],
     path: str,
@@ -201,10 +233,14 @@ def _fetch_all(
         get: the store's own way, ``get_file`` of its file system.
         path: of the run there.
         in_store: what the store says of each file, by name.
-        copies: what is known of both sides.
+        copies: what is known of both sides; noted anew after each file.
         key: the setting, for messages.
-        checkpoints: fetch these, too.
+        checkpoints: fetch these, too. Hidden files are never fetched.
         together: several machines resume the run: what one of them has alone does not count.
+
+    Raises:
+        UserError: the run has continued here and from another machine, or files are too many or too large.
+        OSError: a file can't be fetched.
     """
     if together and checkpoints:
         for name in {LATEST, f"checkpoints/{PREVIOUS}"} - in_store.keys():
@@ -215,11 +251,14 @@ def _fetch_all(
             f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
             f"{copies.url}; remove the folder to resume from there"
         )
-    _check_sizes(in_store, copies, key)
+    wanted = {}
     for name, info in in_store.items():
+        is_hidden = name.rpartition("/")[2].startswith(".")
+        if not is_hidden and (checkpoints or not name.startswith("checkpoints/")):
+            wanted[name] = info
+    _check_sizes(wanted, copies, key)
+    for name, info in wanted.items():
         file = inside(copies.folder, name, key)
-        if file.name.startswith(".") or (name.startswith("checkpoints/") and not checkpoints):
-            continue
         changed = copies.changed_here(name)
         if continued_here and changed:  # newer than the store's
             continue
@@ -229,14 +268,21 @@ def _fetch_all(
             copies.note(name, state_of(file), info)
 
 
-def _check_sizes(in_store: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
-    """Raises a UserError for a run that no run is like: files that are too large to be read, or more than fit here."""
-    if len(in_store) > MOST_FILES:
+def _check_sizes(wanted: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
+    """Raises a UserError for a run that no run is like: too many files, one that is too large to be read, or more
+    bytes to fetch than this disk has room for.
+
+    Args:
+        wanted: what the store says of each file that is to be here, by name.
+        copies: what is known of both sides.
+        key: the setting, for messages.
+    """
+    if len(wanted) > MOST_FILES:
         raise UserError(
-            f"{key}: {copies.url} has {len(in_store):,} files, at most {MOST_FILES:,} are fetched"
+            f"{key}: {copies.url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
         )
     missing = 0  # bytes
-    for name, info in in_store.items():
+    for name, info in wanted.items():
         size = int(info["size"])
         largest = LARGEST_LOG
         if Path(name).suffix in WEIGHTS:
@@ -254,13 +300,19 @@ def _check_sizes(in_store: Mapping[str, Mapping[str, Any]], copies: "Copies", ke
 
 
 def state_of(file: Path) -> list[int]:
-    """What changes when a file on this disk does: its size, and the time of its last change."""
+    """What changes when a file on this disk does: its size in bytes, and the time of its last change in nanoseconds."""
     status = file.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
 def tag_of(info: Mapping[str, Any]) -> str:
-    """What changes with a file in the store; times in whole seconds, as stores give more digits at some times."""
+    """What changes with a file in the store, as text: size, name and value of the first of :data:`TAGS` that it has.
+
+    Times in whole seconds, as stores give more digits at some times.
+
+    Args:
+        info: what fsspec says of the file.
+    """
     name = next((name for name in TAGS if info.get(name)), "")
     value = info.get(name, "")
     if hasattr(value, "timestamp"):
@@ -273,37 +325,45 @@ def tag_of(info: Mapping[str, Any]) -> str:
 class Copies:
     """What is known of both sides: each file's state here, and its tag there, when they were the same.
 
+    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here``
+    (:func:`state_of`; None before the first upload has ended), ``there`` (:func:`tag_of`; "" likewise) and, while it is
+    sent, ``sending`` (bytes). :func:`fetched_run` and the thread of :class:`kd.storage.mirror.Mirror` write them.
+
     Args:
         folder: of the run here.
         url: of the run there; what is known of another place counts for nothing. Empty: the place that is known.
     """
 
     def __init__(self, folder: Path, url: str = "") -> None:
-        """Reads which files of a run were fetched, from its folder; damaged notes count as none.
-
-        Args:
-            folder: of the run on this disk.
-            url: of the run in the store; "": as the notes name it.
-        """
+        """Reads the notes in the run's folder; damaged ones count as none. Arguments as of the class."""
         self.folder = folder
         self.url = url
         self.known: dict[str, dict[str, Any]] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            saved = json_of(text_of(folder / KEPT))
-            saved_url = saved["url"]
-            saved_files = saved["files"]
-            if url in ("", saved_url):
-                self.url = saved_url
-                self.known = saved_files
+        saved = mapping_of(folder / KEPT)
+        saved_url = text_in(saved, "url")
+        files = mapping_in(saved, "files")
+        if url in ("", saved_url):
+            self.url = saved_url
+            self.known = {name: mapping_in(files, name) for name in files}
 
     def sending(self, name: str, state: list[int]) -> None:
-        """A file is on its way: a kill before its end is known must not make it another machine's."""
+        """Notes that a file is on its way: a kill before its end is known must not make it another machine's.
+
+        Args:
+            name: of the file in the run's folder.
+            state: of :func:`state_of`, as it is sent; its size counts.
+        """
         known = self.known.setdefault(name, {"here": None, "there": ""})
         known["sending"] = state[0]
         self.save()
 
     def is_ours(self, name: str, info: Mapping[str, Any]) -> bool:
-        """Whether this machine has sent the file that the store has, or was sending it."""
+        """Whether this machine has sent the file that the store has, or was sending one of its size.
+
+        Args:
+            name: of the file in the run's folder.
+            info: what the store says of it.
+        """
         known = self.known.get(name, {})
         if known.get("there") == tag_of(info):
             return True
@@ -318,9 +378,11 @@ class Copies:
         return last_seen != tag_of(info)
 
     def changed_here(self, name: str) -> bool:
-        """Whether the file here is another than the one that was the same as the store's."""
+        """Whether the file here is another than the one that was the same as the store's; False for one never noted."""
         file = self.folder / name
-        return name in self.known and file.is_file() and self.known[name]["here"] != state_of(file)
+        if name not in self.known or not file.is_file():
+            return False
+        return self.known[name].get("here") != state_of(file)
 
     def note(self, name: str, state: list[int], info: Mapping[str, Any]) -> None:
         """Both sides have the same; kept at once: a newer file must not be taken for the one that was sent."""

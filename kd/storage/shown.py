@@ -16,6 +16,8 @@ INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def on_terminal(text: str) -> str:
     r"""A name or a message as any terminal takes it: what would move its cursor or turn its text is escaped.
 
+    That includes ends of lines and tabs (:func:`in_lines` keeps them): the result is one line.
+
     >>> on_terminal("cat\x1b[2J.jpg") == "cat" + chr(92) + "x1b[2J.jpg"
     True
     """
@@ -40,6 +42,8 @@ def in_lines(text: str, allowed: str = "\n\t") -> str:
 
 def in_markdown(text: str) -> str:
     r"""Text in one line of Markdown: opens no markup and no HTML, ends no cell, and makes no link of an address.
+
+    For within a line or a cell: at a line's beginning ``-``, ``+`` or ``1.`` would still open a list.
 
     >>> print(in_markdown("<b>cat</b> | [x](http://y)"))
     \<b\>cat\</b\> \| \[x\](http:/\/y)

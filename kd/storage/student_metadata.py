@@ -59,7 +59,7 @@ class StudentMetadata:
 
 
 def weights_digest(run: Path) -> str:
-    """Twelve digits that tell a run's student from any other: of the SHA-256 of its ``student.safetensors``.
+    """Twelve hexadecimal digits that tell a run's student from any other: of its ``student.safetensors``' SHA-256.
 
     Args:
         run: the run's folder.
@@ -77,7 +77,7 @@ def student_metadata_in(file: Path) -> StudentMetadata:
     """Reads the metadata of ``student.safetensors``, not its weights.
 
     Raises:
-        UserError: kd has not written the file, or values in it are of a wrong type; names them.
+        UserError: the file is no safetensors, kd has not written it, or values in it are of a wrong type; names them.
     """
     metadata = read_metadata(file)
     if not is_student(metadata):
@@ -94,6 +94,9 @@ def checked_values(metadata: Mapping[str, str], file: Path) -> dict[str, Any]:
     Args:
         metadata: text by name; every value is JSON but for ``arch``.
         file: for the message.
+
+    Returns:
+        The values by their names in the file; without those that the file lacks.
 
     Raises:
         UserError: values of a wrong type; names them.

@@ -21,12 +21,13 @@ def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = Fal
     """Reads tensors and plain values from a file that ``torch.save`` has written; runs no code from it.
 
     Args:
-        file: its path, or the open file.
+        file: its path, or the open file, which is read from its beginning and stays open.
         map_location: as of ``torch.load``.
         mmap: leave the tensors on the disk until they are used; for zip archives alone, torch's format since 1.6.
 
     Raises:
-        ValueError: packed records, or a tensor that is larger than its storage.
+        ValueError: packed records, or tensors that :func:`check_sizes` refuses.
+        OSError: it can't be opened, or, by path, is no regular file or has more than ``LARGEST_WEIGHTS`` bytes.
         Exception: whatever torch raises for a damaged file, or for one that pickles more than weights.
     """
     if isinstance(file, str | Path):
@@ -42,7 +43,10 @@ def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = Fal
 
 
 def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, Any]:
-    """The mapping in a training checkpoint, with its weights below ``state_dict``; as :func:`read_tensors`."""
+    """The mapping in a training checkpoint, with its weights below ``state_dict``; a ValueError where it has none.
+
+    Arguments and other errors as of :func:`read_tensors`.
+    """
     content = read_tensors(file, map_location)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict")
@@ -50,8 +54,13 @@ def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, 
 
 
 def check_sizes(content: object) -> None:
-    """Raises a ValueError for a tensor that needs more memory than its storage in the file has."""
-    claimed = 0
+    """Raises a ValueError for tensors that need more memory than the file holds of them.
+
+    That is: one that is sparse, quantized, without data or of an unknown class; one that needs more bytes than its
+    storage has (strides of 0); and all together where they need more than :data:`MOST_TIED` times the bytes of all
+    storages.
+    """
+    claimed = 0  # bytes
     storages: dict[int, int] = {}  # bytes by address
     for tensor in tensors_below(content):
         shape = tuple(tensor.shape)
@@ -72,7 +81,13 @@ def check_sizes(content: object) -> None:
 
 
 def tensors_below(content: object) -> Iterator[Tensor]:
-    """All tensors in nested mappings, lists and objects of plain values, each container once."""
+    """All tensors in nested mappings, lists and objects of plain values, in no special order.
+
+    Each container is walked once; a tensor that two of them hold comes twice.
+
+    Raises:
+        ValueError: a tensor of another class than torch's own three (Tensor, Parameter, Buffer).
+    """
     waiting = [content]
     seen: set[int] = set()
     while waiting:

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.storage.checkpoints import run_folder
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
-from kd.storage.objects import fetched
+from kd.storage.objects import fetched, url_of_run
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
 """Endings of weights files that are read."""
@@ -17,21 +17,22 @@ TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def weights_file(path: Path, key: str) -> Path:
-    """The weights file at a place; one at a URL is fetched.
+    """The weights file at a place; one at a URL is fetched to the cache folder.
 
     Args:
-        path: a file, a run's folder, a folder of timm's, or the URL of a file or of a run.
-        key: the configuration key that named it.
+        path: a file, a run's folder, a folder of timm's, or the URL of a file or of a run (any URL without one of the
+            :data:`FILES` endings: its ``student.safetensors``); of runs a recipe's ``latest`` too.
+        key: the configuration key that named it, for messages; "" where the caller ignores errors.
 
     Raises:
-        UserError: no such file.
+        UserError: no such file, or one at a URL that can't be fetched.
     """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
         place = f"{url[1]}://{url[2]}"
         if path.suffix not in FILES:
-            place += "/student.safetensors"
-        return fetched(place, key or "checkpoint")
+            place = f"{url_of_run(place, key)}/student.safetensors"
+        return fetched(place, key)
     path = run_folder(path)
     candidates = [path]
     if path.is_dir():
@@ -48,6 +49,15 @@ def weights_file(path: Path, key: str) -> Path:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, {} where it has none; the tensors are not read, torch is not imported."""
-    with safe_open(regular(path, LARGEST_STUDENT), framework="numpy") as opened:
-        return dict(opened.metadata() or {})
+    """The metadata of a safetensors file, {} where it has none; the tensors are not read, torch is not imported.
+
+    Raises:
+        UserError: a damaged file, or one of another format; names it.
+    """
+    try:
+        with safe_open(regular(path, LARGEST_STUDENT), framework="numpy") as opened:
+            return dict(opened.metadata() or {})
+    except SafetensorError as error:
+        raise UserError(
+            f"{path} is not a readable safetensors file: {first_line(error)}"
+        ) from error

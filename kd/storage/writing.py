@@ -36,9 +36,10 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def guard(folder: Path) -> Path:
-    """Nothing that this process writes below a run's folder leaves it from now on. Returns the folder.
+    """Nothing that this process writes below a run's folder leaves it from now on. Returns ``folder`` as it was given.
 
-    The folder may be one student's, ``RUN/students/NAME``: then the run's is guarded.
+    Each process does it for itself. The folder may be one student's, ``RUN/students/NAME`` of a run with a
+    ``config.yaml``: then the run's is guarded.
     """
     run = folder.absolute()
     if run.parent.name == STUDENTS and os.path.lexists(run.parent.parent / "config.yaml"):
@@ -48,7 +49,11 @@ def guard(folder: Path) -> Path:
 
 
 def check_folders(folder: Path) -> None:
-    """Raises a RefusedFile for a run's folder that has links in place of folders, or folders in place of files."""
+    """Raises a RefusedFile for a run's folder that has links in place of folders, or folders in place of files.
+
+    Links: in the folder, and in that of each student. Folders in place of files: those whose names end like a run's
+    files (:data:`FILES`), at any depth. Called for a run that is resumed; writing itself refuses such places too.
+    """
     for pattern in ("*", f"{STUDENTS}/*", f"{STUDENTS}/*/*"):
         for path in folder.glob(pattern):
             if path.is_symlink() and path.is_dir():
@@ -67,13 +72,27 @@ def _link_on_the_way(path: Path) -> RefusedFile:
 
 
 def _parent(file: Path, make: bool = True) -> AbstractContextManager[int]:
-    """The descriptor of the folder that a file lies in, which is made; below a guarded folder no link leads there."""
+    """Inside, the descriptor of the folder that a file lies in, made where it is missing (``make``).
+
+    Below a guarded folder no link leads there.
+    """
     return _opened(file.absolute().parent, make)
 
 
 @contextmanager
 def _opened(folder: Path, make: bool) -> Iterator[int]:
-    """The descriptor of a folder, reached step by step from the outermost guarded folder above it."""
+    """Inside, the descriptor of a folder, reached step by step from the outermost guarded folder at or above it.
+
+    Without a guarded one the folder is opened by its path, through links too.
+
+    Args:
+        folder: absolute.
+        make: whether folders that are missing are made.
+
+    Raises:
+        RefusedFile: a link or a file in the place of a folder below the guarded one, or ``..`` in the path.
+        OSError: it is missing, or can't be made.
+    """
     guarded = [path for path in (folder, *folder.parents) if path in GUARDED]
     root = folder
     if guarded:
@@ -105,7 +124,8 @@ def _step(folder: int, name: str, path: Path, make: bool) -> int:
         make: whether it is made where it is missing.
 
     Raises:
-        UserError: a link or a file has its place.
+        RefusedFile: a link or a file has its place.
+        FileNotFoundError: it is missing.
     """
     if make:
         with suppress(FileExistsError):
@@ -122,12 +142,18 @@ def _step(folder: int, name: str, path: Path, make: bool) -> int:
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
-    """Writes a file whole or not at all, even after a power cut; whatever has its name is replaced.
+    """Writes a file whole or not at all, even after a power cut; what has its name is replaced, a folder refused.
+
+    By a file ``NAME.part`` beside it: one process at a time may write a file.
 
     Args:
-        path: of the file; folders that lack are made.
-        write: writes the content to the file that it is called with.
-        keep: the name that the old file gets, in the same folder.
+        path: of the file; folders that are missing are made.
+        write: writes the content to the file that it is called with; its errors leave the old file as it was.
+        keep: the path that the old file gets, in the same folder; None: it is replaced.
+
+    Raises:
+        RefusedFile: a folder has the file's name, or a link leads there below a guarded folder.
+        OSError: it can't be written.
     """
     part = f"{path.name}.part"
     with _parent(path) as folder:
@@ -148,7 +174,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
 
 
 def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
-    """A new file to write in an open folder; what had the name is removed.
+    """A new file to write in an open folder; what had the name is removed, a folder refused.
 
     Args:
         folder: descriptor of the open folder.
@@ -229,7 +255,10 @@ def write_json(path: Path, content: object) -> None:
 
 
 def appended(path: Path) -> IO[str]:
-    """A file to write lines at the end of; one that is no regular file, or has a second name, is replaced first."""
+    """A UTF-8 file to write lines at the end of, made where it is missing; it can be read as well (mode ``a+``).
+
+    What is no regular file is removed first, one with a second name replaced by a copy; a folder is refused.
+    """
     flags = READ_AND_WRITE | os.O_CREAT | os.O_APPEND
     with _parent(path) as folder:
         _make_sole(folder, path)
@@ -238,7 +267,10 @@ def appended(path: Path) -> IO[str]:
 
 
 def existing(path: Path) -> IO[bytes]:
-    """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else."""
+    """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else.
+
+    For locks, which need a file that can be written. Unbuffered, at its beginning; a link is refused.
+    """
     with _parent(path, make=False) as folder:
         handle = os.open(path.name, READ_AND_WRITE, dir_fd=folder)
     mode = os.fstat(handle).st_mode
@@ -249,7 +281,15 @@ def existing(path: Path) -> IO[bytes]:
 
 
 def _make_sole(folder: int, path: Path) -> None:
-    """Makes what has a file's name a regular file without a second name, with its content; anything else is removed."""
+    """Makes what has a file's name a regular file without a second name, with its content; anything else is removed.
+
+    Args:
+        folder: descriptor of the file's folder.
+        path: of the file; it may be missing.
+
+    Raises:
+        RefusedFile: a folder has the name, or a file with a second name has more than ``LARGEST_LOG`` bytes.
+    """
     try:
         status = os.lstat(path.name, dir_fd=folder)
     except FileNotFoundError:
@@ -266,7 +306,12 @@ def _make_sole(folder: int, path: Path) -> None:
 
 
 def move(path: Path, to: Path) -> None:
-    """Gives a file or folder another name in the same folder."""
+    """Gives a file or folder another name in the same folder; a file that has it is replaced.
+
+    Args:
+        path: of the file or folder.
+        to: its new path, of which the name alone counts.
+    """
     with _parent(path, make=False) as folder:
         _rename(folder, path.name, to)
 
@@ -278,7 +323,10 @@ def make_folder(path: Path) -> Path:
 
 
 def file_for(path: Path) -> Path:
-    """The path of a file that a library opens to write: no link leads there, and it has no second name."""
+    """The path of a file that a library opens to write: no link leads there, and it has no second name.
+
+    Its folder is made; a file that exists keeps its content.
+    """
     with _parent(path) as folder:
         _make_sole(folder, path)
     return path
@@ -304,7 +352,12 @@ def folder_for(path: Path) -> Path:
 
 
 def second_name(file: Path, name: Path) -> None:
-    """Gives a file a second name, or a copy where the file system has no links; what had that name is replaced."""
+    """Gives a file a second name (a hard link), or a copy where the file system has none; what had it is replaced.
+
+    Args:
+        file: a regular one.
+        name: the path of the second name; folders that are missing are made.
+    """
     part = f"{name.name}.part"
     with _parent(file, make=False) as source, _parent(name) as folder:
         with suppress(FileNotFoundError):

@@ -15,7 +15,7 @@ import torch
 
 from kd.cli import train_main
 from kd.errors import RunError
-from kd.storage.checkpoints import damage, newest_whole
+from kd.storage.checkpoints import claim, damage, newest_whole
 from kd.storage.writing import write_whole
 from kd.strategies.checkpoint_files import CheckpointFiles
 from tests._forks import start, status_of
@@ -255,3 +255,13 @@ def test_a_disk_that_fills_at_any_place_is_told_alike(
 def test_impossible_intervals(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "checkpoint.every_n_steps=0"]) == 2
     assert "checkpoint.every_n_steps: must be > 0, got 0" in capsys.readouterr().err
+
+
+def test_a_number_that_another_process_takes_first_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [claim(tmp_path).name for _ in range(2)] == ["000", "001"]
+    monkeypatch.setattr(
+        Path, "iterdir", lambda folder: iter(())
+    )  # listed before the others were made
+    assert claim(tmp_path).name == "002"

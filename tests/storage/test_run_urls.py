@@ -1,7 +1,64 @@
-"""Where a run at a URL has its folder."""
+"""Where a run at a URL has its folder, and what is fetched of it."""
 
-from kd.storage.run_urls import on_disk
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kd.errors import UserError
+from kd.storage.objects import file_system
+from kd.storage.run_urls import KEPT, Copies, fetched_run, on_disk
+from kd.storage.weights_files import weights_file
+
+
+@pytest.fixture
+def recipe_in_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of a recipe's runs with one run, 000, which ``latest`` names."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    url = "memory://urls/tiny"
+    files, path = file_system(url)
+    files.pipe_file(f"{path}/000/config.yaml", b"recipe: tiny\n")
+    files.pipe_file(f"{path}/000/student.safetensors", b"weights")
+    files.pipe_file(f"{path}/000/checkpoints/last.ckpt", b"x" * 5000)
+    files.pipe_file(f"{path}/latest", b"000\n")
+    yield url
+    files.rm(path, recursive=True)
 
 
 def test_on_disk() -> None:
     assert on_disk("runs/food", "runs_dir").as_posix() == "runs/food"
+
+
+def test_weights_are_taken_from_the_run_that_latest_names(recipe_in_store: str) -> None:
+    for run in ("000", "latest", "latest/"):
+        file = weights_file(Path(f"{recipe_in_store}/{run}"), "model.student.checkpoint")
+        assert file.read_bytes() == b"weights"
+    with pytest.raises(UserError, match="^weights: run memory://urls/other/latest not found$"):
+        weights_file(Path("memory://urls/other/latest"), "weights")
+
+
+def test_checkpoints_that_are_not_fetched_need_no_room(
+    recipe_in_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr("kd.storage.run_urls.shutil.disk_usage", lambda path: room)
+    folder = fetched_run(f"{recipe_in_store}/latest", "run", checkpoints=False)
+    assert (folder / "student.safetensors").is_file()
+    assert not (folder / "checkpoints").exists()
+    with pytest.raises(UserError, match="resume: .* has room for 0 MB"):
+        fetched_run(f"{recipe_in_store}/000", "resume")
+
+
+@pytest.mark.parametrize(
+    "notes",
+    ["no JSON", "[]", '{"url": 5}', '{"url": "s3://a", "files": []}', '{"url": "s3://a", "files": {"a": 5}}'],
+)  # fmt: skip
+def test_damaged_notes_count_as_none(notes: str, tmp_path: Path) -> None:
+    (tmp_path / KEPT).write_text(notes)
+    (tmp_path / "a").write_text("a")
+    copies = Copies(tmp_path)
+    assert copies.url in ("", "s3://a")
+    assert not copies.is_ours("a", {"size": 1})
+    assert copies.differ("a", {"size": 1})
+    copies.changed_here("a")

@@ -86,3 +86,13 @@ def test_metadata_is_read_in_one_place() -> None:
         "kd/ship/export/backbone.py",  # the export's own part of it, which from_metadata checks
         "kd/run/measure.py",  # whether it is ours at all
     }
+
+
+def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "student.safetensors"
+    file.write_bytes(b"not the format of safetensors")
+    for reader in (student_metadata_in, answers_of, builder_in):
+        with pytest.raises(
+            UserError, match="student.safetensors is not a readable safetensors file: "
+        ):
+            reader(file)
