@@ -39,7 +39,7 @@ _PACKAGES = ("losses", "tasks")
 def __getattr__(name: str) -> Any:
     """Imports a public name, or one of the packages ``losses`` and ``tasks``, when it is first used.
 
-    Python calls it for a name that the module does not hold yet.
+    Python calls it for each name that the module does not hold: a package at its first use, a public name at every use.
 
     Raises:
         AttributeError: kd does not offer the name; ``hasattr`` and ``from kd import`` rely on this kind of error.

@@ -28,10 +28,11 @@ class RunResult:
     folder: Path
     """Where its student, metrics and report are."""
     summary: dict[str, Any]
-    """The content of ``summary.json``."""
+    """The content of ``summary.json``; {} in processes other than the first, which writes it."""
 
     def student(self, name: str = "") -> nn.Module:
-        """The best epoch's student in eval mode, with the weights that ``student.safetensors`` holds, on the CPU.
+        """The student in eval mode, with the weights that ``student.safetensors`` holds (the best epoch's; the last ones of
+        a run without validation), on the CPU.
 
         It takes float pictures ``(N, 3, H, W)``, resized and normalised already:
         ``kd.load_student(folder / "student.safetensors")`` also gives how, and the classes.
@@ -40,7 +41,7 @@ class RunResult:
             name: which one, of several students; "" for the only one.
 
         Raises:
-            UserError: there is no such student.
+            UserError: there is no such student, or the run has not trained a step.
         """
         if name:
             folder = self.folder / "students" / name
@@ -146,12 +147,14 @@ def size(
 
     Returns:
         All candidates, and the chosen one of them, None where the search has chosen none. Each has ``name``, ``arch``,
-        ``kwargs``, ``mb`` (megabytes of its weights), ``params`` (how many), ``within`` (it meets the budget) and ``front``
-        (no other scored one beats it in score and latency); ``latency_ms`` where it was timed; ``score``, the task's
-        primary metric on held-out pictures, where it was scored. Files go to ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
+        ``img_size`` and ``kwargs`` (of ``model.student``), ``params`` (how many), ``mb`` (megabytes: of its exported file
+        where it was timed with another runtime than torch, else of its weights), ``within`` (it meets the budget) and
+        ``front`` (no other scored one beats it in score and latency); ``latency_ms`` where it was timed; ``score``, the
+        task's primary metric on held-out pictures, where it was scored. Files go to ``sizes/RECIPE/NUMBER/`` beside
+        ``runs_dir``.
 
     Raises:
-        UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
+        UserError: a mistake in them, or a budget that no candidate meets; no ``sizes.json`` is written.
     """
     request = _request(settings or {}, [f"recipe={recipe}"])
     sizes, _ = sized(request)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeGuard
 
-from kd.errors import Stopped, UserError, UserErrorOfAll, did_you_mean, plain
+from kd.errors import RunError, Stopped, UserError, UserErrorOfAll, did_you_mean, plain, reason
 from kd.launch.child import (
     end_with_parent,
     end_with_starter,
@@ -44,9 +44,7 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
     """Runs a command in this process, which is the command's own; what fails before a run has its folder ends in one
-    line and status 2.
-
-    An interrupted command ends with 130, one that a signal ended with 128 and its number, a full or broken disk with 1.
+    line and a status (:func:`_status`), without a traceback.
 
     Args:
         command: its name: ``train`` for ``kd-train``.
@@ -65,13 +63,13 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
 
 def kd_main(argv: Sequence[str] | None = None) -> int:
-    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone lists the commands.
+    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone, or with an unknown name, lists the commands.
 
     Args:
         argv: the command's name and its arguments; None: those of this process.
 
     Returns:
-        The command's exit status; 0 after the list, 2 for an unknown name.
+        The command's exit status; 0 after the list, 2 where an unknown name follows it in a line on stderr.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else ""
@@ -105,16 +103,18 @@ def _status(command: str, argv: Sequence[str]) -> int:
     """Runs a command; the one place that turns errors into a line and an exit status.
 
     Args:
-        command: its name; ``run`` of its file takes the request and returns the status, None for its help.
+        command: its name; ``run`` of its file takes the request and returns the status, None where its help is to be
+            shown.
         argv: its arguments.
 
-    A user's mistake is printed by the first process of a job alone, as all of them find it. Errors also go to where
-    SageMaker reads them. With ``KD_TRACEBACK`` in the environment an error that nobody foresaw is raised instead.
+    A user's mistake is printed by the first process of a job alone, as all of them find it; other errors by each. Errors
+    also go to where SageMaker reads them. With ``KD_TRACEBACK`` in the environment an error that nobody foresaw is raised
+    instead.
 
     Returns:
-        The command's own status; 2 for a user's mistake or an error that nobody foresaw, 1 for a disk that can't be
-        written, 130 after Ctrl-C, 128 + the signal's number for work that a signal has stopped before it had a run
-        folder.
+        The command's own status; 2 for a user's mistake, an error that nobody foresaw, or help that was not asked for
+        (no arguments); 1 for a disk that can't be written, or a failure that a RunError explains; 130 after Ctrl-C; 128 +
+        the signal's number for work that a signal has stopped outside of a run's folder.
     """
     try:
         module = import_module(f"kd.commands.{command}")
@@ -145,6 +145,10 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
+    except RunError as error:  # without a run's folder: Ray's node, a loader's shared memory
+        tell_failure(reason(error))
+        print(f"kd-{command}: {on_terminal(reason(error))}", file=sys.stderr)
+        return 1
     except Exception as error:  # a run's own failures are reported in its folder, once it has one
         is_of_disk = _is_of_disk(error)
         if os.environ.get("KD_TRACEBACK") and not is_of_disk:
@@ -160,7 +164,7 @@ def _is_of_disk(error: Exception) -> TypeGuard[OSError]:
 
 
 def _unforeseen(error: Exception) -> str:
-    """A line about an error that is none of a setting: of the disk, of the cache folder, or of something else."""
+    """A line about an error that is no user's mistake: of the disk, of the cache folder, or one that nobody foresaw."""
     if _is_of_disk(error):
         return f"{error.filename or 'a file'} can't be written: {error.strerror}"
     if is_about_cache(error):

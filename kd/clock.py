@@ -28,11 +28,12 @@ class StepTimes:
     """Milliseconds by phase (:data:`PHASES`, and scopes such as ``validation``), on the device's clock where there is
     one, else on the host's."""
     host_ms: float = 0.0
-    """Milliseconds from the step's start to its end, on the host's clock."""
+    """Milliseconds from the step's start to its end, on the host's clock, scopes such as ``validation`` included."""
     data_cpu_ms: float = 0.0
     """Milliseconds of CPU time of the training thread while it waited for (or made) the batch."""
     ready_ms: float = 0.0
-    """Milliseconds that the training thread was ready to run and waited for a free core (Linux; else 0)."""
+    """Milliseconds that the training thread was ready to run and waited for a free core, outside of scopes (Linux; else
+    0)."""
     data_ready_ms: float = 0.0
     """The part of ``ready_ms`` that fell into the wait for the batch."""
     launch_ms: float = 0.0
@@ -67,11 +68,9 @@ class Clock:
             event: as of the class.
         """
         self._make_event = event
-        self.ranges: Any = (
-            None  # such as ``torch.cuda.nvtx``: every phase and named part is pushed and popped
-        )
-        self._spare: list[Any] = []
-        self._open = [REST]
+        self.ranges: Any = None  # such as ``torch.cuda.nvtx``: what is entered is pushed, and popped when it is left
+        self._spare: list[Any] = []  # events to record again
+        self._open = [REST]  # phases, the innermost last
         self.scope: str | None = None
         self._thread = threading.get_ident()
         self._schedstat: int | None = None
@@ -81,6 +80,7 @@ class Clock:
             self._schedstat = os.open(
                 f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY
             )
+        # ended steps: the event at the start, then each phase with the event at its end
         self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
         self._finished: list[StepTimes] = []
         self._begin()
@@ -161,7 +161,7 @@ class Clock:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
-        """Closes the innermost phase; the phase around it goes on. The rest always stays open."""
+        """Closes the innermost phase; the phase around it goes on. The outermost stays open: then nothing happens."""
         if len(self._open) > 1:
             changes = self._open[-1] != self._open[-2]
             if changes:
@@ -173,9 +173,10 @@ class Clock:
                 self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
-        """Ends the innermost phase and begins ``phase`` in its place; without an open one the rest of the step.
+        """Ends the innermost phase and begins ``phase`` in its place; where none was entered, in the place of the rest.
 
-        DDP's hook calls this from autograd's thread, inside the backward pass.
+        DDP's hook calls this from autograd's thread, inside the backward pass, where the part of it after the last gradient
+        begins; the loop for the loader's start. Ranges (``monitor.nvtx``) stay as they are.
         """
         self._mark()
         self._open[-1] = phase
@@ -278,7 +279,9 @@ def run_start(used: bool) -> float:
 
 
 def process_start() -> float:
-    """Unix time when this program began: its process's start, or kd's import in a process that was a shell before."""
+    """Unix time when this program began: kd's import, as the process may have been a shell or an installation before;
+    of a process that was forked after the import, its own start.
+    """
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return max(kd._IMPORTED, psutil.Process().create_time())
     # by the process's age: the kernel's start time is off where the clock was set since
@@ -395,7 +398,8 @@ class annotate(ContextDecorator):
         return annotate(self.name)
 
     def __enter__(self) -> "annotate":
-        """Opens the phase of a running clock, or of a name that is no phase its range (``monitor.nvtx``) alone.
+        """With a running clock (:func:`run_clock`) opens the phase of this name, with its range (``monitor.nvtx``); of a
+        name that is no phase the range alone.
 
         Where torch's profiler records, it opens a range there as well. Nothing while torch compiles.
         """

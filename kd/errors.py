@@ -28,11 +28,14 @@ class UserErrorOfAll(UserError):
 
 
 class RunError(RuntimeError):
-    """A failed run's reason in one line (a full disk, a NaN loss); status 1, the traceback is in ``error.txt``."""
+    """A failed run's reason in one line (a full disk, a NaN loss); status 1. The traceback is in the folder's
+    ``error.txt``, where the run has one.
+    """
 
 
 class Stopped(Exception):
-    """A signal has ended the work before there was a run folder; status 128 + its number.
+    """A signal has ended work that is no run in its own folder: a teacher's training before the run, a search of
+    ``kd-tune``, a wait for machines; status 128 + its number. The same command resumes it.
 
     Args:
         signal_number: the signal's (``signal.SIGTERM``: 15).
@@ -141,10 +144,11 @@ def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
 
     In this order: a RunError's or UserError's own line, also from a loader worker; a batch of one picture under
-    BatchNorm; a loader worker that was killed, or is gone; a lost connection; else the error's class and first line.
+    BatchNorm; a loader worker that was killed, or is gone; a lost connection; else the error's class and first line
+    (of an error in a loader worker that one's).
 
     Args:
-        error: what ended the run; its :func:`causes` are searched too.
+        error: what ended the run; its :func:`causes` are searched too, but for a lost connection.
     """
     lines = str(error).splitlines() or [""]
     first = lines[0]
@@ -175,9 +179,9 @@ def reason(error: BaseException) -> str:
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:
-    """Whether it is a broken pipe to a loader worker, which has just died.
+    """Whether it is a broken pipe to a loader worker that has just died, or the missing file of its socket.
 
-    Of a worker that it sees is dead torch says so itself; where the process still counts as alive, this error arrives.
+    torch itself reports a worker that it sees is dead; where the process still counts as alive, this error arrives.
     Other errors from there (too many open files, a worker that could not be started) are not of this kind.
     """
     if not isinstance(error, EOFError | ConnectionError | FileNotFoundError):

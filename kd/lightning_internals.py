@@ -32,8 +32,9 @@ def loggers_take_this_step(trainer: Trainer) -> bool:
     """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide (which also log the step in which
     ``should_stop`` is set).
 
-    Inside a step alone, up to ``on_train_batch_end``: Lightning counts the batch after it. Values of a step for which
-    this says no are not computed (:func:`kd.module.pace.logs_now`).
+    It counts optimizer steps; 0, with which no step is logged, counts as 1 here. Inside a step alone, up to
+    ``on_train_batch_end``: Lightning counts the batch after it. :func:`kd.module.pace.logs_now` adds the first and last
+    batch of an epoch and the run's last step; values of all other steps are not computed.
     """
     every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
     steps_done = trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -46,7 +47,9 @@ def runs_in_child_processes(trainer: Trainer) -> bool:
 
 
 def log_this_step(trainer: Trainer) -> None:
-    """Gives the step's values to the loggers now: for a step that does not reach its end, as the run is stopped in it."""
+    """Gives the step's values to the loggers now, where ``trainer.log_every_n_steps`` is due: for a step that does not
+    reach its end, as the run is stopped in it.
+    """
     trainer._logger_connector.update_train_step_metrics()
 
 
@@ -62,7 +65,7 @@ def log_last_step(trainer: Trainer) -> None:
     connector = trainer._logger_connector
 
     def take_once() -> None:
-        """In the place of Lightning's method, which is there again from now on."""
+        """Lightning calls it once, in the place of its own method, which is there again from now on."""
         del connector.update_train_step_metrics
         if trainer.is_last_batch:
             connector.log_metrics(connector.metrics["log"])
@@ -137,7 +140,7 @@ class LazyCSVLogger(CSVLogger):
 
     @property
     def has_writer(self) -> bool:
-        """Whether a row was logged in this process."""
+        """Whether the writer was made, in such a subclass with the first row that this process has logged."""
         return self._experiment is not None
 
     @property

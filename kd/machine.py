@@ -57,8 +57,10 @@ def cache_dir() -> Path:
 
 
 def is_about_cache(error: BaseException) -> bool:
-    """Whether an error of the system is that the cache folder can't be made or written: it names it, a folder above or
-    a path below, and the folder is no place to write into now.
+    """Whether an error of the system is that the cache folder can't be made or written.
+
+    That is so where the error's file is the cache folder, a folder above it or a path below it, and the cache folder is
+    missing or not writable now.
     """
     if not isinstance(error, OSError) or error.filename is None:
         return False
@@ -115,13 +117,14 @@ def stopping(number: int, when: str) -> str:
 
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
-    """Inside, others may handle SIGTERM and SIGINT; the handlers before come back afterwards.
+    """Inside, others may handle SIGTERM and SIGINT; the handlers before come back afterwards. Outside of the main thread
+    nothing is set.
 
     Args:
         handler: called with the signal's number and the frame, as by :func:`signal.signal`; None: what runs inside sets
             its own (Ray does when it is joined).
     """
-    # Python handles signals in it alone
+    # Python sets and runs handlers of signals in this thread alone
     main = threading.current_thread() is threading.main_thread()
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if main

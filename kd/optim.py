@@ -50,9 +50,9 @@ class OptimSpec(OptimSettings):
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
 
-        Weight decay on norms and biases, and ``layer_decay``, decide how many groups of parameters there are, to which
-        the checkpoint's state belongs by number. One function of the user's own in place of another
-        (:class:`GivenOptim`) is not seen here: both have the default name.
+        Whether there is weight decay, on norms and biases too, and ``layer_decay`` decide which groups of parameters there
+        are, to which the checkpoint's state belongs by number. A function of the user's own (:class:`GivenOptim`) has the
+        default name: another function in its place, or ``adamw``, is not seen here.
 
         Args:
             before: the settings that the checkpoint was made with, as of :meth:`settings`; a key that it lacks is not
@@ -88,7 +88,14 @@ class OptimSpec(OptimSettings):
         return asdict(self)
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
-        """The optimizer over all trainable parameters of ``modules``, and its schedule, to step once an optimizer step."""
+        """The optimizer over all trainable parameters of ``modules``, and its schedule, to step once an optimizer step.
+
+        ``lr`` is taken as it is: the caller has chosen it for the start and the batch (:func:`for_start`,
+        :func:`scaled_to_batch`).
+
+        Raises:
+            UserError: as :func:`build_optimizer` and :func:`build_schedule`.
+        """
         optimizer = build_optimizer(modules, self, pace.fused)
         return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
 
@@ -112,7 +119,8 @@ class OptimSpec(OptimSettings):
 
 SHORT_WARMUP = 0.1
 """Share of the steps that are warm-up where the warm-up that is set is as long as the run."""
-Parameters = Callable[[list[nn.Parameter]], Optimizer]
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+"""A function of the user's own: the trainable parameters -> an optimizer over them."""
 
 
 @dataclass
@@ -122,7 +130,7 @@ class GivenOptim(OptimSpec):
     The other fields have their defaults and are not read.
     """
 
-    make: Parameters | None = None
+    make: MakeOptimizer | None = None
     """Trainable parameters -> optimizer; never None, as :func:`as_optim` sets it (a field after fields with defaults needs
     one)."""
 
@@ -153,7 +161,7 @@ class GivenOptim(OptimSpec):
 
 
 def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of all modules that get a gradient, in order; one that is shared comes twice."""
+    """The parameters of all modules that get a gradient, in order; one that two of the modules share comes twice."""
     parameters = []
     for module in modules:
         for parameter in module.parameters():
@@ -162,7 +170,7 @@ def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     return parameters
 
 
-def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> OptimSpec:
+def as_optim(given: "OptimSpec | Mapping[str, Any] | MakeOptimizer | None") -> OptimSpec:
     """The settings from what the Python classes take as ``optim``: settings, a dict of them, a function, or None.
 
     Raises:
@@ -470,7 +478,7 @@ def settle_resumed(
     keys: Iterable[str],
     position: int,
 ) -> None:
-    """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
+    """Puts this run's settings in place of those that came with a checkpoint, and the schedule at ``position``; in place.
 
     torch restores a checkpoint's settings with its state, also those that the user has changed since. Each state also
     gets the memory order of its weight, which fused steps need and a checkpoint may have otherwise.

@@ -1,7 +1,8 @@
 """What the processes of a training say to each other about the run itself: numbers, decisions, texts.
 
-Two ways lead to the other processes. Sums, largest numbers and :func:`of_all_processes` take the training's own group:
-NCCL takes no tensor of the host, so a number is moved to the device, where it waits for all the work queued there.
+Two ways lead to the other processes. Sums, largest numbers, :func:`of_all_processes` and :func:`in_each` take the
+training's own group: NCCL takes no tensor of the host, so a number is moved to the device, where it waits for all the
+work queued there.
 Decisions (:func:`any_process`, :func:`all_processes`) and what the first process sends (:func:`by_first`,
 :func:`from_first`, :func:`tensors_from_first`) must not wait: where the training's backend is one of GPUs they take a
 second, small group of the hosts alone (gloo, :func:`_host_group`), and the training's own group only where there is no
@@ -36,7 +37,7 @@ ON_THE_HOST = "gloo"
 # backends of GPUs that allow a second group beside them; a third party's (smddp) may not
 WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
 TRIAL_S = 30.0
-"""Seconds after which gloo counts as unable to connect hosts that are all waiting to be connected."""
+"""Seconds after which, at most, gloo counts as unable to connect hosts that are all waiting to be connected."""
 
 WORDS_IN_TIME = 4
 """How often the first process says that it computes, within the time that a collective may take."""
@@ -135,8 +136,8 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
     """What the first process computes, on all; where that fails, all fail with its reason.
 
     Every process must call this; see :func:`_host_group`. Where the first one alone computes and then calls
-    :func:`from_first`, an error in between leaves the others waiting for what never comes. It may compute for longer
-    than a collective may take (``rank_timeout_s``): meanwhile a thread tells the others that it does.
+    :func:`from_first`, an error in between leaves the others waiting for what never comes. With a group of the hosts it
+    may compute for longer than a collective may take (``rank_timeout_s``): a thread sends the others a word meanwhile.
 
     Args:
         strategy: of the training.
@@ -186,7 +187,8 @@ class _Word(Generic[T]):
 def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
     """Inside, a thread of the first process sends the others a word before their collective's time-out.
 
-    Not where the words would have to travel by way of a GPU, which the process uses meanwhile.
+    Nothing where there is no group of the hosts: the words would travel by way of a GPU, which the process uses
+    meanwhile. Then ``compute`` may take no longer than a collective.
     """
     group = _host_group(strategy)
     done = threading.Event()
@@ -209,15 +211,14 @@ def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
             thread.join()
 
 
-def in_each(strategy: Strategy, compute: Callable[[], T]) -> T:
+def in_each(compute: Callable[[], T]) -> T:
     """What this process computes, once all have; where one of them fails, all fail with its reason.
 
     Every process must call this, and none may wait for another inside ``compute``. The processes that are done wait for
-    the others, and unlike in :func:`by_first` no word comes from these meanwhile: nobody may take longer than the first
-    one by more than a collective may take (``rank_timeout_s``).
+    the others, in the training's own group, and unlike in :func:`by_first` no word comes from these meanwhile: nobody may
+    take longer than the first one by more than a collective may take (``rank_timeout_s``).
 
     Args:
-        strategy: not read: failures travel in the training's own group.
         compute: called in every process, which keeps its own value: values are not sent, so they need not pickle.
 
     Raises:
@@ -295,11 +296,12 @@ def _count_of_yes(strategy: Strategy, answer: bool) -> int:
 
 
 def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
-    """The group in which tensors of the host travel, so that nothing waits for a GPU; asked for in a process group alone.
+    """The group in which tensors of the host travel, so that nothing waits for a GPU. Call it in a process group alone.
 
     It is made at the first call, beside the training's group, and kept; so every process must make the first call
-    together. Where the training's own group is gloo's, that one serves. None where there is none (a backend that kd does
-    not know, or hosts that gloo can't connect): the caller takes the training's group, and tensors of the device.
+    together. Where the training's own group is gloo's, that one serves. None where there is no such group (a backend other
+    than :data:`WITH_SECOND_GROUPS`, or hosts that gloo can't connect): the caller takes the training's group, and tensors
+    of the device.
     """
     default = dist.group.WORLD
     assert default is not None

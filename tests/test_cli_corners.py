@@ -10,6 +10,9 @@ import yaml
 
 from kd import progress as _bar
 from kd.cli import kd_main, main
+from kd.commands import pack
+from kd.errors import RunError
+from kd.run.request import Request
 from tests._helpers import ROOT, write_recipe
 
 WRONG = [
@@ -276,6 +279,17 @@ def test_a_traceback_for_those_who_ask() -> None:
         assert len(done.stderr.splitlines()) >= lines and (
             asked or len(done.stderr.splitlines()) == 1
         )
+
+
+def test_a_failure_without_a_runs_folder_is_status_1_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(request: Request) -> int:
+        raise RunError("data.num_workers: no shared memory is left")
+
+    monkeypatch.setattr(pack, "run", fail)
+    assert main("pack", []) == 1
+    assert capsys.readouterr().err == "kd-pack: data.num_workers: no shared memory is left\n"
 
 
 def test_taps_and_teachers_one_field_at_a_time(

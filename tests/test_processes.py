@@ -131,15 +131,16 @@ def fail_alone(rank: int, folder: str) -> None:
         return rank
 
     assert processes.by_first(strategy, lambda: rank) == 0
-    assert processes.in_each(strategy, lambda: rank) == rank
-    for share, failing in ((processes.by_first, 0), (processes.in_each, 0), (processes.in_each, 1)):
+    assert processes.in_each(lambda: rank) == rank
+    by_first = partial(processes.by_first, strategy)
+    for share, failing in ((by_first, 0), (processes.in_each, 0), (processes.in_each, 1)):
         with pytest.raises(UserError, match="^data.batch_size: planted$"):
-            share(strategy, partial(fails, UserError("data.batch_size: planted"), failing))
+            share(partial(fails, UserError("data.batch_size: planted"), failing))
         expected = (
             (OSError, "^planted") if rank == failing else (RunError, f"^rank {failing}: planted$")
         )
         with pytest.raises(expected[0], match=expected[1]):
-            share(strategy, partial(fails, OSError("planted\nin two lines"), failing))
+            share(partial(fails, OSError("planted\nin two lines"), failing))
     dist.destroy_process_group()
 
 

@@ -130,7 +130,8 @@ def _choose_cache(
 
 
 def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: str) -> bool:
-    """What rank 0 measures, for all ranks; it prints the reason after ``what``. Every rank must call this.
+    """Whether something pays, as rank 0 measures, for all ranks; it prints the reason after ``what``. Every rank must call
+    this.
 
     Args:
         run: the module, attached to its trainer.
@@ -190,8 +191,11 @@ def _cache(
     Args:
         run: the module, attached to its trainer.
         teacher: the live one.
-        data: follows the cache's views.
+        data: the training pictures and views; :func:`_follow` makes it repeat the cache's.
         announce: whether a line about the cache's size is printed before anything is written.
+
+    Raises:
+        UserError: the cache can't be opened.
     """
     modes = {member.spec.cache_pixels for member in teacher.members.values()}
     pixels = False

@@ -21,7 +21,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
-from kd.processes import in_each, largest
+from kd.processes import in_each, largest, of_all_processes
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
 from kd.teachers.cache_layout import Layout
@@ -256,15 +256,17 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     """The fewest loader processes that make a step fastest, and a message; all ranks must call it together.
 
     It tries 0, 1, 2, ... under the real step, and ends when two more processes have not made it faster by :data:`NEAR`, or
-    at this rank's share of the cores less one (at 1 where that is less and there are two cores or more). All ranks find
-    the same, as each trial's time is the slowest rank's. The run's random numbers are as before afterwards.
+    at a rank's share of its machine's cores less one (at 1 where that is less and there are two cores or more), of all
+    ranks' the smallest. All ranks find the same, as each trial's time is the slowest rank's. torch's random numbers are as
+    before afterwards.
 
     Args:
         run: the module, attached to its trainer.
         data: whose loaders are tried; its ``num_workers`` is then the number that was tried last.
     """
     devices = run.trainer.num_devices
-    most = max(min(1, cores() - 1), cores() // devices - 1)
+    most_here = max(min(1, cores() - 1), cores() // devices - 1)
+    most = min(of_all_processes(most_here))  # machines may differ, and all make each trial together
     learn = _learner(run, data)
     on_cpu = run.trainer.strategy.root_device.type == "cpu"
     step_ms: list[float] = []  # by the number of loader processes, from 0
@@ -294,7 +296,8 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
     """A function that costs what a step on a batch costs but for the optimizer; the run's own students stay as they are.
 
     It takes a batch of the training loader, on the host. The teacher runs unless its answers are read from a cache or it
-    is elsewhere. Copies of the students run forwards, and backwards from a stand-in for the loss.
+    is elsewhere; with ``cache=auto``, which is decided later, it runs. Copies of the students run forwards, and backwards
+    from a stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
     learn_on_copies = _copies(run, device)
@@ -351,9 +354,9 @@ def _trial_ms(
         return 1000 * (_clock(device) - start) / steps
 
     # a picture that can't be read ends all processes, of which others may read other pictures
-    batches = in_each(strategy, begun)
+    batches = in_each(begun)
     strategy.barrier()
-    return largest(strategy, in_each(strategy, timed))
+    return largest(strategy, in_each(timed))
 
 
 def cache_pays(

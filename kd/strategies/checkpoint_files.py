@@ -29,7 +29,7 @@ class CheckpointFiles(TorchCheckpointIO):
         """Writes one file, whole or not at all; when it returns, the file is on the disk.
 
         The ``last.ckpt`` before is kept as ``previous.ckpt``, unless it was found damaged when the run was resumed.
-        Lightning calls it, on rank 0 alone.
+        Lightning calls it, on rank 0 alone; with ``checkpoint.asynchronous`` from a thread.
 
         Args:
             checkpoint: saved by ``torch.save``.

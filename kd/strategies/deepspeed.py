@@ -215,7 +215,7 @@ class DeepSpeed(DDPStrategy):
         return loss
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's weights by name as whole tensors, on rank 0 alone; all ranks must call it."""
+        """The module's weights by name as whole tensors on the CPU, on rank 0; {} on others. All ranks must call it."""
         assert self.lightning_module is not None
         state = {}
         for name, tensor in self.lightning_module.state_dict(keep_vars=True).items():

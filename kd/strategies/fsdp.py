@@ -80,7 +80,7 @@ class FSDP(ShardedDataParallel):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads weights and optimizer state of any strategy's checkpoint into the shards; Lightning calls it.
+        """Loads weights and optimizer state of any strategy's checkpoint into the shards; Lightning calls it on every rank.
 
         Raises:
             UserError: weights or states that are not those of this run.
