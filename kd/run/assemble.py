@@ -211,7 +211,7 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
         ``start``, ``note`` and ``parent`` of :class:`~kd.distill.student.Student`.
 
     Raises:
-        UserError: ``inherit=true`` beside other weights, or with layers that do not fit.
+        UserError: ``inherit=true`` beside other weights, without a teacher, or with layers that do not fit.
     """
     start = "scratch"
     if spec.pretrained or spec.checkpoint:
@@ -303,7 +303,7 @@ def _what_can(parent: FrozenTeacher) -> str:
 
 
 def own_patches(spec: StudentSpec) -> StudentSpec:
-    """The settings without ``patch_size: auto``; a checkpoint keeps its own."""
+    """The settings without ``patch_size: auto``, the same object where it is not given; a checkpoint keeps its own."""
     if spec.kwargs.get(PATCHES) != AUTO:
         return spec
     kwargs = dict(spec.kwargs)
@@ -317,7 +317,8 @@ def own_patches(spec: StudentSpec) -> StudentSpec:
 def _patches_of(
     parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool
 ) -> tuple[StudentSpec, str]:
-    """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say.
+    """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and ``note`` of
+    :class:`Begun`, "" where nothing is to be said.
 
     Args:
         parent: the teacher whose layers it gets.

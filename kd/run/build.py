@@ -96,7 +96,7 @@ BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.M
 
 
 def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) -> None:
-    """Gives a run its data, module, monitor's settings, trainer and folder; nothing is written.
+    """Gives a run its data, module, monitor's settings, trainer and folder, which is made once it trains.
 
     The order matters: the seed comes before all that draws, the data's classes before the module, and the module before
     the trainer, whose callbacks read it. Also called again for the same run with changed settings (``kd-size``).

@@ -55,7 +55,9 @@ def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.
 
 # -- which pictures --------------------------------------------------------------------------------------------------
 def usual_split(data: DistillationDataModule) -> str:
-    """The split that certifies where none was named: ``test`` where the source has one of its own, else ``val``."""
+    """The split that certifies where none was named: ``test`` where the source has one with other pictures than ``val``,
+    else ``val``; also where listing them fails.
+    """
     with suppress(UserError, OSError):
         if not data.source.has("test"):
             return "val"
@@ -77,10 +79,11 @@ def check_pictures(
         despite_choice: pictures that chose the student's epoch are taken all the same.
 
     Returns:
-        Notes for the certificate.
+        Lines for the certificate, on what speaks against it; [] where nothing does.
 
     Raises:
-        UserError: the student was trained on these pictures, or they chose its epoch.
+        UserError: the student was trained on some of these pictures, or they chose its epoch and ``despite_choice`` is
+            not given.
     """
     if run is None:
         return ["how the weights were chosen is not known: no run is beside them"]
@@ -152,7 +155,7 @@ def _whole_run(folder: Path) -> Path:
 
 
 def _chose(run: Path) -> bool:
-    """Whether validation chose the epoch whose weights a run holds; also where its summary does not say.
+    """Whether validation chose the epoch whose weights a run holds; True also where its summary does not say.
 
     Args:
         run: the run's folder, or that of one of its students.

@@ -175,7 +175,10 @@ WITHOUT_MIXING = ("MultiLabel", "Regression")
 
 
 def loss_refused_by(task: str, loss: str) -> bool:
-    """Whether one of kd's losses over logits is not defined for a task; both by the short names of their classes."""
+    """Whether one of kd's losses over logits is not defined for a task; both by the short names of their classes.
+
+    False for losses and tasks that :data:`OVER_LOGITS` and :data:`ALLOWED_LOSSES` do not name.
+    """
     return loss in OVER_LOGITS and loss not in ALLOWED_LOSSES.get(task, OVER_LOGITS)
 
 
@@ -214,7 +217,7 @@ HEADLESS_WITHOUT_LOSSES = (
 
 
 def _check_weights(config: Mapping[str, Any]) -> None:
-    """Refuses losses of which none counts, in a run of one student; of several each has its own."""
+    """Refuses losses whose weights are all 0, in a run of one student; of several each has its own."""
     model = config["model"]
     if config["students"] or model["task_loss_weight"]:
         return

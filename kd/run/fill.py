@@ -57,7 +57,13 @@ class Fill(LightningModule):
         return caches_of(self.answering_teacher)
 
     def setup(self, stage: str) -> None:
-        """Puts the teachers on their device and opens the caches; a second call changes nothing."""
+        """Puts the teachers on their device and opens the caches; a second call changes nothing.
+
+        Whether ``cache_pixels=auto`` may store pixels is decided by the first teacher that has it: one stores them for all.
+
+        Raises:
+            UserError: as of :func:`kd.teachers.open_cache.open_cache`, or a placement that a data tier can't serve.
+        """
         if self.caches:
             return
         self._by_tier = self._tier_answers()
@@ -78,7 +84,10 @@ class Fill(LightningModule):
         self.pictures.reading = reading_of(self.answering_teacher)
 
     def val_dataloader(self) -> DataLoader:
-        """Batches of the pictures whose answers are missing, of this process and of the current view."""
+        """This process's batches of the current view in which a picture lacks its answer; opens their progress bar.
+
+        The bar counts pictures of all processes, as if each had as many batches as this one.
+        """
         answering = partial(AnsweringCollate, caches=self.caches) if self._by_tier else None
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
@@ -137,12 +146,12 @@ def fill(
     Args:
         model: teachers, and the losses that decide what of their answers is kept.
         data: the training pictures.
-        trainer: on which processes.
+        trainer: on which processes; it loses its callbacks, its profiler and a limit of validation batches.
         out: folder or URL of a packed data set, below which the answers are published as well; None: this machine's
             cache alone.
 
     Returns:
-        The exit status.
+        The exit status, 0.
 
     Raises:
         UserError: the recipe has no teacher, or no loss that reads its answers.
@@ -171,8 +180,8 @@ def fill(
         if trainer.is_global_zero:
             _say(name, cache, computed, seconds)
     if trainer.is_global_zero and out:
-        return _publish(module, data, out)
-    if trainer.is_global_zero:
+        _publish(module, data, out)
+    elif trainer.is_global_zero:
         key = "model.teachers.NAME"
         if len(module.caches) == 1:
             key = next(iter(module.caches.values())).live.key
@@ -180,10 +189,8 @@ def fill(
     return 0
 
 
-def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
-    """Copies the filled caches beside the packed data set at ``out``; prints places and sizes; returns the exit
-    code.
-    """
+def _publish(module: Fill, data: DistillationDataModule, out: str) -> None:
+    """Copies the filled caches beside the packed data set at ``out``; prints places and sizes."""
     layout = Layout(data)
     for cache in module.caches.values():
         for entry in cache.entries:
@@ -197,11 +204,11 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
             f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}",
             flush=True,
         )
-    return 0
 
 
 def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None:
-    """Prints how many answers were computed and how fast, the size on disk in MB, and the error of rounding.
+    """Prints how many answers were computed and how fast, the size on disk of all answers in MB, and the relative error
+    of rounding.
 
     Args:
         name: of the teacher; "" for a single one.

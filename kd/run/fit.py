@@ -20,10 +20,13 @@ from kd.storage.checkpoints import LAST
 
 
 def fit(run: Run) -> int:
-    """Trains a run that was built; its mirror and its folder's lock are closed whatever happens.
+    """Trains a run that was built, in each of its processes; its mirror and its folder's lock are closed whatever happens.
 
     Returns:
-        The exit status; 1 also where the mirror could not be completed.
+        The exit status of :func:`_fit`; 1 in place of 0 where the mirror could not be completed.
+
+    Raises:
+        UserError: as of :func:`_fit`.
     """
     status = 1
     end_with_starter()
@@ -110,8 +113,8 @@ def _fit(run: Run, resume_from: Path | None) -> int:
     """Trains, from a checkpoint where one is given; returns the exit code.
 
     Returns:
-        0 when trained, when no step was left, or when a rule of the monitor stopped the run; 130 or 143 after a signal;
-        that of :func:`_ended_by` after an error.
+        0 when trained or when no step was left; 130 or 143 after a signal outside kd's training steps; that of
+        :func:`_ended_by` after an error, a signal in a step, or a stop by a rule of the monitor.
 
     Raises:
         UserError: a user's mistake, or a checkpoint that can't be loaded. Another error before the run's folder has
@@ -179,7 +182,7 @@ def _ended_by(
         say: prints a line, on the first process alone.
 
     Returns:
-        0 after a stop by a rule of the monitor, 128 and the signal's number after a signal, 1 after a failure.
+        0 after a stop by a rule of the monitor, that of :func:`_status_of_stop` after a signal, 1 after a failure.
 
     Raises:
         UserError: a checkpoint that can't be loaded, or what the Trainer has against an argument; the run has no folder.
@@ -258,7 +261,7 @@ def _tell_failure(run: Run, error: Exception) -> None:
 
 def _status_of_stop(signal_number: int) -> int:
     """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
-    # these have started them themselves
+    # launchers that have started each process: then none is Lightning's child
     others = (
         "TORCHELASTIC_RUN_ID",
         "SLURM_PROCID",

@@ -103,8 +103,8 @@ def definition(name: str) -> ast.ClassDef | None:
 def arguments(name: str) -> dict[str, Key]:
     """The arguments of one of our classes, by name.
 
-    A class with a constructor of its own has that one's arguments alone; a dataclass has its fields after its bases';
-    any other class has its bases'.
+    A class with a constructor of its own has that one's arguments alone, in the ranges that it checks and that its bases'
+    fields of these names have; a dataclass has its fields after its bases'; any other class has its bases'.
 
     Args:
         name: of the class; any other gives {}.

@@ -62,7 +62,9 @@ class Options:
     """What ``kd-eval`` was given, checked."""
 
     split: str = ""
-    """Split of the data; "": ``val``, and for a certificate or a cascade ``test`` where the data has one."""
+    """Split of the data; "": ``val``, for a certificate or a cascade ``test`` where the data has one, and ``train`` for
+    disputed labels (:func:`evaluate_models` fills it in).
+    """
     folder: str | None = None
     """Folder of other pictures."""
     robust: bool = False
@@ -96,7 +98,10 @@ class Options:
 
     @property
     def file(self) -> str:
-        """Name of the JSON file in the run's folder; a folder's results never take the name of a split's."""
+        """Name of the JSON file in the run's folder, once :attr:`split` is filled in.
+
+        A folder's results never take the name of a split's.
+        """
         if not self.folder:
             return f"eval_{self.split}.json"
         name = Path(self.folder).resolve().name
@@ -136,7 +141,8 @@ class Evaluation:
     files: list[Path]
     """Files that the figures were written to."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
-    """For each model but the first: on how many pictures the first alone is right, and on how many it alone."""
+    """For each model but the first: on how many pictures the first alone is right, and on how many it alone; [] for tasks
+    whose answers are not names of classes."""
     notes: list[str] = field(default_factory=list)
     """What the sources of the pictures report about them, each line once."""
 
@@ -331,8 +337,8 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     """Measures all models of a command line on the same pictures, and writes the results.
 
     Returns:
-        A result for each word of the command line, in their order. ``kd.evaluate`` returns the first; ``kd-eval`` prints
-        features where the first has ``rankme`` (students without a classifier), else accuracies.
+        With a result for each word of the command line, in their order. ``kd.evaluate`` returns the first; ``kd-eval``
+        prints features where the first has ``rankme`` (students without a classifier), else accuracies.
 
     Raises:
         UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table.
@@ -450,7 +456,9 @@ class _Proof:
         return [[] for _ in self.measured]
 
     def add_to(self, results: list[dict[str, Any]]) -> None:
-        """Puts certificates and the cascade into the models' figures, and counts the looks at these pictures."""
+        """Puts certificates, the cascade and disputed labels into the models' figures, and counts the looks at these
+        pictures.
+        """
         options = self.options
         place = options.place
         first = self.measured[0]
@@ -698,7 +706,11 @@ def _gives_features(word: str) -> bool:
 
 
 def _evaluate_features(request: Request, options: Options) -> Evaluation:
-    """Measures runs without classifiers by their features: ranks, and accuracies by labelled pictures where given."""
+    """Measures runs without classifiers by their features: ranks, and accuracies by labelled pictures where given.
+
+    Raises:
+        UserError: a word names a model with a classifier, or an option needs one.
+    """
     without = [word for word in request.rest if _gives_features(word)]
     others = [word for word in request.rest if word not in without]
     if others:

@@ -392,7 +392,15 @@ def _untrained(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]
 def _written(folder: Path, part: str, figures: dict[str, Any]) -> tuple[dict[str, Any], Path]:
     """Writes the figures into ``pays.json``, and with their answers into ``summary.json``.
 
-    The other part stays beside them, if it was measured of the same student.
+    The other part stays beside them, if it was measured of the same student (after as many steps).
+
+    Args:
+        folder: the run's.
+        part: ``probe`` or ``detector``.
+        figures: of this part.
+
+    Returns:
+        As of :func:`measure_pays`.
     """
     file = folder / FILE
     summary = mapping_of(folder / "summary.json")

@@ -243,6 +243,8 @@ def box_scores(
 ) -> dict[str, float]:
     """``map50`` and ``map`` (IoU 0.50 to 0.95) in 0..1; ``map50`` of each class too, as ``map50_NAME``.
 
+    A class that has no box in the pictures is among them only if the detector answers it, with -1.
+
     Args:
         detector: on the device.
         pictures: to judge by.

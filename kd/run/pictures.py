@@ -59,7 +59,8 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
         config: the resolved settings.
 
     Returns:
-        The splits; None for pictures in a store, and for sources that :data:`LISTED` does not name.
+        The splits; None where some of the pictures are in a store, for sources that :data:`LISTED` does not name, and
+        for ``Pictures`` without a folder: these are listed once torch is there.
 
     Raises:
         UserError: a folder without pictures, a list without the column, one class alone, augmentations that labels do
@@ -118,7 +119,7 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
 
 
 def _check_task(config: Mapping[str, Any]) -> None:
-    """Refuses one of kd's tasks whose targets the source never has, before a picture is listed."""
+    """Refuses one of kd's tasks whose targets a source of :data:`LISTED` never has, before a picture is listed."""
     model = config["model"]
     has_several = bool(config.get("students"))  # each with a task of its own
     if has_several or not model["student"]["head"]:  # features need no targets
@@ -178,7 +179,7 @@ def said_when_slow(recipe: str) -> Iterator[None]:
 
 
 def list_whole(config: Mapping[str, Any]) -> Source | None:
-    """Lists the splits that the source itself has: nothing is held out.
+    """Lists ``train`` and ``val`` as far as the source itself has them: nothing is held out, ``test`` is not listed.
 
     Returns:
         The source; None as of :func:`list_to_train`.
@@ -195,7 +196,7 @@ def list_whole(config: Mapping[str, Any]) -> Source | None:
 
 
 def list_folder(folder: str) -> None:
-    """Refuses a folder that does not have ``<class>/*.jpg``.
+    """Refuses a folder that does not have ``<class>/*.jpg``; one in a store passes.
 
     Raises:
         UserError: names it.
@@ -206,7 +207,8 @@ def list_folder(folder: str) -> None:
 
 
 def list_to_compare(wish: PaysWish) -> None:
-    """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one with boxes passes.
+    """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one with boxes, and one in
+    a store, passes.
 
     Raises:
         UserError: names ``pays``; or ``steps``, which only detectors have.
@@ -238,7 +240,10 @@ def _splits_of(config: Mapping[str, Any]) -> Splits | None:
 
 
 def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
-    """A source of :data:`LISTED` whose pictures are on this disk; None for any other."""
+    """A source of :data:`LISTED` whose pictures are on this disk; None for any other.
+
+    Of :data:`SHARDS` it only checks that they exist.
+    """
     package, _, name = str((spec or {}).get("class_path", "")).rpartition(".")
     if spec is None or package != sources.__name__ or name not in (*LISTED, SHARDS):
         return None

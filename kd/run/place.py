@@ -31,7 +31,7 @@ START = ("checkpoint", "pretrained", "inherit")
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run's folder holds a checkpoint from which it can be resumed."""
+    """Whether a run's folder holds a checkpoint from which it is resumed; whether it is whole is not checked."""
     checkpoints = folder / "checkpoints"
     return any((checkpoints / file).is_file() for file in (LAST, PREVIOUS))
 
@@ -128,6 +128,10 @@ def place_of(
         job: name of the launcher's job; None: it has none.
         command: the command line, by which a restarted job finds its run.
         together: whether several machines resume the run together.
+
+    Raises:
+        UserError: as of :meth:`Resumed.named`; a folder that can't be written, a name that is taken, a run that another
+            process trains, or none of its checkpoints is whole.
     """
     runs_dir = str(config["runs_dir"])
     if resumed is None and config["resume"]:
@@ -181,7 +185,8 @@ def finished_before(
         command: words ``KEY=VALUE`` of the command line.
 
     Raises:
-        UserError: fewer epochs than are done; or the command line asks for more by the limit that is not reached.
+        UserError: fewer epochs than a run has trained that is not done; or the command line asks for more by the limit
+            that is not reached.
     """
     # a run writes a missing or damaged one again
     summary = mapping_of(folder / "summary.json")
@@ -240,7 +245,11 @@ def _check_no_other_limit(
 
 
 def _run_of(path: Path) -> Path:
-    """The run folder where a checkpoint inside it is named."""
+    """The run's folder where a checkpoint inside it is named; any other path as it is.
+
+    Raises:
+        UserError: a checkpoint of weights alone, or none.
+    """
     if path.suffix != ".ckpt" or path.parent.name != "checkpoints":
         return path
     run = path.parent.parent
@@ -303,14 +312,14 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def check_start(run: Path, config: Mapping[str, Any]) -> None:
-    """Refuses to turn the weights' average on or off in a resumed run.
+    """Refuses to turn the weights' average on or off in a resumed run, and to give its student another start.
 
     Args:
         run: folder of the run that is resumed; a missing or damaged configuration there is not checked.
         config: of this run.
 
     Raises:
-        UserError: names ``model.ema_decay``.
+        UserError: names ``model.ema_decay``, or a setting of :data:`START`.
     """
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the configuration of the run before may be damaged

@@ -69,7 +69,7 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) ->
 
 
 def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
-    """Resolved settings with more layers put on top; ``tree`` stays as it is.
+    """Resolved settings with more layers put on top; ``tree`` stays as it is. Those of each of ``students`` are checked too.
 
     Args:
         tree: all settings.
@@ -142,7 +142,8 @@ def check_student(name: str, differences: Mapping[str, Any]) -> None:
 
 
 def without_nulls(tree: Tree, key: str = "") -> Tree:
-    """Resolved settings without those that are null, but for settings that are something else where nothing is given.
+    """Resolved settings without those that are null, but for those whose default is not null: resolved again they are the
+    same.
 
     Args:
         tree: a group of settings.

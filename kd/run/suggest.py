@@ -170,6 +170,7 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
 
     The last part decides, whole or by its words (``mixup_alpha``): an accepted key that ends in it, a synonym, or
     else one that is spelt alike. The words before it choose between those found (a student's key for a student's).
+    An argument of optimizers or of timm's architectures that no accepted key ends in is suggested below ``kwargs``.
 
     Args:
         key: what was given.
@@ -177,7 +178,7 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
         losses: names of the recipe's distillation losses; empty: ``kd``.
 
     Returns:
-        At most :data:`MOST`, the likeliest first; never ``key`` itself.
+        At most :data:`MOST`, the likeliest first; no accepted key is suggested for itself.
 
     >>> suggest("lr", ["optim.lr", "seed", "optim.lr_batch"])
     ['optim.lr']

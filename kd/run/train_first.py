@@ -457,7 +457,7 @@ def trained_teacher(
         items: command line of the teacher's run.
         key: names it in the cache.
         name: the teacher recipe's name.
-        say: print what happens (rank 0).
+        say: print that the teacher is there (rank 0); that its training begins is printed by the process that trains it.
         limits: of a trial run (:func:`trial_limits`), to report.
 
     Raises:
