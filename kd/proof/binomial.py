@@ -5,6 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 TINY = 1e-300
+"""What stands for 0 as a divisor."""
 POINTS, ROUNDS = 64, 6  # a bracket is divided into 63 parts so often: to 1e-10
 
 
@@ -104,6 +105,9 @@ def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
 def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The continued fraction ``F = 1 / (1 + d_1 / (1 + d_2 / (1 + ...)))`` of the incomplete beta function, ``(M,)``.
 
+    The arguments are ``(M,)`` each, those of :func:`_incomplete_beta` with x at most the mean. Terms are taken until the
+    last changes no value by more than 1e-11 of it.
+
     ``d_{2m} = m (b - m) x / ((a + 2m - 1) (a + 2m))`` and ``d_{2m+1} = -(a + m) (a + b + m) x / ((a + 2m) (a + 2m + 1))``,
     by Lentz's method (Press et al., Numerical Recipes, 3rd edition, equation 6.4.6 and section 5.2).
     """
@@ -136,6 +140,13 @@ def _away_from_zero(values: np.ndarray) -> np.ndarray:
 def upper_bound(k: int, n: int, error: float) -> float:
     """The largest p that k hits of n do not exclude: ``P(X <= k; p) = error`` (Clopper and Pearson, 1934).
 
+    1 where all hit, also where n is 0.
+
+    Args:
+        k: hits.
+        n: trials.
+        error: the chance, in 0..0.5, of a p above the bound.
+
     >>> round(upper_bound(0, 100, 0.05), 4)
     0.0295
     """
@@ -153,11 +164,11 @@ def upper_bound(k: int, n: int, error: float) -> float:
 
 
 def lower_bound(k: int, n: int, error: float) -> float:
-    """The smallest p that k hits of n do not exclude: ``P(X >= k; p) = error``."""
+    """The smallest p that k hits of n do not exclude: ``P(X >= k; p) = error``; 0 where none hits."""
     return 1 - upper_bound(n - k, n, error)
 
 
 @lru_cache(maxsize=4096)
 def both_bounds(k: int, n: int, error: float) -> tuple[float, float]:
-    """The interval of p with at most ``error / 2`` on each side."""
+    """The interval of p that k hits of n do not exclude, with a chance of at most ``error / 2`` on each side."""
     return lower_bound(k, n, error / 2), upper_bound(k, n, error / 2)

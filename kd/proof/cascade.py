@@ -20,6 +20,8 @@ THRESHOLDS = tuple(1 / (1 + np.exp(-np.linspace(-8, 14, 111)))) + (1.01,)
 """Fixed before any picture is seen, as fixed-sequence testing needs; a score below one of them asks the teacher."""
 TOP = 5
 """Probabilities that the head reads."""
+SEED = 0
+"""Of the draw that divides the pictures into the half that chooses and the half that checks."""
 
 
 @dataclass
@@ -64,7 +66,10 @@ class Measured:
 
 
 def threshold_of(scores: np.ndarray, share: float) -> float:
-    """The threshold below which this share (0..1) of the scores ``(N,)`` lies; 1.01, above every score, for all."""
+    """The threshold below which this share (0..1) of the scores ``(N,)`` lies; 1.01, above every score, for all.
+
+    Where scores are equal fewer may lie below it.
+    """
     count = round(share * len(scores))
     ordered = np.append(np.sort(scores), 1.01)
     return float(ordered[count])
@@ -76,10 +81,10 @@ def curve(measured: Measured) -> list[dict[str, float]]:
 
 
 def gain_area(measured: Measured) -> float:
-    """What the cascade gains over asking for as many pictures at random, mean over all shares; in accuracy, 0..1.
+    """What the cascade gains over asking for as many pictures at random, mean over all shares; a share of the pictures.
 
-    With k of N pictures asked, the least sure first, accuracy rises by ``(1/N) sum_{i<=k} (teacher_i - student_i)``; at
-    random it rises by ``k/N`` of the whole.
+    Below 0 where the score is worse than chance. With k of N pictures asked, the least sure first, accuracy rises by
+    ``(1/N) sum_{i<=k} (teacher_i - student_i)``; at random it rises by ``k/N`` of the whole.
     """
     least_sure_first = np.argsort(measured.scores, kind="stable")
     gain_N = measured.teacher_right.astype(float) - measured.student_right
@@ -103,7 +108,10 @@ def _paired_p_value(counts: PairedCounts, margin: float) -> float:
 
 
 def near_teacher(margin: float) -> Test:
-    """The cascade is worse than the teacher by ``margin`` (in 0..1) or more."""
+    """A test that excludes, where its p-value is small, that the cascade is worse than the teacher by ``margin`` or more.
+
+    ``margin`` is a share of the pictures, in 0..1.
+    """
 
     def p_value(measured: Measured, threshold: float) -> float:
         """The p-value at ``threshold``, by the pictures on which cascade and teacher differ."""
@@ -117,7 +125,10 @@ def near_teacher(margin: float) -> Test:
 
 
 def at_least_accurate(accuracy: float) -> Test:
-    """The cascade's accuracy is below ``accuracy``: ``P(X >= right)``, ``X ~ Bin(n, accuracy)``."""
+    """A test that excludes, where its p-value is small, that the cascade's accuracy is below ``accuracy``, in 0..1.
+
+    The p-value is ``P(X >= right)`` of ``X ~ Bin(n, accuracy)``.
+    """
 
     def p_value(measured: Measured, threshold: float) -> float:
         """The p-value at ``threshold``, by how many pictures the cascade gets right."""
@@ -128,7 +139,10 @@ def at_least_accurate(accuracy: float) -> Test:
 
 
 def at_most_asked(share: float) -> Test:
-    """The teacher is asked for more than ``share`` of the pictures: ``P(X <= asked)``, ``X ~ Bin(n, share)``."""
+    """A test that excludes, where its p-value is small, that the teacher is asked for more than ``share`` of the pictures.
+
+    ``share`` is in 0..1. The p-value is ``P(X <= asked)`` of ``X ~ Bin(n, share)``; 0 for a share of 1.
+    """
 
     def p_value(measured: Measured, threshold: float) -> float:
         """The p-value at ``threshold``, by how many pictures the teacher is asked."""
@@ -197,23 +211,6 @@ class Goal:
         assert self.share is not None
         return at_most_asked(self.share)
 
-    def holds(self, accuracy: float, teacher: float, share: float) -> bool:
-        """Whether true values, or those of other pictures, meet the goal.
-
-        Args:
-            accuracy: of the cascade, in 0..1.
-            teacher: accuracy of the teacher.
-            share: that the teacher is asked for.
-        """
-        if self.accuracy is not None:
-            return accuracy >= self.accuracy
-        if self.of_teacher is not None:
-            return accuracy > teacher - self.of_teacher
-        if self.share_of_teacher is not None:
-            return accuracy > self.share_of_teacher * teacher
-        assert self.share is not None
-        return share <= self.share
-
     def choose(self, measured: Measured, confidence: float) -> float | None:
         """The threshold that meets the goal with ``confidence`` (one-sided, in 0.5..1).
 
@@ -228,13 +225,18 @@ class Goal:
             allowed_loss = (1 - self.share_of_teacher) * least
             goal = Goal(of_teacher=allowed_loss)
             error = 0.9 * error
+        # A limit on the share holds where the teacher is never asked: that sequence rises; others begin where it always is.
         limits_share = self.share is not None
         return first_to_last(goal.test, measured, error, limits_share)
 
 
 # -- how sure --------------------------------------------------------------------------------------------------------
 def features_of(probabilities: np.ndarray) -> np.ndarray:
-    """What the scores are made of: the largest five probabilities and the entropy, ``(N, C)`` -> ``(N, 6)``."""
+    """What the scores are made of: of probabilities ``(N, C)`` the largest five and the entropy, ``(N, 6)``.
+
+    The largest probability is the first; where C is below five, 0 stands for those that are missing. The entropy is over
+    its maximum, in 0..1.
+    """
     classes = probabilities.shape[1]
     falling = -np.sort(-probabilities, axis=1)
     top = falling[:, :TOP]
@@ -253,9 +255,9 @@ def score_of(features: np.ndarray, score: Score, head: list[float] | None = None
     """How sure the student is, ``(N,)`` in 0..1; 0 where its probabilities are NaN, so that the teacher is asked.
 
     Args:
-        features: of :func:`features_of`.
-        score: which.
-        head: weights of :func:`fit_head`, for ``head``.
+        features: of :func:`features_of`, ``(N, 6)``.
+        score: which; ``head`` is 1 less the probability that the teacher alone is right.
+        head: the seven weights of :func:`fit_head`; read for ``head`` alone.
     """
     if score == "probability":
         sureness = features[:, 0]
@@ -270,7 +272,10 @@ def score_of(features: np.ndarray, score: Score, head: list[float] | None = None
 
 
 def _inputs(features: np.ndarray) -> np.ndarray:
-    """The head's inputs: 1, log-probabilities and the entropy, ``(N, 7)``."""
+    """The head's inputs, of :func:`features_of` ``(N, 6)``: 1, five log-probabilities (at least log 1e-6), the entropy.
+
+    ``(N, 7)``.
+    """
     ones = np.ones(len(features))
     top = features[:, :TOP]
     entropy = features[:, TOP]
@@ -284,9 +289,12 @@ def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> 
     It minimises ``-sum_n [y_n log p_n + (1 - y_n) log(1 - p_n)] + |w|^2 / 2`` with ``p = 1 / (1 + exp(-X w))``.
 
     Args:
-        features: ``(N, 6)``.
+        features: of :func:`features_of`, ``(N, 6)``.
         student: whether it is right, bool ``(N,)``.
         teacher: likewise.
+
+    Returns:
+        The seven weights w, one for each of :func:`_inputs`.
     """
     x_ND = _inputs(features)
     teacher_alone = teacher & ~student
@@ -315,14 +323,15 @@ class CascadePlan:
     """One-sided, in 0.5..1, that it reaches it on new pictures."""
     score: Score = "probability"
     """How sure a student is."""
-    seed: int = 0
-    """Of the draw that divides the pictures into the half that chooses and the half that checks."""
 
 
 def choose(
     features: np.ndarray, student: np.ndarray, teacher: np.ndarray, plan: CascadePlan
 ) -> dict[str, Any]:
     """Chooses the threshold on one half of the pictures and checks it on the other.
+
+    The ``head`` is fitted to one quarter of the pictures in any case, to be compared; where it is the plan's score, only
+    the other quarter of that half chooses.
 
     Args:
         features: of :func:`features_of`, ``(N, 6)``.
@@ -340,7 +349,7 @@ def choose(
         ``pictures``, the accuracy of the ``teacher``, and ``least_accuracy``, the lower bound of the cascade's);
         ``asked``, of all N pictures, and ``share_interval``, two-sided, of that share on new pictures.
     """
-    order = np.random.default_rng(plan.seed).permutation(len(student))
+    order = np.random.default_rng(SEED).permutation(len(student))
     half = len(order) // 2
     first = order[:half]
     second = order[half:]

@@ -56,7 +56,7 @@ class Outcomes:
     class_ids: np.ndarray | None = None
     """The class of each picture ``(N,)``, where it has one."""
     invalid: int = 0
-    """Pictures whose answer is no number: a right or wrong answer can't be told from it."""
+    """Pictures whose answer has a NaN, of numbers also an infinite one: right or wrong can't be told from it."""
 
 
 def certify(
@@ -74,7 +74,8 @@ def certify(
         candidate: what the other did.
         wanted: the margin and the confidence.
         names: of reference and candidate, for the text.
-        group: pictures of one number belong together, ``(N,)``; None: each picture is by itself.
+        group: pictures of one number belong together, ``(N,)`` numbers from 0 on without gaps
+            (:func:`kd.proof.resample.group_numbers`); None: each picture is by itself.
         classes: names by class id.
 
     Returns:
@@ -87,7 +88,7 @@ def certify(
         ``p_value``, ``tango`` and ``mcnemar_mid_p``; of the bootstrap ``groups``.
 
     Raises:
-        ValueError: no pictures, too few groups, or a model that answers NaN.
+        ValueError: no pictures, too few groups, or a model with :attr:`Outcomes.invalid` answers.
     """
     for name, outcomes in zip(names, (reference, candidate), strict=True):
         if outcomes.invalid:
@@ -169,6 +170,9 @@ def _resampled(
         candidate: likewise, of the same pictures.
         wanted: margin and confidence.
         group: number of each picture's group, ``(N,)``; None: each picture by itself.
+
+    Raises:
+        ValueError: fewer groups than :data:`FEWEST`.
     """
     if group is None:
         numbers = np.arange(len(reference.values))
@@ -242,8 +246,9 @@ def _places(scores: np.ndarray) -> np.ndarray:
 def _needed(pictures: int, difference: float, loss: float, wanted: ProofMargin) -> int | None:
     """So many pictures would make the bound meet the margin: its distance falls with the root of their number.
 
-    None where it meets the margin already, or where the candidate is worse by the margin on these pictures. Arguments
-    as the certificate's ``pictures``, ``difference`` and ``largest_loss``.
+    That distance is ``loss + difference``, from the measured loss to the bound. None where the bound meets the margin
+    already, or where the candidate is worse by the margin on these pictures. Arguments as the certificate's ``pictures``,
+    ``difference`` and ``largest_loss``.
     """
     if loss < wanted.margin or difference <= -wanted.margin:
         return None
@@ -343,10 +348,10 @@ def bound_in_points(loss: float, margin: float, shown: bool, measure: str) -> st
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """A certificate in words.
+    """A certificate in words: a line for the claim and what is shown, then what is there of counts, groups and classes.
 
     Args:
-        found: of :func:`certify`.
+        found: of :func:`certify`, without its ``text``.
     """
     measure = found["measure"]
     loss = found["largest_loss"]

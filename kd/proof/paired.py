@@ -59,6 +59,9 @@ def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float)
         b: the reference alone is right, any shape.
         c: the candidate alone is right, the same shape.
         margin: m, in -1..1.
+
+    Returns:
+        The score T, in the shape of the counts.
     """
     b = np.asarray(b, np.float64)
     c = np.asarray(c, np.float64)
@@ -88,9 +91,10 @@ def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.
 
 
 def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
-    """Tango's two-sided interval of ``p_c - p_b``, the candidate's accuracy less the reference's.
+    """Tango's two-sided interval of ``p_c - p_b``, the candidate's accuracy less the reference's: its ends, in -1..1.
 
     It takes the score for normal, at any number of pictures; :func:`loss_p_value` is exact up to :data:`LARGEST_EXACT`.
+    No claim rests on it: a certificate has it beside its own bound.
 
     Args:
         counts: of the pictures.
@@ -102,7 +106,10 @@ def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, floa
 
 
 def _tango_margin(counts: PairedCounts, z: float) -> float:
-    """The smallest margin, in -1..1, whose score reaches z, by halving; the score rises with the margin."""
+    """The smallest margin, in -1..1, whose score reaches z > 0, by halving; the score rises with the margin.
+
+    The search begins at the loss that the counts show, where the score is 0.
+    """
     n = counts.pictures
     b = counts.only_reference
     c = counts.only_candidate
@@ -238,31 +245,19 @@ def mcnemar_mid_p(b: int, c: int) -> float:
     ``2 P(X <= min(b, c)) - P(X = b)`` with ``X ~ Bin(b + c, 1/2)``; ``1 - P(X = b) / 2`` where b = c (Fagerland,
     Lydersen and Laake, BMC Medical Research Methodology 13:91, 2013).
 
+    Args:
+        b: pictures that one model alone is right on.
+        c: pictures that the other alone is right on.
+
     >>> round(mcnemar_mid_p(1, 7), 4)
     0.0391
     """
     point = float(pmf(np.array(b), b + c, 0.5))
     if b == c:
         return 1 - point / 2
-    two_sided = 2 * _smaller_tail(b, c)
-    return min(1.0, two_sided - point)
-
-
-def mcnemar_exact(b: int, c: int) -> float:
-    """Two-sided exact conditional McNemar test: ``2 P(X <= min(b, c))``, at most 1.
-
-    >>> round(mcnemar_exact(1, 7), 4)
-    0.0703
-    """
-    return min(1.0, 2 * _smaller_tail(b, c))
-
-
-def _smaller_tail(b: int, c: int) -> float:
-    """``P(X <= min(b, c))`` of ``X ~ Bin(b + c, 1/2)``.
-
-    As ``P(X >= max(b, c))``: 1 less its complement has no digit left below 1e-16.
-    """
-    return float(at_least(max(b, c), b + c, 0.5))
+    # P(X <= min(b, c)) as P(X >= max(b, c)): 1 less its complement has no digit left below 1e-16
+    smaller_tail = float(at_least(max(b, c), b + c, 0.5))
+    return min(1.0, 2 * smaller_tail - point)
 
 
 def worse_p_value(b: int, c: int) -> float:
@@ -296,7 +291,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> int | None:
-    """So many pictures give a certificate with a chance of 80 % if the models differ as often as here.
+    """So many pictures give a certificate with a chance of :data:`POWER`, 80 %, if the models differ as often as here.
 
     ``n = ((z_error + z_power)^2 (pi - d^2)) / (m + d)^2`` for a difference d and a share pi of pictures on which the
     models differ (Nam, Biometrics 53:1422-1430, 1997), and never fewer than pictures without any difference need:

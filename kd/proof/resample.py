@@ -11,7 +11,9 @@ DRAWS = 4000
 CHUNK = 250
 """Samples that are computed at once."""
 FEWEST = 20
-"""Groups of pictures that a bootstrap needs."""
+"""Groups of pictures that a bootstrap needs; who calls it checks that."""
+SEED = 0
+"""Of the draws: the same pictures and answers always give the same bound."""
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """How often each group of pictures counts, ``(R, G)`` -> the candidate's gain over the reference, ``(R,)``."""
@@ -26,22 +28,22 @@ def group_numbers(names: Sequence[str]) -> np.ndarray:
     return np.unique(np.asarray(names), return_inverse=True)[1].reshape(-1)
 
 
-def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: int = 0) -> float:
-    """The one-sided lower bound of a gain, by the bias-corrected and accelerated bootstrap.
+def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float:
+    """The one-sided lower bound of a gain, in its unit, by the bias-corrected and accelerated bootstrap.
 
     The bound is the ``Phi(z0 + (z0 + z) / (1 - a (z0 + z)))`` quantile of the gains of resampled groups. z0 is the
     normal quantile of the share of them below the gain itself; ``a = sum(d^3) / (6 sum(d^2)^1.5)`` where d is what each
-    group left out changes (Efron, JASA 82:171-185, 1987).
+    group left out changes (Efron, JASA 82:171-185, 1987). Where all samples lie on one side of the gain, it is the
+    smallest of them and the gain.
 
     Args:
         statistic: computes gains from weights of groups.
         groups: how many there are, G.
         confidence: one-sided, in 0.5..1.
-        seed: of the samples.
     """
     all_once = np.ones((1, groups))
     gain = float(statistic(all_once)[0])
-    gains = _resampled(statistic, groups, seed)
+    gains = _resampled(statistic, groups)
 
     # Samples that gain as much count half to those below.
     below = np.sum(gains < gain)
@@ -61,15 +63,14 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: in
     return float(np.quantile(gains, place))
 
 
-def _resampled(statistic: Statistic, groups: int, seed: int) -> np.ndarray:
-    """Gains of at least :data:`DRAWS` samples of the groups, drawn with replacement: ``(R,)``.
+def _resampled(statistic: Statistic, groups: int) -> np.ndarray:
+    """Gains of :data:`DRAWS` samples of the groups, drawn with replacement: ``(R,)``.
 
     Args:
         statistic: weights of the groups ``(R, G)`` -> gains ``(R,)``.
         groups: G.
-        seed: of the draws.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(SEED)
     equal_shares = np.full(groups, 1 / groups)
     parts = []
     for _ in range(math.ceil(DRAWS / CHUNK)):
@@ -105,7 +106,7 @@ def _acceleration(statistic: Statistic, groups: int) -> float:
 
 
 def summed(rows: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Sums of rows ``(N, ...)`` by the group of each, ``(G, ...)``."""
+    """Sums of rows ``(N, ...)`` by the group of each, ``(N,)`` numbers from 0 to G - 1: ``(G, ...)``."""
     sums = np.zeros((int(group.max()) + 1, *rows.shape[1:]))
     np.add.at(sums, group, rows)
     return sums
@@ -125,9 +126,9 @@ def mean_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -
 
 
 def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """By how much less the candidate errs, as a share of the reference's mean absolute error.
+    """By how much less the candidate errs, as a share of the reference's mean absolute error; below 0 it errs more.
 
-    The mean is over the numbers that have targets among the pictures.
+    The share is of each number's own error; the gain is its mean over the numbers that have targets among the pictures.
 
     Args:
         reference: absolute errors ``(N, T)`` in each number's unit, NaN where the target is missing.
@@ -151,7 +152,7 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
 
 
 def iou_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """The gain in mean IoU, where both means are over the classes that occur in targets or answers.
+    """The gain in mean IoU, in -1..1: each model's mean is over the classes that occur in targets or its own answers.
 
     Args:
         reference: pixels of each picture and class, ``(N, 2, C)``: right ones, and those in the union of target and
@@ -193,7 +194,7 @@ def precision_gain(
     """The gain in mean average precision over the labels that occur.
 
     Args:
-        reference: scores ``(N, C)``.
+        reference: scores ``(N, C)``, of which only the order within a label counts.
         candidate: likewise.
         labels: 0 and 1, ``(N, C)``.
         group: of each picture, ``(N,)``.

@@ -38,11 +38,12 @@ class Gain:
 def gain_over_seeds(better: Sequence[float], base: Sequence[float]) -> Gain:
     """The mean of differences, and half of its 95 % interval by Student's t, paired by seed.
 
-    Of ``n`` differences with standard deviation ``s`` half of the interval is ``t(n - 1) * s / sqrt(n)``.
+    Of ``n`` differences with standard deviation ``s`` half of the interval is ``t(n - 1) * s / sqrt(n)``; infinite for one
+    seed. Both are in the values' unit.
 
     Args:
-        better: a value for each seed.
-        base: likewise, of the same seeds.
+        better: a value for each seed, one at least; more is better.
+        base: likewise, of the same seeds in the same order.
 
     >>> gain_over_seeds([3.0, 5.0], [1.0, 3.0])
     Gain(mean=2.0, half=0.0)
@@ -67,8 +68,11 @@ def gain_in_accuracy(better: np.ndarray, base: np.ndarray) -> Gain:
     with the standard deviation ``s`` over the N pictures of a picture's mean gain.
 
     Args:
-        better: whether each repetition is right on each picture, ``(S, N)``.
+        better: whether each repetition is right on each picture, bool ``(S, N)``.
         base: likewise, with the same seeds and pictures.
+
+    Returns:
+        In -1..1; half of the interval is infinite for one seed or one picture.
     """
     accuracies = better.mean(axis=1)
     accuracies_of_base = base.mean(axis=1)
