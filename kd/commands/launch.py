@@ -8,7 +8,7 @@ from kd.errors import UserError, did_you_mean
 from kd.fleet.jobs.job import KEYS, Job, read_job
 from kd.fleet.jobs.sent import follow, send, sent_before
 from kd.fleet.jobs.target import Target
-from kd.run.own_keys import take, take_all
+from kd.run.own_keys import take, take_all, truth
 from kd.run.request import Request
 
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
@@ -91,6 +91,7 @@ def run(request: Request) -> int | None:
     if "tune" in request.flags:
         target = _search(place, request)
         place = SEARCH
+    waits = "wait" not in options or truth(options, "wait")
     job = read_job(request, options, target.example)
     files = target.write(job)
     missing = job.what_is_missing()
@@ -107,7 +108,7 @@ def run(request: Request) -> int | None:
     send(target, job, folder, files, place)
     # A mistake is one line: nothing is printed before it was sent.
     print(*notes, sep="\n", file=sys.stderr)
-    if options.get("wait") == "false":
+    if not waits:
         return 0
     return follow(folder, _target)
 

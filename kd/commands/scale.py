@@ -87,6 +87,8 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
     model = config["model"]
     if model.get("teacher"):
         plan.items.append("model.teacher.cache=off")
+    for name in model.get("teachers") or {}:
+        plan.items.append(f"model.teachers.{name}.cache=off")
     if not config["trainer"]["precision"]:
         precision, _ = choose_precision(str(config["trainer"]["accelerator"]))
         plan.items.append(f"trainer.precision={precision}")

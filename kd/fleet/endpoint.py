@@ -39,6 +39,7 @@ PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "m
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
 """Memory in MB, and requests at a time, of a serverless endpoint."""
 POLL_S = 15
+"""Seconds between two questions for the endpoint's state."""
 PICTURE = "application/x-image"
 """Content type of a request's picture."""
 ALIKE = 0.02
@@ -83,7 +84,7 @@ class Endpoint(Needs):
         return bodies
 
     def _endpoint(self) -> dict[str, dict[str, Any]]:
-        """The two requests that make an endpoint, by boto3's method: on machines, or serverless."""
+        """The two requests that make an endpoint of the model, by boto3's method: on machines, or serverless."""
         variant: dict[str, Any] = {"VariantName": "student", "ModelName": self.name}
         if self.machines is None:
             variant["ServerlessConfig"] = SERVERLESS
@@ -154,7 +155,8 @@ def run(request: Request) -> int:
     aws_session()  # before torch is loaded
     opened = open_run(str(folder), request)
     _create(calls, _archive(opened))
-    again = f"kd-launch endpoint {request.rest[0]} --delete"
+    name = f" job={options['job']}" if "job" in options else ""
+    again = f"kd-launch endpoint {request.rest[0]}{name} --delete"
     kind = "transform_job" if "batch" in options else "endpoint"
     outcome = _wait(kind, endpoint.name)
     print(
@@ -200,7 +202,7 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
-    """The run's ``export/sagemaker/model.tar.gz``, which is exported where it is missing.
+    """The run's ``export/sagemaker/model.tar.gz``, which is exported where it is missing (minutes); else as it is.
 
     Raises:
         UserError: the export was refused, since it differs from the student.
@@ -258,11 +260,14 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
 
 
 def _wait(kind: str, name: str) -> Outcome:
-    """Waits until an endpoint is in service, or a batch transform done, or until it has failed.
+    """Waits until an endpoint is in service, or a batch transform done, or until it has failed; prints each new status.
 
     Args:
         kind: ``endpoint`` or ``transform_job``, as in boto3's methods.
         name: of it.
+
+    Raises:
+        UserError: SageMaker can't be reached for :data:`kd.fleet.jobs.target.PATIENCE_S`.
     """
     client = aws_session().client("sagemaker")
     word = kind.title().replace("_", "")
@@ -296,9 +301,9 @@ def invoke(name: str, picture: bytes) -> bytes:
 
 
 def _compare(name: str, opened: "FinishedRun") -> int:
-    """Prints the endpoint's answer to the first validation picture beside ``kd-predict``'s.
+    """Prints the first number of the endpoint's answer to the first validation picture, and of ``kd-predict``'s.
 
-    Returns the exit status: 1 where they differ by more than :data:`ALIKE`.
+    Returns the exit status: 1 where the answers (up to five classes) differ by more than :data:`ALIKE`.
 
     Args:
         name: of the endpoint.
@@ -338,7 +343,9 @@ def _numbers(answer: Mapping[str, Any]) -> dict[Any, float]:
 
 
 def difference(predicted: Mapping[str, Any], served: Mapping[str, Any]) -> float:
-    """The largest difference of two answers, over the largest number predicted.
+    """The largest difference of two answers of ``kd-serve``, as a share of the largest number predicted.
+
+    A number that is predicted and not served counts as 0 there; what is only served is not compared.
 
     >>> difference({"labels": [{"label": "pie", "p": 0.8}]}, {"labels": [{"label": "pie", "p": 0.6}]})
     0.25

@@ -42,7 +42,11 @@ class Channel:
         return {"ChannelName": self.name, "DataSource": self._source(), **mode}
 
     def _source(self) -> dict[str, Any]:
-        """Its ``DataSource``: S3, FSx for Lustre or EFS, by the URL; a user's error names the key ``channel.NAME``."""
+        """Its ``DataSource``: S3, FSx for Lustre or EFS, by the URL.
+
+        Raises:
+            UserError: a URL of another kind, or an option that this kind does not have; it names the key.
+        """
         key = f"channel.{self.name}"
         if self.in_s3:
             if self.access != "ro":

@@ -64,10 +64,16 @@ class Machines:
 
 
 def read_machines(key: str, text: str) -> Machines:
-    """``4xml.p4d.24xlarge``, ``ml.g5.xlarge``, ``2xA100:8``.
+    """``4xml.p4d.24xlarge``, ``ml.g5.xlarge``, ``2xA100:8``: one machine where no number comes first.
+
+    Which types there are is for the place to check.
+
+    Args:
+        key: of ``text``, for the message.
+        text: as typed.
 
     Raises:
-        UserError: it is none of these.
+        UserError: of another form, or 0 machines.
 
     >>> read_machines("instances", "4xA100:8")
     Machines(count=4, type='A100:8')
@@ -95,9 +101,10 @@ class Needs:
     """Keys that sending needs, with an example of each."""
 
     def need(self, key: str, example: str) -> str:
-        """The value of a place's key that must be given; without one ``example``.
+        """The value of a place's key that must be given; without one ``example``, as a placeholder.
 
-        A key without a value is noted in ``missing``, which :meth:`what_is_missing` reports before anything is sent.
+        A key without a value is noted in ``missing``, which :meth:`what_is_missing` reports before anything is sent:
+        placeholders are only shown (``--dry-run``).
 
         Args:
             key: the key.
@@ -159,17 +166,18 @@ class Job(Needs):
     spot: bool
     """Use machines that may be interrupted; the job resumes on others."""
     hours: float
-    """Hours after which the job is stopped."""
+    """Hours after which the job is stopped; on SkyPilot and SLURM counted anew each time that it starts."""
     image: str | None
-    """The container's image, ``REGISTRY/kd:TAG``; None: not given, which some places refuse."""
+    """The container's image, ``REGISTRY/kd:TAG``; None: not given, which all places but SLURM and torchrun refuse."""
     processes: int | None
     """Training processes of each machine; None: one on each of its GPUs, whose number the type does not say."""
     runs_dir: Path
     """Folder of the runs on this machine."""
     options: dict[str, str]
-    """Keys of ``kd-launch`` and of the place."""
+    """Keys of ``kd-launch`` and of the place that were given, with their texts."""
     prices: dict[str, float]
-    """Price of an hour of all machines of a group (``train``, ``data``); {} without ``prices=``."""
+    """Price of an hour of all machines of a group (``train``, ``data``), in the file's currency; {} without
+    ``prices=``."""
     secret: str = ""
     """Ray's token, by which the machines of a data tier recognise each other; "" where no machine prepares data."""
     step: str = ""
@@ -214,6 +222,11 @@ class Job(Needs):
         return sorted(set(paths))
 
     @property
+    def seconds(self) -> int:
+        """:attr:`hours` in whole seconds, at least 1: 0 would be no limit, or one that a place refuses."""
+        return max(1, round(3600 * self.hours))
+
+    @property
     def groups(self) -> dict[str, Machines]:
         """The machines by what they do: ``train``, and ``data`` where some prepare data."""
         return _groups(self.machines, self.data_machines)
@@ -246,6 +259,8 @@ def _groups(machines: Machines, data_machines: Machines | None) -> dict[str, Mac
 
 def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d.24xlarge") -> Job:
     """Checks a command line of ``kd-launch`` as a whole, with the settings of the run that it would start.
+
+    Nothing is written or sent. Pictures, teachers and paths of the run are not looked for: they may be elsewhere.
 
     Args:
         request: the command line without ``options``; changed here: ``runs_dir`` is taken out, and the price of an
@@ -307,8 +322,12 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
 def _step(config: dict[str, Any], machines: Machines) -> str:
     """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``.
 
-    Without the product, and with ``all`` processes, where the machines' type does not say how many GPUs they have;
+    Without the product, and with ``all`` processes, where the number of GPUs of the machines' type is not known;
     without the product where the batch is found out later (``auto``).
+
+    Args:
+        config: all settings of the run.
+        machines: that train.
     """
     batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
@@ -379,7 +398,10 @@ def _check_age(machines: Machines) -> None:
 
 
 def _check_processes(config: dict[str, Any], machines: Machines) -> None:
-    """Refuses more processes than GPUs on a machine, and ``optim.zero`` with one process; unknown machines pass."""
+    """Refuses more processes than GPUs on a machine, and ``optim.zero`` with one process.
+
+    Machines without GPUs pass, as do those whose number of GPUs is not known here.
+    """
     if machines.gpus is None:
         gpus = gpus_of(machines.type)
     else:
@@ -392,7 +414,10 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
             f"trainer.devices: {processes} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
         )
     if config["optim"]["zero"] and machines.count == 1 and (processes or gpus) == 1:
-        raise UserError(f"optim.zero: needs several processes, and {machines} has one GPU")
+        why = f"{machines} has one GPU"
+        if gpus > 1:
+            why = "trainer.devices=1 starts one"
+        raise UserError(f"optim.zero: needs several processes, and {why}")
 
 
 def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
@@ -412,12 +437,12 @@ def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:
     """Training processes of each machine: ``trainer.devices``, else one on each GPU, and one where there are only CPUs.
 
-    None where neither the settings nor the type of the machine say how many.
+    None for an instance type with GPUs, or one that is not known: it does not say how many (:meth:`Machines.gpus`).
     """
     processes = _devices(config)
     if processes:
         return processes
-    if machines.gpus == 0:
+    if machines.has_gpus is False:
         return 1
     return machines.gpus
 

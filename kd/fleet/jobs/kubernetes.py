@@ -150,7 +150,11 @@ def _command(job: Job) -> list[str]:
 
 
 def _train_job(job: Job) -> dict[str, object]:
-    """The TrainJob as a dict for YAML: a torchrun on each node, the run's folders on the claim."""
+    """The TrainJob as a dict for YAML: a torchrun on each node, the run's folders on the claim.
+
+    Raises:
+        UserError: machines that are not counted as ``gpu:N`` or ``cpu:N``.
+    """
     environment: list[dict[str, object]] = [
         {"name": "PET_RDZV_ID", "value": job.name},  # by it a restarted job finds its run again
         {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
@@ -177,7 +181,7 @@ def _train_job(job: Job) -> dict[str, object]:
         "spec": {
             "runtimeRef": {"name": job.options.get("runtime", "torch-distributed")},
             "trainer": trainer,
-            "activeDeadlineSeconds": round(3600 * job.hours),
+            "activeDeadlineSeconds": job.seconds,
             "runtimePatches": [{"manager": "kd.train/launch", "trainingRuntimeSpec": patch}],
         },
     }
@@ -192,7 +196,10 @@ def _token(job: Job) -> dict[str, object]:
 
 
 def _data_job(job: Job, machines: Machines) -> dict[str, object]:
-    """The Job of the machines that prepare data, as a dict for YAML; they join the first training node."""
+    """The Job of the machines that prepare data, as a dict for YAML; they join the first training node.
+
+    One that fails is started again. :meth:`Kubernetes.follow` deletes the Job at the training's end.
+    """
     head = f"{job.name}-node-0-0.{job.name}"
     container: dict[str, object] = {
         "name": "data",
@@ -211,7 +218,7 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
     }
     metadata = {**_metadata(job), "name": f"{job.name}-data"}
     counts = {"completions": machines.count, "parallelism": machines.count}
-    spec = {**counts, "activeDeadlineSeconds": round(3600 * job.hours), "template": {"spec": pod}}
+    spec = {**counts, "activeDeadlineSeconds": job.seconds, "template": {"spec": pod}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 

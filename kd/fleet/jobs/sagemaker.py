@@ -68,7 +68,13 @@ class SageMaker(Target):
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
-        """Checks the credentials and that the bucket and the channels' data in S3 can be read; changes nothing."""
+        """Checks the credentials and that the bucket and the channels' data in S3 can be read; changes nothing.
+
+        Data in file systems are not checked.
+
+        Raises:
+            UserError: no credentials, or a place that can't be read or holds nothing; it names the key.
+        """
         s3 = aws_session().client("s3")
         with boto_errors():
             _check_bucket(s3, "bucket", job.options["bucket"])
@@ -155,10 +161,12 @@ def _check_bucket(s3: "BaseClient", key: str, url: str) -> tuple[str, str]:
 
 @contextmanager
 def uploaded(job: Job) -> Iterator["Session"]:
-    """Uploads the user's own recipe and overlays to ``BUCKET/JOB/files/``; deletes them where the block fails.
+    """Uploads the user's own recipe and overlays to ``files/`` of the job's folder in the bucket.
+
+    The block sends the request; where it fails they are deleted again. Inside, errors of boto3 become a UserError.
 
     Yields:
-        The session that uploaded them, for sending the request.
+        The session that uploaded them.
     """
     session = aws_session()
     bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
@@ -183,6 +191,8 @@ def read_request(folder: Path) -> dict[str, Any]:
 
 def common(job: Job) -> dict[str, Any]:
     """The keys that a training job's request and a tuning job's definition of its trials have in common.
+
+    Keys that were not given have placeholders, and are noted in the job (:meth:`kd.fleet.jobs.job.Needs.need`).
 
     Raises:
         UserError: a key with a value that SageMaker does not take.
@@ -275,7 +285,7 @@ def hyperparameters(job: Job) -> dict[str, str]:
 def _stop(job: Job) -> dict[str, int]:
     """``StoppingCondition``: seconds of training, and with ``spot`` seconds until the end, waiting included.
 
-    ``max_wait_hours`` is twice ``hours`` where it is not given.
+    ``max_wait_hours`` is twice ``hours`` where it is not given. Both bound all starts of the job together.
 
     Raises:
         UserError: ``max_wait_hours`` without ``spot``, or less than ``hours``.
@@ -290,7 +300,7 @@ def _stop(job: Job) -> dict[str, int]:
         raise UserError(
             f"max_wait_hours: must be at least hours ({job.hours:g}), got {wait_hours:g}"
         )
-    condition = {"MaxRuntimeInSeconds": max(1, round(job.hours * 3600))}
+    condition = {"MaxRuntimeInSeconds": job.seconds}
     if job.spot:
         condition["MaxWaitTimeInSeconds"] = max(1, round(wait_hours * 3600))
     return condition
@@ -322,7 +332,11 @@ def _has_disks(job: Job) -> bool:
 
 
 def _machines(job: Job) -> dict[str, Any]:
-    """The machines as keys of ``ResourceConfig``: one group, or several where others prepare data."""
+    """The machines as keys of ``ResourceConfig``: one group, or several where others prepare data.
+
+    Raises:
+        UserError: an instance type that SageMaker does not have.
+    """
     for key, group in (("instances", job.machines), ("data_instances", job.data_machines)):
         if group is not None:
             check_type(key, group)
@@ -417,7 +431,7 @@ def aws_session() -> "Session":
 
 @contextmanager
 def boto_errors() -> Iterator[None]:
-    """Inside, errors of boto3 become a UserError of one line."""
+    """Inside, errors of boto3 become a UserError of one line; needs boto3, which :func:`aws_session` checks."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -465,20 +479,24 @@ class _Log:
 
     def print_new(self) -> None:
         """Prints all lines since the last call, each after its machine's name; nothing before the job has a log."""
+        pages = self._client.get_paginator("describe_log_streams").paginate(
+            logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/"
+        )
         try:
-            streams = self._client.describe_log_streams(
-                logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/"
-            )
+            streams = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
         except self._client.exceptions.ResourceNotFoundException:  # nothing has been written yet
             return
-        for name in sorted(stream["logStreamName"] for stream in streams["logStreams"]):
+        for name in sorted(streams):
             _, _, stream = name.rpartition("/")
             machine, _, _ = stream.rpartition("-")
             for message in self._new_messages(name):
                 print(f"{machine}: {message}", flush=True)
 
     def _new_messages(self, stream: str) -> Iterator[str]:
-        """The messages of a stream since the last call; a page holds 10,000 of them at most."""
+        """The messages of a stream since the last call; a page holds 10,000 of them at most.
+
+        At the end of a stream the service returns the token that it was given.
+        """
         while True:
             token = {}
             if stream in self._next:

@@ -19,7 +19,7 @@ also the fields of :class:`kd.fleet.jobs.target.Outcome` but ``done``. Copied in
 
 
 def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: str) -> None:
-    """Writes the job's folder and sends it; nothing is left of a job that could not be sent.
+    """Writes the job's folder and sends it; the folder of a job that could not be sent is removed.
 
     Args:
         target: that runs it.
@@ -61,7 +61,7 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
 
 
 def sent_before(name: str, runs: str) -> Path:
-    """The folder of a job that was sent from here.
+    """The folder of a job that was sent from here; where several recipes have a job of this name, the first recipe's.
 
     Args:
         name: of the job.
@@ -86,11 +86,15 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
         folder: of the job, see :func:`sent_before`.
         target_of: gives the place of a name.
 
+    Its end is noted in the job's record, which is copied into the run's folder. Nothing is fetched of a job that has
+    failed.
+
     Returns:
-        The exit status: 0, 1 where the job has failed, 130 after Ctrl-C (the job continues).
+        The exit status: 0, 1 where the job has failed or was stopped, 130 after Ctrl-C (the job continues).
 
     Raises:
-        UserError: the place can't be reached, which may pass; the message says how to follow the job again.
+        UserError: the place can't be reached, or the run can't be fetched, which may pass; the message says how to
+            follow the job again.
     """
     record = read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
     target = target_of(record["target"])

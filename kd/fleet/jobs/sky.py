@@ -21,7 +21,10 @@ SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
 class SkyPilot(Target):
-    """SkyPilot's managed job: an interrupted machine is replaced, and the run resumes from the bucket."""
+    """SkyPilot's managed job: an interrupted machine is replaced, and the run resumes from the bucket.
+
+    ``hours`` counts anew on each machine that replaces one.
+    """
 
     example = "2xA100:8"
     keys: Mapping[str, str] = {
@@ -31,7 +34,13 @@ class SkyPilot(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``sky.yaml``, as text by its name: a task, or a job group of a training and a data task."""
+        """``sky.yaml``, as text by its name: a task, or a job group of a training and a data task.
+
+        The group ends 60 s after its training.
+
+        Raises:
+            UserError: a key with a value that SkyPilot does not take.
+        """
         documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
         if job.data_machines is None:
             documents[0]["name"] = job.name
@@ -66,11 +75,14 @@ class SkyPilot(Target):
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome.
 
-        Another status than those of an ended job says that the log could not be followed: it is printed anew then.
+        Another status than those in :data:`ENDS` says that the log could not be followed: it is printed anew then.
 
         Args:
             handle: what :meth:`submit` returned.
             folder: of the job here; not read.
+
+        Returns:
+            The outcome; its ``where`` is the URL of the run's folder in the bucket.
         """
         name, where = handle.split(" ", 1)
 
@@ -106,7 +118,7 @@ class SkyPilot(Target):
 
 
 def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
-    """One SkyPilot task as a dict for YAML.
+    """One SkyPilot task as a dict for YAML. The training is ended by ``timeout`` after the job's hours, and so has failed.
 
     Args:
         job: its command, files and secrets.
@@ -130,7 +142,10 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
         task["envs"] = environment
     if job.secret:
         task["secrets"] = {"RAY_AUTH_TOKEN": job.secret}
-    task["run"] = f"kd-train {shlex.join(arguments)}\n"
+    limit = ""
+    if role == "train":  # as torchrun's script does; the data task ends with the training
+        limit = f"timeout --foreground --signal=TERM --kill-after=300 {job.seconds} "
+    task["run"] = f"{limit}kd-train {shlex.join(arguments)}\n"
     return task
 
 

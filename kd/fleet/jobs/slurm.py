@@ -19,7 +19,7 @@ from kd.fleet.jobs.target import (
     command,
     followed,
     need,
-    refuse_spot,
+    refuse_spot_and_channels,
 )
 from kd.run.own_keys import whole_number
 
@@ -62,7 +62,11 @@ END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
 
 class Slurm(Target):
-    """A batch job of SLURM; machines that prepare data are the second part of a heterogeneous job."""
+    """A batch job of SLURM; machines that prepare data are the second part of a heterogeneous job.
+
+    ``hours`` is the time limit of one start. Five minutes before it, and when the job is pre-empted, the run saves and
+    the job goes back into the queue, where it resumes.
+    """
 
     example = "4xgpu:8"
     keys: Mapping[str, str] = {
@@ -77,12 +81,12 @@ class Slurm(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``train.sbatch``, the script.
+        """The text of ``train.sbatch``, the script. Each start of it continues the run under the job's name.
 
         Raises:
             UserError: ``spot``, a channel, or a key with a wrong value.
         """
-        refuse_spot(job, "SLURM's machines")
+        refuse_spot_and_channels(job, "SLURM's machines")
         # the same for the machines that train and those that prepare data
         if job.image:
             program = "kd-train"
@@ -159,10 +163,10 @@ class Slurm(Target):
 
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
-    """The ``#SBATCH`` lines of a step: nodes, processes, cores, GPUs and the options that the user gives.
+    """The ``#SBATCH`` lines of one part of the job: nodes, processes, cores, GPUs and the options that the user gives.
 
     Cores of each process: ``cpus_per_task``, else :data:`CORES` on machines with GPUs, else the machine's cores dealt
-    to its processes.
+    to its processes. The user's options are the same for the machines that train and those that prepare data.
 
     Args:
         job: its options.
@@ -206,9 +210,12 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
 
 
 def _state(job_id: str) -> tuple[str, float | None]:
-    """The job's state, as in :data:`LASTING` or how it has ended, and its hours so far (None: not known).
+    """The job's state, as in :data:`LASTING` or how it has ended, and hours since its last start (None: not known).
 
     ``scontrol`` forgets a job some minutes after its end; then ``sacct`` is read.
+
+    Raises:
+        UserError: as :func:`_state_by_accounting`.
     """
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", job_id], timeout_s=ANSWER_S)
@@ -223,7 +230,7 @@ def _state(job_id: str) -> tuple[str, float | None]:
 
 
 def _state_by_accounting(job_id: str) -> tuple[str, float | None]:
-    """A job's state and hours so far by ``sacct``.
+    """A job's state, and hours of its last start, by ``sacct``.
 
     Raises:
         UserError: ``sacct`` can't be asked, or does not list the job, which says nothing of how that has ended: its

@@ -18,9 +18,9 @@ from kd.storage.elsewhere import LARGEST_DATA, open_regular
 Answer = TypeVar("Answer")
 
 PATIENCE_S = 600.0
-"""So long a place that runs a job may be out of reach before it is followed no more."""
+"""Seconds that a place which runs a job may be out of reach before it is followed no more."""
 ANSWER_S = 120.0
-"""So long a program may take to look at a job."""
+"""Seconds that a program may take to look at a job."""
 FINAL = re.compile(r"\((NotFound|Forbidden|ValidationException|\w*AccessDenied\w*)\)")
 """In what Kubernetes and AWS say where another try would change nothing."""
 
@@ -70,7 +70,7 @@ def patiently(name: str, attempt: Callable[[], Answer], seconds: float) -> Answe
 
     Args:
         name: of the job, for the line.
-        attempt: raises a UserError where the place does not answer.
+        attempt: raises a UserError where the place does not answer, a failure that may pass or not.
         seconds: between two attempts.
 
     Raises:
@@ -102,7 +102,7 @@ class Target(Protocol):
     """Of ``instances=``, as this place counts machines."""
 
     def write(self, job: Job) -> dict[str, str]:
-        """File name -> text of what will be sent, exactly; the first one is the request itself.
+        """File name -> text of what will be sent, exactly; the first one is the request itself. Writes no file.
 
         Raises:
             UserError: a key is missing or has a value that the place does not take.
@@ -116,7 +116,9 @@ class Target(Protocol):
         """
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Sends the files in ``folder``; returns what the place calls the job.
+        """Sends the files in ``folder``, those of :meth:`write`; returns the handle by which the place finds the job.
+
+        The handle is one line; ``job.json`` keeps it.
 
         Raises:
             UserError: it was refused; nothing of it is left at the place.
@@ -139,8 +141,17 @@ class Target(Protocol):
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Brings the run's folder to ``into``; a place that shares this machine's folders has it there already.
 
+        Called after a job that is done, where ``into`` does not exist.
+
+        Args:
+            outcome: what :meth:`follow` returned.
+            into: the run's folder here.
+
         Returns:
             ``into``; None where the job has left no folder.
+
+        Raises:
+            UserError: the folder can't be fetched.
         """
         return into if into.is_dir() else None
 
@@ -219,12 +230,15 @@ class Tail:
 
 
 def command(job: Job) -> str:
-    """The arguments of ``kd-train`` as a line for a shell: files by absolute path, the run under the job's name."""
+    """The arguments of ``kd-train`` as a line for a shell of a machine that shares this one's folders.
+
+    The user's own files and ``runs_dir`` are absolute paths; the run has the job's name.
+    """
     items = job.with_files({name: path.absolute() for name, path in job.files.items()})
     return shlex.join([*items, f"runs_dir={job.runs_dir.absolute()}", f"name={job.name}"])
 
 
-def refuse_spot(job: Job, who: str) -> None:
+def refuse_spot_and_channels(job: Job, who: str) -> None:
     """Refuses ``spot`` and channels at a place that has neither; ``who`` is the place in the message.
 
     Raises:

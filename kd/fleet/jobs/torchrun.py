@@ -12,7 +12,7 @@ import psutil
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.target import Outcome, Tail, Target, command, need, refuse_spot
+from kd.fleet.jobs.target import Outcome, Tail, Target, command, need, refuse_spot_and_channels
 from kd.run.own_keys import whole_number
 from kd.storage.elsewhere import text_of
 
@@ -47,8 +47,12 @@ class Torchrun(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
-        """``train.sh``, the same for each machine that trains, and ``data.sh``."""
-        refuse_spot(job, "torchrun's machines")
+        """The text of ``train.sh``, the same for each machine that trains, and of ``data.sh`` where some prepare data.
+
+        Raises:
+            UserError: ``spot``, a channel, or ``hosts`` and ``data_hosts`` that are not as many as the machines.
+        """
+        refuse_spot_and_channels(job, "torchrun's machines")
         hosts, data_hosts = _hosts(job)
         head = hosts[0] if hosts else "localhost"
         shared = {
@@ -74,7 +78,7 @@ class Torchrun(Target):
                 processes=job.processes or "gpu",
                 endpoint=shlex.quote(f"{head}:{port}"),
                 data_nodes=tier,
-                seconds=round(3600 * job.hours),
+                seconds=job.seconds,
             )
         }
         if data_hosts:
@@ -115,7 +119,12 @@ class Torchrun(Target):
         return ",".join(started)
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints the first machine's log until all scripts have ended; the first status other than 0 is the outcome."""
+        """Prints the first machine's log until all scripts have ended; the first status other than 0 is the outcome.
+
+        Args:
+            handle: what :meth:`submit` returned: ids of processes of this machine.
+            folder: of the job here, with each machine's ``log.N`` and ``status.N``.
+        """
         pids = [int(pid) for pid in handle.split(",")]
         log = Tail(folder / "log.0")
         while any(_runs(pid) for pid in pids):

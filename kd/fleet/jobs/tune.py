@@ -29,8 +29,10 @@ STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 def planned(request: Request) -> tuple[SearchPlan, int]:
     """Checks a search; leaves ``request`` with what each trial has in common (``jobs`` and the search's keys go).
 
+    Called before the job is read, in place of ``kd-tune``'s own start; nothing is written.
+
     Returns:
-        The search, and how many trials run at a time (1 to 100).
+        The search, and how many trials run at a time (1 to 100; default 1).
 
     Raises:
         UserError: a mistake in it, or what SageMaker's tuning does not have: several objectives, conditional keys,
@@ -115,7 +117,12 @@ class SageMakerSearch(sagemaker.SageMaker):
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints how many trials are in which state until the end; the outcome names the best one."""
+        """Prints how many trials are in which state until the end; the outcome names the best one.
+
+        Args:
+            handle: the tuning job's name.
+            folder: of the job here; not read.
+        """
         client = sagemaker.aws_session().client("sagemaker")
 
         def poll() -> tuple[str, Outcome | None]:
@@ -138,7 +145,8 @@ class SageMakerSearch(sagemaker.SageMaker):
     def _outcome(self, client: "BaseClient", answer: Mapping[str, Any]) -> Outcome:
         """How a tuning job has ended: its best trial, that trial's metric and values, and where its model is in S3.
 
-        It counts as done where any trial has a result, also when the job was stopped or has failed.
+        It counts as done where any trial has a result, also when the job was stopped or has failed: the best trial's
+        run is what is fetched.
 
         Args:
             client: SageMaker's.

@@ -131,7 +131,7 @@ def reading(case: Case, run: RunRecords) -> ShortRun:
     """The medians of a run's steps; the first of the process, and those that start a loader, are left out.
 
     Times are of the process that records (rank 0), in ms; ``memory_mb`` and ``state_mb`` are None where the run's
-    summary lacks them.
+    summary lacks them. A phase that no step has recorded counts as 0 ms.
 
     Args:
         case: what was run.
@@ -202,10 +202,10 @@ def _sent_mb(facts: Facts) -> float | None:
 
 
 def ring_times(runs: Sequence[RunRecords]) -> list[tuple[int, float, float]]:
-    """``(processes, MB, ms)`` of the all-reduces that the runs have timed.
+    """``(processes, MB, ms)`` of the all-reduces that the runs have timed; a MB is 10^6 bytes.
 
     A run of several processes writes one event ``ring``, whose ``times`` are ``[bytes, seconds]`` by size of message
-    (:mod:`kd.monitor.ring`); a run without it adds nothing.
+    (:mod:`kd.monitor.ring`); a run of one process adds nothing. :func:`kd.fleet.scaling.model.fit_ring` takes the list.
     """
     times = []
     for run in runs:

@@ -45,9 +45,9 @@ class ShortRun:
     sent_mb: float | None = None
     """MB that this machine sent over its network devices (loopback too), a process and step; None: not recorded."""
     memory_mb: float | None = None
-    """A process's peak."""
+    """Peak memory of a process in MB; None: not recorded."""
     state_mb: float | None = None
-    """Weights, gradients and optimizer state of the students, by process."""
+    """MB of weights, gradients and optimizer state of the students in a process; None: not recorded."""
     spread: float = 0.0
     """Spread of its steps as a share of the median: half of the range of the middle two thirds."""
 
@@ -264,11 +264,12 @@ class StepModel:
     overlap: Overlap
     """How much of the communication is hidden."""
     gradient_mb: float
-    """Gradients of all students."""
+    """MB of the gradients of all students."""
     processes: int
-    """Processes of a full machine."""
+    """Processes of a full machine: the most that were measured."""
     error: float | None
-    """Largest deviation from what was measured, as a share; None: no more readings than parameters."""
+    """Largest deviation of a predicted step from a measured one with several processes, as a share; None: no more
+    readings than parameters."""
     perturbed: tuple["StepModel", ...] = ()
     """The same, each fitted with one reading longer by its steps' spread; for the band of :meth:`forecast`."""
 
@@ -336,10 +337,11 @@ def fit(
     """Fits the model of one strategy, and again with each reading longer by its spread.
 
     Args:
-        readings: all short runs; those of ``ddp`` give the compute of every strategy.
+        readings: all short runs; those of ``ddp`` give the compute of every strategy. At least one of ``strategy`` has
+            several processes.
         strategy: a key of :data:`PASSES`.
         ring: inside a machine.
-        gradient_mb: gradients of all students.
+        gradient_mb: MB of the gradients of all students.
     """
     model = _fit_once(readings, strategy, ring, gradient_mb)
     perturbed = []

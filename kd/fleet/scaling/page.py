@@ -27,9 +27,12 @@ def content(
     Args:
         recipe: its name.
         readings: the runs; the first has one process.
-        models: fitted, by strategy.
+        models: fitted, by strategy; ``ddp`` first.
         network: between the machines.
-        pictures: of the training set.
+        pictures: of the training set, by which an epoch's seconds are predicted.
+
+    Returns:
+        ``spread`` in it is the largest of the runs, as a share of the step.
     """
     single = readings[0]
     predicted: list[dict[str, Any]] = []
@@ -147,7 +150,10 @@ def _predicted(
 
 
 def sections(scale: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The sections of the page, from the content of ``scale.json``."""
+    """The sections of the page, from the content of ``scale.json``, for :func:`kd.report.html.write_page`.
+
+    The first one's ``text`` is the headline, which ``kd-scale`` prints too.
+    """
     measured = scale["measured"]
     predicted = scale["predicted"]
     rates = next(iter(scale["fitted"].values()))["rates_ms"]
@@ -221,7 +227,7 @@ def _case(row: Mapping[str, Any]) -> str:
 
 
 def band(values: Sequence[float]) -> str:
-    """A value with its lowest and highest, as text: ``12.3 (11.1 to 14)``."""
+    """``[expected, lowest, highest]`` as text: ``12.3 (11.1 to 14)``."""
     middle, low, high = (f"{v:,.0f}" if v >= 1000 else f"{v:.3g}" for v in values)
     return f"{middle} ({low} to {high})"
 
@@ -306,7 +312,7 @@ def _cost(m: Mapping[str, Any], scale: Mapping[str, Any]) -> list[Any]:
     """A row of the table of traffic and memory, in MB: the case, what the ring sends, then what was recorded.
 
     Args:
-        m: a measured run, as ``scale.json`` has it.
+        m: a measured run, as ``scale.json`` has it; what was not recorded is an empty cell.
         scale: the whole ``scale.json``.
     """
     any_model = next(iter(scale["fitted"].values()))

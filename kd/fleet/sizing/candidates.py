@@ -86,7 +86,9 @@ class Candidate:
 def drawing(
     spec: StudentSpec, student: Student, key: str = "model.student"
 ) -> Callable[[], nn.Module]:
-    """A function that builds a model with weights as drawn, for a student's task and classes; picklable.
+    """A function that builds a model with weights as drawn, for a student's task and classes.
+
+    It is picklable: another process times the model.
 
     Args:
         spec: settings of the model.
@@ -205,9 +207,9 @@ def _named(
 
 
 def smallest(sizes: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one of their architecture undercuts in depth and cost.
+    """Those that no other one of their architecture undercuts in depth and cost; in the order of ``sizes``.
 
-    A budget that is too small for these is too small for all.
+    A budget of latency or file size that is too small for these is taken as too small for all.
     """
     return [size for size in sizes if not any(_undercuts(other, size) for other in sizes)]
 
@@ -334,7 +336,7 @@ def _begin_without_values(
 
 
 def _shapes(model: nn.Module) -> tuple[object, ...]:
-    """The heads of a ViT (0 for any other model), then each parameter's name and shape.
+    """The heads of a ViT (0 for any other model), then a pair for each parameter: name and shape.
 
     Two models with equal tuples have the same architecture; parameters alone do not show the number of heads.
     """
@@ -347,7 +349,10 @@ def _shapes(model: nn.Module) -> tuple[object, ...]:
 
 
 def _rounded(width: float, most: int) -> int:
-    """A multiple of 32, from 256 on of 64, which kernels like; a teacher narrower than that has none below it."""
+    """``width`` as a multiple of 32, from 256 on of 64, which kernels like: at least 32, and at most ``most``.
+
+    ``most`` is the teacher's width, which is taken as it is.
+    """
     step = 64 if width >= 256 else 32
     return min(most, max(32, step * round(width / step)))
 

@@ -1,7 +1,8 @@
 """What ``kd-size`` writes and prints: the table, ``sizes.json``, ``sizes.html`` and ``student.yaml``.
 
 ``sizes`` is the content of ``sizes.json`` in all functions, ``row`` one of its candidates: ``latency_ms``, ``mb``,
-``params``, and ``score``, a share in [0, 1], where it was scored. Other programs read that file: its keys stay.
+``params``, and ``score``, where it was scored: the metric in its own unit, of accuracies a share in [0, 1]. Other
+programs read that file: its keys stay.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ def _chosen(sizes: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def headline(sizes: Mapping[str, Any]) -> str:
-    """One sentence: the chosen size with its score, latency in ms and millions of parameters."""
+    """One sentence: the chosen size with its score, latency in ms and millions of parameters, or that none was scored."""
     bounds = ", ".join(f"{key} <= {value:g}" for key, value in sizes["budget"].items())
     within = f" within {bounds}" if bounds else ""
     row = _chosen(sizes)
@@ -136,7 +137,10 @@ def _remarks(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
 
 
 def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | None]:
-    """The sections of the page, from the content of ``sizes.json``."""
+    """The sections of the page, from the content of ``sizes.json``, for :func:`kd.report.html.write_page`.
+
+    None stands for one without content, which the page leaves out.
+    """
     conditions = Conditions(**sizes["conditions"])
     columns, rows = table(sizes)
     return [
@@ -229,7 +233,10 @@ def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
 
 
 def _trained(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table of trained students that ``kd-size RUN_FOLDER`` has compared; None without any."""
+    """The table of trained students that ``kd-size RUN_FOLDER`` has compared; None without any.
+
+    ``score`` is on the run's own validation split; the candidates' are on held-out training pictures.
+    """
     rows = []
     for run in sizes.get("trained", []):
         score = run.get("score")

@@ -57,7 +57,7 @@ class SizingPlan:
     sizes: tuple[int, ...]
     """Sides of the students' input in pixels; empty: the recipe's."""
     count: int
-    """How many candidates in all."""
+    """How many candidates in all; ``archs`` may be more."""
     steps: int
     """Optimizer steps of the short distillation; 0: none, candidates are scored as inherited."""
 

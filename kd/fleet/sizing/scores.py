@@ -26,9 +26,10 @@ from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
 PICTURES = 256
-"""At most, that a candidate is fitted on: sizes rank alike on 128, and a fit on all takes minutes."""
+"""Most training pictures that a candidate's inherited layers are fitted on: sizes rank alike on 128, and a fit on all
+takes minutes."""
 HELD_OUT = 0.2
-"""Share of the training pictures: few pictures rank poorly."""
+"""Share of the training pictures that candidates are scored on: few pictures rank poorly."""
 AT_ONCE = 12
 """Candidates that inherit in one run, with one pass over the teacher's layers; more take more memory."""
 IN_STEP = 4
@@ -42,13 +43,17 @@ Keep = Callable[[dict[str, dict[str, float]]], None]
 
 
 def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> None:
-    """Scores candidates on training pictures that are held out.
+    """Scores candidates on training pictures that are held out; without a classifier on the probe's.
+
+    A metric is in its own unit, of accuracies a share in [0, 1].
 
     Args:
         run: the recipe's; it is built again for each group of candidates.
         candidates: to be scored, :data:`AT_ONCE` at a time.
         steps: of the short distillation; 0: none.
-        keep: gets ``before`` the distillation, of all whose weights are inherited, then ``after``; also the teacher's.
+        keep: is called with scores by candidate: after each group has inherited, with ``before`` of each one that
+            inherits ({} of others) and of the teacher; then, with ``steps``, after each :data:`IN_STEP` of them are
+            distilled, with their ``before`` and ``after``.
     """
     for first in range(0, len(candidates), AT_ONCE):
         group = candidates[first : first + AT_ONCE]
@@ -78,12 +83,12 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
 def _distill(
     run: Run, module: DistillationModule, data: DistillationDataModule, label: str
 ) -> None:
-    """Trains the module's students for the run's ``max_steps``, with a bar in place of callbacks.
+    """Trains the module's students for the run's ``max_steps`` optimizer steps, with a bar in place of callbacks.
 
     Args:
-        run: its settings make the trainer.
+        run: its settings make the trainer, a new one at each call.
         module: trained in place.
-        data: without validation.
+        data: its training pictures; nothing is validated.
         label: of the bar.
     """
     trainer = make_trainer(run)
@@ -152,9 +157,9 @@ def split_of(student: Student) -> str:
 
 
 def hold_out(module: DistillationModule, data: DistillationDataModule) -> DistillationDataModule:
-    """Replaces validation by :data:`HELD_OUT` of the training pictures, in place; returns ``data``.
+    """Makes :data:`HELD_OUT` of the training pictures the validation split, in place; returns ``data``.
 
-    Students without a classifier are scored on the probe's pictures: then nothing changes.
+    Training leaves them out. Students without a classifier are scored on the probe's pictures: then nothing changes.
     """
     if split_of(module.student_of_one) == "val":
         data.splits.validate_in_training(HELD_OUT)

@@ -177,7 +177,9 @@ class SizeSearch:
         }
 
     def _teacher_size(self) -> list[Candidate]:
-        """The teacher as a size to be timed; [] where it is not one open model of timm's."""
+        """The teacher as a size to be timed, in a list; [] where there are several, or it is not a model of timm's whose
+        layers can be read.
+        """
         if self.teacher is None or len(self.teacher.members) != 1:
             return []
         (member,) = self.teacher.members.values()
@@ -219,7 +221,7 @@ class SizeSearch:
                 others in turns.
 
         Returns:
-            Numbers of :func:`kd.fleet.sizing.timing.latencies` by candidate.
+            Numbers of :func:`kd.fleet.sizing.timing.latencies` by candidate's name.
         """
         conditions = self.plan.conditions
         basis = [
@@ -247,7 +249,10 @@ class SizeSearch:
         return known | measured
 
     def _basis(self) -> dict[str, Any]:
-        """What a score depends on beside the candidate: its key among the results, so that a change measures anew."""
+        """What a score depends on beside the candidate, as plain values: a part of its key among the results.
+
+        A search with another value in it measures anew.
+        """
         config = self.run.config
         of_models = ("student", "teacher", "teachers")
         return {
@@ -294,9 +299,9 @@ class SizeSearch:
             rows[name].update(values, score=values[decisive])
 
     def _best_of_runs(self, row: Row) -> float | None:
-        """The best metric of the recipe's finished runs with this size, the same data and the same teacher.
+        """The best metric of the recipe's finished runs with this size, the same source of data and the same teachers.
 
-        Read from the run folders beside this search; None without any.
+        Read from the run folders in ``runs_dir/RECIPE``; None without any.
         """
         config = self.run.config
         values = []
@@ -309,7 +314,7 @@ class SizeSearch:
             student = model.get("student") or {}
             if data.get("source") != config["data"]["source"]:
                 continue
-            if model.get("teacher") != config["model"]["teacher"]:
+            if any(model.get(key) != config["model"][key] for key in ("teacher", "teachers")):
                 continue
             if any(student.get(key) != row[key] for key in SAME):
                 continue
@@ -322,7 +327,7 @@ class SizeSearch:
 
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
-    """The budget's keys that a candidate exceeds; a number that it lacks counts as 0."""
+    """The budget's keys that a candidate exceeds; a number that it lacks, as it was not measured, counts as 0."""
     return [key for key, most in budget.items() if row.get(key, 0) > most]
 
 
@@ -380,7 +385,7 @@ def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str |
 
     Args:
         rows: of the candidates; only those with a ``score`` can be on the front.
-        budget: upper bounds.
+        budget: upper bounds by key of :data:`kd.fleet.sizing.plan.BUDGETS`; candidates beyond them have no ``score``.
         sign: 1 where a larger score is better, -1 where a smaller one is.
 
     Returns:

@@ -27,7 +27,7 @@ from kd.ship.latency import TURNS, in_turns, medians
 CALIBRATE = 8
 """Pictures: int8's kernels, and so their time, do not depend on the scales."""
 SECONDS = 1.0
-"""For which each model is timed, in all rounds together."""
+"""Seconds for which each model is timed, in all rounds together."""
 Call = Callable[[Any], object]
 
 
@@ -75,7 +75,9 @@ def _as_if_trained(model: nn.Module) -> nn.Module:
 
 
 def several(loads: Sequence[Callable[[], Call]]) -> Call:
-    """Opens models in one process, which then runs one of them: ``(number of the model, pictures)``.
+    """Opens models in one process, and returns what runs one of them: ``(number of the model, pictures)``.
+
+    :class:`kd.ship.export.stopwatch.Stopwatch` calls it in the process that times.
 
     Args:
         loads: each opens a model; called once, here.

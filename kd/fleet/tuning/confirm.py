@@ -21,7 +21,7 @@ TEST = "test"
 
 
 def search_and_confirm(plan: SearchPlan) -> int:
-    """Searches, writes what was found after each trial, prints the table; returns the exit status.
+    """Searches, writes what was found after each trial, prints the table; returns the exit status, 1 without a result.
 
     Trials run on shares of this machine, or of a Ray cluster (``jobs=ray``), which is joined for as long as this takes.
     """
@@ -70,10 +70,10 @@ def _write(search: Search) -> None:
 
 
 def revive(search: Search) -> None:
-    """Trains to its end the trial that ``revive`` names; its result counts as a trial of its own.
+    """Trains to its end the trial that ``revive`` names, from its last checkpoint; its result is added as a trial.
 
     Raises:
-        UserError: no trial was stopped early, or not this one.
+        UserError: no trial was stopped early, or not this one; or it is running already, or fails.
     """
     objectives = search.plan.objectives
     trial = _stopped_trial(search)

@@ -1,6 +1,7 @@
 """A search as a page: what matters, how each value did, all trials' curves, the front, the cost."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,17 @@ def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
 def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
     """How many trials have ended in which way, and the time that they took, as cards.
 
-    The time is the sum over all trials, also those that ran beside each other.
+    The time is the sum over all trials that have ended, also those that ran beside each other. What stopping early has
+    saved is a share of the epochs of those that were stopped or ended well.
     """
     states = ("complete", "pruned", "failed", "running")
     counts = {state: len(study.trials(state)) for state in states}
     seconds = sum(trial.user_attrs.get("wall_s") or 0.0 for trial in study.trials())
-    epochs = sum(trial.user_attrs.get("epochs") or 0 for trial in study.trials())
+    epochs = _epochs(study.trials())
     epochs_without_pruning = plan.epochs * (counts["complete"] + counts["pruned"])
     saved = ""
     if counts["pruned"] and epochs_without_pruning:
-        share = 1 - epochs / epochs_without_pruning
+        share = 1 - _epochs(study.trials("complete", "pruned")) / epochs_without_pruning
         saved = f"{share:.0%} of the epochs saved by stopping early"
     where = "under Ray"
     if isinstance(plan.jobs, int):
@@ -105,6 +107,11 @@ def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
             ["cost", duration(seconds), f"{where}; {epochs} epochs"],
         ],
     }
+
+
+def _epochs(trials: Sequence[FrozenTrial]) -> int:
+    """Epochs that trials have trained, together; one that has not ended counts as 0."""
+    return sum(trial.user_attrs.get("epochs") or 0 for trial in trials)
 
 
 def _importance(study: Study) -> dict[str, Any] | None:
@@ -269,7 +276,7 @@ def _front(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
 
 
 def _table(study: Study, plan: SearchPlan) -> dict[str, Any]:
-    """All trials that have not failed, the best first, as a table."""
+    """All trials that have ended without failing, the best by the first objective first, as a table."""
     rows = []
     for t in ranked(study, plan):
         if t.state.name != "FAIL":

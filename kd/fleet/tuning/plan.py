@@ -41,7 +41,7 @@ class SearchObjective:
     """What a search makes as large, or as small, as it can."""
 
     name: str
-    """``val/acc1``, or one of :data:`OF_THE_SUMMARY`."""
+    """A validation metric (``val/acc1``), one of :data:`OF_THE_SUMMARY`, or :data:`LATENCY`."""
     maximize: bool
     """Whether more is better."""
 
@@ -85,23 +85,24 @@ class SearchPlan:
     space: tuple[Space, ...]
     """What is searched, in this order: a key before those below it."""
     objectives: tuple[SearchObjective, ...]
-    """The first one decides which trials are stopped early."""
+    """At least one; the first ranks the trials. Where it is the only one, and a validation metric, the pruner reads
+    it."""
     trials: int
     """How many trials in all, of all machines."""
     jobs: int | TrialShare
     """Trials at a time on this machine; or a trial's share of a Ray cluster."""
     hours: float | None
-    """Hours of this command; None: as long as it takes."""
+    """Hours of this command, after which running trials save and the search ends; None: as long as it takes."""
     trial_hours: float | None
     """Hours after which a trial has failed; None: no limit."""
     sampler: str
-    """Chooses the values."""
+    """One of :data:`SAMPLERS`, which chooses the values."""
     pruner: str
-    """Stops trials early."""
+    """One of :data:`PRUNERS`, which stops trials early."""
     folder: Path
     """Folder of the search."""
     confirm: int
-    """Fresh seeds for the winner and the default."""
+    """How many fresh seeds the winner and the default are trained on; 0: none."""
     revive: str | None
     """A stopped trial to be trained to its end: its number, or ``best``."""
 
@@ -202,7 +203,7 @@ def _limit(settings: dict[str, Any], key: str) -> float | None:
 
 
 def _check_grid(spaces: Sequence[Space]) -> None:
-    """Refuses ranges of real numbers in a grid search."""
+    """Refuses ranges of real numbers in a grid search, by a UserError."""
     for space in spaces:
         if space.choices is None and not space.integer:
             raise UserError(
@@ -256,7 +257,9 @@ def _from_file(
 
 
 def _as_on_a_command_line(space: object) -> object:
-    """A space with its texts read: a trial gets each choice as a word of its command line."""
+    """A space with its texts read as YAML, for the check of what it names: a trial gets each choice as a word of its
+    command line. A text that is no YAML stays.
+    """
     if isinstance(space, list):
         return [_as_on_a_command_line(choice) for choice in space]
     if not isinstance(space, str):
@@ -312,7 +315,7 @@ def _objective(text: str) -> SearchObjective:
 
 
 def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
-    """Refuses a pruner that does not exist, or whose objective is not known at each epoch."""
+    """Refuses a pruner that does not exist, or whose objective is not known at each epoch, by a UserError."""
     _one_of("pruner", pruner, PRUNERS)
     if pruner == "none":
         return

@@ -74,7 +74,10 @@ def write_best(study: Study, plan: SearchPlan) -> None:
 
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
-    """All ended trials of a search: finished ones, the best by the first objective first; then stopped, then failed."""
+    """All ended trials of a search: finished ones, the best by the first objective first; then stopped, then failed.
+
+    Trials are Optuna's ``FrozenTrial``.
+    """
     sign = -1 if plan.objectives[0].maximize else 1
 
     def worst_last(trial: Any) -> float:

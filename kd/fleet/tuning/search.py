@@ -217,7 +217,7 @@ class Search:
         return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
-        """Reports the metric of each new epoch to the pruner, which may stop the trial.
+        """Reports the metric of each new epoch (from 1) to the pruner, which may stop the trial.
 
         Only with one objective that is a validation metric: no other is known at each epoch.
         """

@@ -158,10 +158,11 @@ def short(value: object) -> str:
 
 
 def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:
-    """A trial's values by key; a key that does not exist under a trial's choices is left out.
+    """A trial's values by key, as :meth:`Space.suggest` gives them; one that does not exist under its choices is left
+    out.
 
     Args:
-        spaces: of all keys; one that others depend on comes first.
+        spaces: of all keys; one that others depend on comes before them.
         trial: of Optuna, which remembers the values under the same keys.
     """
     chosen: dict[str, Any] = {}

@@ -91,7 +91,10 @@ class Study:
         )
 
     def ask(self, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
-        """A new trial, and its values by key as the sampler chooses them."""
+        """A new trial, and its values by key as the sampler chooses them.
+
+        The caller holds the search's lock, lest two processes draw the same values.
+        """
         self._sow()
         trial = self.study.ask()
         return trial, suggest(spaces, trial)
@@ -145,13 +148,18 @@ class Study:
         )
 
     def best(self) -> list[Any]:
-        """The best finished trial; with several objectives the Pareto front; [] before any has finished."""
+        """The best finished trial, and those that equal it; with several objectives the Pareto front; [] before any has
+        finished.
+        """
         if self.trials("complete"):
             return self.study.best_trials
         return []
 
     def importance(self) -> dict[str, float]:
-        """How much each parameter decides the first objective (PED-ANOVA, shares of 1); empty for few trials."""
+        """How much each parameter decides the first objective, by key (PED-ANOVA, shares of 1).
+
+        {} for fewer than four finished trials, and where it can't be computed.
+        """
         done = self.trials("complete")
         if len(done) < 4:
             return {}

@@ -330,7 +330,14 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
-    """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it; [] without the file, or a torn one."""
+    """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it.
+
+    [] without the file, or where it can't be read (a torn line, as it is being written).
+
+    Args:
+        run: the run's folder.
+        metric: a column of the file, ``val/acc1``.
+    """
     try:
         with lines_of(run / "metrics.csv", LARGEST_LOG) as lines:
             values = []

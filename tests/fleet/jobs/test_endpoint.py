@@ -191,6 +191,7 @@ def test_an_endpoint_from_creation_to_deletion(
     assert main("launch", ["endpoint", str(folder), *items]) == 0
     told = capsys.readouterr().out
     assert "kd-launch: food: InService" in told
+    assert f"is removed by: kd-launch endpoint {folder} job=food --delete\n" in told
     assert "the first validation picture: the endpoint answers " in told
     assert cloud.describe_endpoint(EndpointName="food")["EndpointStatus"] == "InService"
     assert main("launch", ["endpoint", str(folder), *items]) == 2, "a second one of the same name"

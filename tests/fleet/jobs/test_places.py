@@ -54,7 +54,7 @@ def test_sky_takes_an_image_with_or_without_its_prefix(
 
 def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "sky", f"recipe={tiny}", "instances=2xA100:8", "spot=true", "bucket=s3://kd-test/runs", *CLOUD,
-                 "infra=aws", "data.source.root=channel:photos", "channel.photos=s3://kd-test/food")  # fmt: skip
+                 "hours=2", "infra=aws", "data.source.root=channel:photos", "channel.photos=s3://kd-test/food")  # fmt: skip
     (task,) = yaml.safe_load_all(text)
     assert (task["name"], task["num_nodes"]) == ("food-1", 2)
     assert task["resources"] == {
@@ -68,6 +68,7 @@ def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert task["envs"] == {"SM_CHANNEL_PHOTOS": "/kd-channels/photos"}
     assert task["run"] == (
+        "timeout --foreground --signal=TERM --kill-after=300 7200 "
         "kd-train recipe=/kd-files/tiny.yaml data.source.root=channel:photos runs_dir=/kd-runs name=food-1\n"
     )
     _check_by_skypilot([task])
@@ -273,6 +274,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is not an option of sbatch"),
         (["slurm", "instances=1xml.g5.xlarge"], "instances: must name each machine's parts"),
         (["slurm", "instances=1xgpu:8", "spot=true"], "spot: SLURM's machines have no price by the hour"),
+        (["slurm", "instances=1xgpu:8", "wait=no"], "wait: must be true or false, got 'no'"),
         (["kubernetes", "instances=1xgpu:8", *CLOUD], "claim: must be given"),
         (["kubernetes", "instances=1xA100:8", "claim=c", *CLOUD], "instances: Kubernetes counts gpu:N or cpu:N"),
         (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),

@@ -171,6 +171,21 @@ def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFi
     assert json.loads(told.out)["RoleArn"] == "arn:aws:iam::ACCOUNT:role/NAME"
 
 
+def test_the_logs_of_more_than_fifty_machines_are_printed(
+    cloud: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CloudWatch lists 50 streams a page."""
+    logs = boto3.client("logs")
+    logs.create_log_group(logGroupName=_Log.GROUP)
+    for number in range(1, 61):
+        place = {"logGroupName": _Log.GROUP, "logStreamName": f"tiny-1/algo-{number}-16"}
+        logs.create_log_stream(**place)
+        event = {"timestamp": round(1000 * time.time()), "message": "begins"}
+        logs.put_log_events(**place, logEvents=[event])
+    _Log(logs, "tiny-1").print_new()
+    assert len(capsys.readouterr().out.splitlines()) == 60
+
+
 def test_a_log_of_several_pages_is_printed_whole(
     cloud: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.target import Outcome, Tail, ask, command, need, refuse_spot
+from kd.fleet.jobs.target import Outcome, Tail, ask, command, need, refuse_spot_and_channels
 from kd.fleet.jobs.torchrun import Torchrun
 
 
@@ -47,13 +47,15 @@ def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path)
     job = Job("food-1", "x", {"own recipe.yaml": own}, ["recipe=own recipe.yaml", "optim.lr=1"], None, None, False, 1,
               None, None, tmp_path / "runs", {}, {})  # type: ignore[arg-type] # fmt: skip
     assert command(job) == f"'recipe={own}' optim.lr=1 runs_dir={tmp_path}/runs name=food-1"
-    refuse_spot(job, "SLURM's machines")
+    refuse_spot_and_channels(job, "SLURM's machines")
     with pytest.raises(UserError, match="spot: SLURM's machines have no price by the hour"):
-        refuse_spot(replace(job, spot=True), "SLURM's machines")
+        refuse_spot_and_channels(replace(job, spot=True), "SLURM's machines")
     with pytest.raises(
         UserError, match="channel:photos: SLURM's machines see this machine's folders"
     ):
-        refuse_spot(replace(job, items=["data.source.root=channel:photos"]), "SLURM's machines")
+        refuse_spot_and_channels(
+            replace(job, items=["data.source.root=channel:photos"]), "SLURM's machines"
+        )
     place, done = Torchrun(), Outcome(True, "done")
     assert place.fetch(done, tmp_path) == tmp_path and place.fetch(done, own) is None
     assert done.hours is None

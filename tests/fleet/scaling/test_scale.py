@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from kd.cli import main
+from kd.commands.scale import _measure
+from kd.fleet.scaling.measure import ScalingPlan
+from kd.fleet.scaling.model import Network
+from kd.report.records import RunRecords
 from tests._helpers import run_cli
 
 
@@ -39,6 +43,24 @@ def test_more_processes_than_gpus(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert main("scale", [f"recipe={recipe}", "processes=1,4", "trainer.accelerator=gpu"]) == 2
     assert "kd-scale: processes: 4, but there are 2 GPUs" in capsys.readouterr().err
+
+
+def test_no_teacher_of_several_reads_a_cache_in_short_runs(tmp_path: Path) -> None:
+    """A cache would leave the teachers' time out of a step."""
+
+    class Begun(Exception):
+        """The first short run would begin."""
+
+    class Plan(ScalingPlan):
+        def run(self, case: object) -> RunRecords:
+            raise Begun
+
+    plan = Plan([], "tiny", tmp_path, [1, 2], ["ddp"], 8, 5, 1)
+    model = {"teacher": None, "teachers": {"a": {"cache": "on"}, "b": {"cache": "auto"}}}
+    config = {"model": model, "trainer": {"precision": "32-true", "accelerator": "cpu"}}
+    with pytest.raises(Begun):
+        _measure(config, plan, Network())
+    assert plan.items == ["model.teachers.a.cache=off", "model.teachers.b.cache=off"]
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -198,6 +200,24 @@ def test_nothing_is_predicted_without_evidence() -> None:
     assert "predicted" not in rows[0]
     assert predict(rows, {"a": 0.7, "b": 0.7, "c": 0.85, "d": None}) == 3
     assert rows[3]["predicted"] == pytest.approx([0.95, 0.9, 1.0])
+
+
+def test_runs_of_other_teachers_are_no_evidence(tmp_path: Path) -> None:
+    """Several teachers are settings of their own, ``model.teachers``, beside which ``model.teacher`` is empty."""
+    size = {"arch": "vit", "img_size": None, "kwargs": {}}
+    mine = {"teacher": None, "teachers": {"a": {"arch": "large"}}}
+    for number, teachers in enumerate((mine["teachers"], {"a": {"arch": "other"}})):
+        folder = tmp_path / f"{number:03d}"
+        folder.mkdir()
+        model = {"teacher": None, "teachers": teachers, "student": size}
+        (folder / "config.yaml").write_text(yaml.safe_dump({"model": model, "data": {"source": 1}}))
+        done = {"status": "done", "student": {"best_val": {"acc1": 0.5 + number / 4}}}
+        (folder / "summary.json").write_text(json.dumps(done))
+    config = {"model": mine, "data": {"source": 1}}
+    searched: Any = SimpleNamespace(
+        run=SimpleNamespace(config=config), runs=tmp_path, metric="acc1", sign=1
+    )
+    assert search.SizeSearch._best_of_runs(searched, size) == 0.5
 
 
 def test_a_budget_below_the_smallest_candidate_is_refused_before_the_others_are_timed(

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +26,7 @@ pytest.importorskip("optuna")
 from kd.cli import main, train_main
 from kd.errors import needs_extra
 from kd.fleet.tuning import study as studies
+from kd.fleet.tuning.page import _cards
 from kd.fleet.tuning.plan import SAMPLERS, _objective
 from kd.fleet.tuning.results import Confirmation
 from kd.fleet.tuning.space import parse
@@ -311,6 +314,22 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
         "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
     )
     assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
+
+
+def test_epochs_of_failed_trials_are_none_that_stopping_early_could_save(tmp_path: Path) -> None:
+    """One trial of ten epochs, one stopped after two, and one that failed after nine: eight of twenty are saved."""
+    study = Study(tmp_path, ["maximize"], "random", "none", 10, 0)
+    for state, values, epochs in (
+        ("complete", [1.0], 10),
+        ("pruned", None, 2),
+        ("failed", None, 9),
+    ):
+        trial, _ = study.ask([parse("optim.lr", "0.1..0.9")])
+        study.tell(trial, state, values, {"epochs": epochs, "wall_s": 1.0})  # type: ignore[arg-type]
+    plan: Any = SimpleNamespace(epochs=10, trials=3, sampler="random", pruner="none", jobs=1)
+    cards = {name: (text, note) for name, text, note in _cards(study, plan)["cards"]}
+    assert cards["stopped early"] == ("1", "40% of the epochs saved by stopping early")
+    assert cards["cost"][1] == "of 1 at a time; 21 epochs"
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
