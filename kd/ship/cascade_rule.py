@@ -12,7 +12,7 @@ from kd.errors import UserError
 from kd.proof.binomial import both_bounds
 from kd.proof.cascade import SCORES, Score, features_of, score_of
 from kd.report.proven_cascade import FILE
-from kd.storage.elsewhere import mapping_of
+from kd.storage.elsewhere import mapping_of, text_in
 from kd.storage.student_metadata import weights_digest
 
 WINDOW = 500
@@ -43,7 +43,8 @@ class CascadeRule:
 
 
 def goal_of_rule(run: Path) -> str | None:
-    """The goal that a run's rule reaches, as it was given; None without a rule for the run's weights.
+    """The goal that a run's rule reaches, as it was given (``share=0.8``); None without a rule for the run's weights,
+    or without its goal in the file.
 
     Args:
         run: its folder.
@@ -52,7 +53,7 @@ def goal_of_rule(run: Path) -> str | None:
         read_rule(run, "true")
     except UserError:
         return None
-    return str(mapping_of(run / FILE)["goal"])
+    return text_in(mapping_of(run / FILE), "goal") or None
 
 
 def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
@@ -62,6 +63,9 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
         run: its folder.
         defer: ``true`` for the threshold that was chosen, or the share of pictures to ask the teacher for.
         key: what messages begin with; only ``defer`` takes a share in place of a threshold.
+
+    Returns:
+        For a share, the threshold below which this share of the measured pictures lies; ``asked`` is their number.
 
     Raises:
         UserError: nothing was measured, or for other weights; no threshold was found; ``defer`` is out of range.
@@ -124,8 +128,9 @@ class ShareWatch:
     def add(self, asked: bool) -> bool:
         """Takes in a picture; says whether the alert has begun with it.
 
-        The alert begins where the intervals of both shares, of the measured pictures and of a full window of new ones,
-        do not meet, and ends where they do.
+        The alert begins where the intervals of both shares, of the measured pictures (95 % confidence) and of a full
+        window of new ones (:data:`ALARM` on each side), do not meet, and ends where they do. Before the window is full
+        there is none.
         """
         self.newest.append(asked)
         if len(self.newest) < WINDOW:

@@ -42,7 +42,7 @@ class FinishedRun:
     classes: list[str]
     """Names by class id; empty for a student without a classifier."""
     task: Task
-    """What its answers mean, built for the classes."""
+    """What its answers mean; reading :attr:`data` builds it for the classes."""
     load_teachers: Callable[[], Specs]
     """Gives the settings of the teachers."""
     load_data: Callable[[], DistillationDataModule]
@@ -84,7 +84,7 @@ class FinishedRun:
 
     @cached_property
     def data(self) -> DistillationDataModule:
-        """The run's data, with the validation split loaded.
+        """The run's data, with the validation split loaded; :attr:`task` is built for its classes.
 
         Raises:
             UserError: it is gone, or has other classes.
@@ -126,7 +126,13 @@ class FinishedRun:
         return None
 
     def feature_teachers(self) -> dict[str, RunTeacher]:
-        """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
+        """The teachers of a run without labels, by name, without classifiers; a single teacher's name is "".
+
+        Those whose checkpoint is gone are left out with a line on stderr; a class that answers has no features.
+
+        Raises:
+            UserError: one can't be built.
+        """
         teachers: dict[str, RunTeacher] = {}
         for name, spec in self.teachers.items():
             if isinstance(spec.builder, Teacher):  # a class that answers has no features
@@ -183,7 +189,10 @@ class FinishedRun:
         return in_torch(self.prepared("nhwc"))
 
     def teacher_runtime(self, layout: Layout) -> Runtime | None:
-        """The teacher in torch on uint8 pictures; None where none answers in classes."""
+        """The teacher in torch: uint8 pictures in ``layout``, of the run's size -> logits in the data's classes.
+
+        None where :meth:`teacher` gives none.
+        """
         teacher = self.teacher()
         if teacher is None:
             return None
@@ -226,7 +235,8 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
 def _why_missing(name: str, spec: TeacherSpec) -> str:
     """Why a teacher's weights, or its file of answers, can't be had; "" where they can.
 
-    That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs.
+    That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs. Of pre-trained
+    weights the disk and the hub are asked.
 
     Args:
         name: of one of several teachers; "" of a single one.

@@ -64,6 +64,9 @@ def predict(
         files: of the pictures.
         device: runs the student.
         bad: gets the files that can't be read, each with the reason in words; they have no answer.
+
+    Yields:
+        Name, answer (float32 on the CPU, ``(C,)``, of masks ``(C, H', W')``) and height and width of each picture.
     """
     model = opened.model.to(device).eval()
     # masks: nothing cut
@@ -148,7 +151,8 @@ def write(
         answers: in the order of ``files``.
         files: the pictures.
         top: classes a picture in a table.
-        out: see :func:`check_out`; None: masks and features go into the run's folder, rows are printed.
+        out: see :func:`kd.ship.predict_words.check_out`; None: masks go to ``predict/`` in the run's folder, features to
+            ``predict/features.npz`` there, rows are printed.
 
     Returns:
         The file or folder; None where rows were printed.

@@ -40,16 +40,17 @@ def answers_of(student: Path) -> str | None:
 
 
 def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None) -> list[str]:
-    """The picture files that files, folders, patterns and lists name, each once, in order.
+    """The picture files that files, folders, patterns and lists name, each once, in the order of the words.
 
-    Hidden files in folders are left out.
+    Those of a folder (at any depth, by their endings; hidden ones are left out) or of a pattern are sorted, those of a
+    list as they are in it. Whether a file is a picture shows when it is read.
 
     Args:
         words: of the command line.
         source: the run's ``data.source``; how its lists are read counts for the lists among ``words`` too.
 
     Raises:
-        UserError: a word that names no picture.
+        UserError: a word that names no file, or a folder without pictures.
     """
     unique: dict[str, None] = {}
     for word in words:
@@ -93,7 +94,7 @@ def check_out(kind: str, out: Path | None) -> None:
     """Checks that answers of this kind can be written to ``out``.
 
     Args:
-        kind: see :attr:`FinishedRun.kind`.
+        kind: see :attr:`kd.ship.finished.FinishedRun.kind`.
         out: a folder for masks, a ``.npz`` for features, else a table; None: the usual place.
 
     Raises:

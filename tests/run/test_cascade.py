@@ -13,7 +13,7 @@ from PIL import Image
 
 from kd.cli import main
 from kd.errors import UserError
-from kd.ship.cascade_rule import CascadeRule, ShareWatch, read_rule
+from kd.ship.cascade_rule import CascadeRule, ShareWatch, goal_of_rule, read_rule
 from kd.storage.student_metadata import weights_digest
 from tests._helpers import CLASSES
 from tests._serving import serving
@@ -79,6 +79,17 @@ def test_a_rule_is_for_the_weights_it_was_measured_with(measured: Path) -> None:
             read_rule(measured, "0.1", key)
     file.write_bytes(before)
     assert read_rule(measured, "0.1").asked == 6
+
+
+def test_a_rule_that_names_no_goal_counts_as_none(measured: Path) -> None:
+    assert goal_of_rule(measured) == "share=0.8"
+    file = measured / "cascade.json"
+    before = file.read_text()
+    rule = json.loads(before)
+    del rule["goal"]
+    file.write_text(json.dumps(rule))
+    assert goal_of_rule(measured) is None
+    file.write_text(before)
 
 
 @pytest.mark.parametrize(

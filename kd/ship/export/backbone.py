@@ -95,7 +95,7 @@ class Backbone(Format):
         """A callable that gives all values of the last layer's features, unpooled and flattened.
 
         It takes NumPy, uint8 ``(N, *manifest.shape)``, and gives float32 ``(N, D)``. ``threads`` is not read: torch's
-        own setting counts.
+        own setting counts. For files in timm's names: one of a builder's model needs the student, :meth:`open_written`.
 
         Raises:
             UserError: the metadata is not that of such an export, or names arguments that do not fit the tensors.

@@ -154,7 +154,10 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime."""
+        """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime.
+
+        Timing calls it in a process of its own, on an object that has written nothing.
+        """
 
     def open_written(self, job: ExportJob, file: Path) -> Runtime:
         """Loads what :meth:`write` has just written for ``job``, to compare it; as :meth:`open`, unless the file alone
@@ -167,7 +170,10 @@ class Format(ABC):
         return ""
 
     def simulate(self, file: Path) -> Runtime:
-        """Runs an FP16 export as a machine with FP16 would, each result rounded; of formats with :attr:`halves`."""
+        """Runs an FP16 export as a machine with FP16 would, each result rounded; of formats with :attr:`halves`.
+
+        Called after :meth:`write` on the same object, which may keep the proof of another file's graph.
+        """
         raise NotImplementedError
 
     def reference(self, job: ExportJob) -> "nn.Module":
@@ -176,10 +182,11 @@ class Format(ABC):
 
 
 def find_format(name: str) -> Format:
-    """The format of one of the names in :data:`FORMATS`, or of a class path.
+    """The format of one of the names in :data:`FORMATS`, or of a class path, which is imported.
 
     Raises:
-        UserError: no such name or class; the message lists the names and the nearest one.
+        UserError: no such name or class (the message lists the names and the nearest one), a format that kd does not
+            write (:data:`ELSEWHERE`), or a former name.
     """
     elsewhere = OTHER_NAMES.get(name.lower(), name.lower())
     if elsewhere in ELSEWHERE:
@@ -198,7 +205,7 @@ def find_format(name: str) -> Format:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings and log lines of libraries that convert a graph."""
+    """Inside, without the warnings and log lines of libraries that convert a graph; errors are logged."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -259,7 +266,10 @@ def attends(student: "nn.Module") -> bool:
 
 
 def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Runtime:
-    """A runtime of a model in torch; pictures of layout ``nhwc`` become ``(N, 3, H, W)`` first.
+    """A runtime of a model in torch, without gradients; pictures of layout ``nhwc`` become ``(N, 3, H, W)`` first.
+
+    With ``nchw``, the default, ``call`` gets them as they come: a model that brings its layout into order itself
+    (:class:`~kd.ship.export.prepared.Prepared`) takes ``(N, H, W, 3)`` too.
 
     Pixels are brought into one order in memory, since the order chooses the kernels, and those the last bits.
     """

@@ -143,7 +143,8 @@ class Cascade(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Both models under the rule, run by ONNX Runtime on the CPU.
+        """Both models under the rule, run by ONNX Runtime on the CPU. The rule is that of this object's :meth:`write`,
+        which comes first.
 
         Args:
             file: ``cascade.json`` beside the folders of both models.
@@ -156,7 +157,7 @@ class Cascade(Format):
         return _runtime(student, teacher, self._read_rule)
 
     def reference(self, job: ExportJob) -> "nn.Module":
-        """Both models under the rule, in torch: what the exported files are compared with."""
+        """Both models under the rule, in torch: what the exported files are compared with; errors as of :meth:`write`."""
         import torch
         from torch import nn
 
@@ -178,7 +179,11 @@ class Cascade(Format):
 
 
 def _rule(job: ExportJob) -> CascadeRule:
-    """The rule that was measured for the run; a user's error where there is none, or it needs kd to be computed."""
+    """The rule that was measured for the run of ``job.weights``.
+
+    Raises:
+        UserError: there is none, or its score is not one of :data:`SCORE_LINES`.
+    """
     rule = read_rule(job.weights.parent, "true", "to=cascade")
     if rule.score not in SCORE_LINES:
         raise UserError(

@@ -154,7 +154,7 @@ class HalfPrecision:
         return list(dict.fromkeys(tensor.layer for tensor in self.ranges if tensor.float32))
 
     def records(self) -> list[dict[str, object]]:
-        """The ranges for JSON."""
+        """The ranges for JSON (``fp16.json``): the fields of :class:`TensorRange`."""
         return [asdict(tensor) for tensor in self.ranges]
 
 
@@ -174,8 +174,8 @@ def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[Te
     (onnxsim, TensorRT), and there they overflow first.
 
     Args:
-        model: in float32, with named nodes.
-        pictures: batches for its input.
+        model: in float32, with named nodes; it is not changed.
+        pictures: batches for its input, uint8.
 
     Returns:
         Weights first, then the results of the operations in the graph's order.
@@ -233,7 +233,7 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
 def _run_probes(
     probed: "onnx.ModelProto", ranges: list[TensorRange], pictures: Iterable[np.ndarray]
 ) -> None:
-    """Runs a graph of :func:`_add_probes` on pictures and fills in the ranges."""
+    """Runs a graph of :func:`_add_probes` on batches of pictures, and fills the numbers of its ``ranges`` in."""
     session = _session(probed)
     outputs = [output.name for output in probed.graph.output]
     probes = [name for name in outputs if name.startswith("kd/")]
@@ -460,7 +460,9 @@ def _name_nodes(graph: "onnx.GraphProto") -> None:
 
 
 def _normalised_axes(node: "onnx.NodeProto") -> list[int]:
-    """Axes that a normalisation takes mean and variance along; empty for any other operation."""
+    """Axes that a normalisation takes mean and variance along, counted from the end (-1); empty for other operations,
+    and for a LayerNormalization whose axis is counted from the front, which torch's exporter does not write.
+    """
     if node.op_type == "InstanceNormalization":
         return [-1]  # the exporter flattens each group to one axis
     if node.op_type != "LayerNormalization":
@@ -472,7 +474,10 @@ def _normalised_axes(node: "onnx.NodeProto") -> list[int]:
 
 
 def layer_of(node: "onnx.NodeProto") -> str:
-    """The student's layer that a node belongs to, as torch names it; the node's name where the graph does not say."""
+    """The student's layer that a node belongs to, as torch names it (``blocks.0.attn``).
+
+    The node's name where the graph does not say; of the preprocessing torch's name of the operation.
+    """
     metadata = {entry.key: entry.value for entry in node.metadata_props}
     scopes: list[str] = literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "[]"))
     if len(scopes) < 2:

@@ -59,9 +59,13 @@ def compare(
         wanted: of a certificate that the export is not worse than the student; None: without one.
 
     Returns:
-        ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1; the
-            task's ``metric`` by name with its values of ``student`` and ``export`` in 0..1, where it has one;
-            ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one is wanted.
+        ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1; but
+            for features the task's ``metric`` by name with its values of ``student`` and ``export`` (shares in 0..1;
+            ``r2`` may be below 0); ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one is
+            wanted.
+
+    Raises:
+        UserError: too few pictures for a certificate.
     """
     judges: dict[str, Task] = {}
     if manifest.task == "features":
@@ -146,7 +150,7 @@ def _images(batch: Batch, layout: Layout) -> torch.Tensor:
 
 
 def _pictures(batches: Iterable[Batch], layout: Layout) -> Iterator[np.ndarray]:
-    """The pictures of each batch as NumPy."""
+    """The pictures of each batch as NumPy, uint8 in the layout, without padding; shows a bar."""
     for batch in bar(batches, label="measuring each layer", unit=" batches"):
         yield _images(batch, layout).numpy()
 

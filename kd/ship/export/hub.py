@@ -65,7 +65,7 @@ class Hub(Format):
 
 
 def made_by_timm(weights: Path, key: str) -> StudentMetadata:
-    """What the ``student.safetensors`` at ``weights`` says of a model that timm has built.
+    """What the ``student.safetensors`` at ``weights`` says of a model that timm has built, also below a segmenter.
 
     Raises:
         UserError: timm has not built it; ``key`` begins the message.

@@ -35,9 +35,9 @@ class ExportManifest:
     """What the answer is: logits of one class a picture, of several labels, of a class for every pixel; features; or
     numbers, each under the name of a class."""
     arch: str
-    """timm's name of the architecture."""
+    """timm's name of the architecture, or the builder's."""
     classes: list[str]
-    """Names by class id; empty for features."""
+    """Names by class id (of ``numbers``: of each number); empty for features."""
     size: tuple[int, int]
     """Height and width of the input in pixels."""
     crop_ratio: float
@@ -49,7 +49,7 @@ class ExportManifest:
     std: list[float]
     """Likewise."""
     format: str
-    """The export's format."""
+    """The export's format as ``to=`` names it; ``torch`` where nothing is exported."""
     int8: bool = False
     """Whether weights and activations are quantised."""
     fp16: bool = False
@@ -95,7 +95,7 @@ class ExportManifest:
         return pixels.transpose(2, 0, 1)
 
     def as_metadata(self) -> dict[str, str]:
-        """For a model file's own metadata: strings by prefixed keys."""
+        """For a model file's own metadata: each field as JSON, by its name after :data:`PREFIX`."""
         return {f"{PREFIX}{key}": json.dumps(value) for key, value in asdict(self).items()}
 
     def write(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ EXTRA = "openvino"
 
 
 class OpenVino(Format):
-    """Converted from ONNX, so that both hold the same graph; weights stay float32."""
+    """Converted from ONNX, so that both hold the same graph; weights keep the type that they have there."""
 
     quantises = True
     halves = True
@@ -23,6 +23,8 @@ class OpenVino(Format):
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.xml`` and ``model.bin``, converted from the ONNX export; float32 is not compressed to float16.
+
+        int8 is made of the converted float32 model, FP16 of the ONNX graph before. Returns the path of ``model.xml``.
 
         Raises:
             UserError: an extra is not installed, or the student has an operator that ONNX lacks.
@@ -43,7 +45,12 @@ class OpenVino(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Runs the model with OpenVINO on the CPU in float32, also where the CPU would be faster in bfloat16."""
+        """Runs the model with OpenVINO on the CPU in float32, also where the CPU would be faster in bfloat16.
+
+        Args:
+            file: ``model.xml``, with ``model.bin`` beside it.
+            threads: of the CPU; 0: OpenVINO's choice.
+        """
         openvino = need("openvino", EXTRA, str(file))
         settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if threads:

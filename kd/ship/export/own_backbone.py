@@ -11,7 +11,10 @@ from kd.models.own import OwnModel, features_of, maps_in
 
 
 def backbone_of_builder(student: nn.Module) -> nn.Module | None:
-    """The builder's model without its classifier, which shares the student's weights; None of other models.
+    """The builder's model without its classifier; None of models that timm or transformers have built.
+
+    A copy that shares the student's parameters, its buffers (statistics of norms) copied; of a student without a
+    classifier the student's model itself.
 
     Raises:
         UserError: a model with classes, but without a last linear layer that gives them.

@@ -9,7 +9,7 @@ from kd.ship.export.manifest import Layout
 
 
 class Prepared(nn.Module):
-    """uint8 pictures -> the student's float32 logits.
+    """uint8 pictures -> the student's float32 logits, or what else it answers.
 
     Scaling to the student's size, where the data's views have another, is written as two matrix products: runtimes do
     not agree on what an antialiased resize operator is, but all of them multiply.
@@ -53,7 +53,9 @@ class Prepared(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """``(N, H, W, 3)`` or ``(N, 3, H, W)`` -> logits ``(N, C)``, dense ``(N, C, H', W')``, features ``(N, D)``."""
+        """uint8 ``(N, H, W, 3)`` or ``(N, 3, H, W)``, by the layout -> float32 logits ``(N, C)``, dense
+        ``(N, C, H', W')``, features ``(N, D)``.
+        """
         if self.layout == "nhwc":
             pictures = pictures.permute(0, 3, 1, 2)
         x = pictures.to(torch.float32)

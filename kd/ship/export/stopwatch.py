@@ -16,7 +16,10 @@ from kd.errors import UserError
 
 
 def open_export(to: str, file: Path, threads: int) -> Callable[[np.ndarray], object]:
-    """Opens an export of the format ``to``; a function of the module, so that the timing process can unpickle it."""
+    """Opens an export of the format ``to`` on ``threads`` threads; returns its runtime.
+
+    A function of the module, so that the timing process can unpickle it.
+    """
     from kd.ship.export.base import find_format
 
     return find_format(to).open(file, threads)
@@ -67,7 +70,15 @@ class Stopwatch:
             ) from error
 
     def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
-        """Milliseconds of each repeat, and the process's peak memory so far in MB."""
+        """Runs the model so often on the same pictures; the errors of :meth:`_request`.
+
+        Args:
+            pictures: what the loaded callable takes, uint8 ``(N, *manifest.shape)`` of a :class:`Runtime`; picklable.
+            repeats: runs.
+
+        Returns:
+            Milliseconds of each run, and the process's peak memory since its start in MB (2**20 bytes).
+        """
         return self._request((pictures, repeats))
 
     def close(self) -> None:

@@ -89,10 +89,15 @@ def save_student(
 ) -> None:
     """Writes ``student.safetensors``: ``timm.create_model(arch, **kwargs)`` + ``load_state_dict``, no ``kd`` needed.
 
+    Beside it the folder ``student/`` of the same weights, as timm (``local-dir:``) or transformers load it; none of a
+    segmenter, of a model of your own, or of one that prepares its pictures itself. The weights are the moving average's
+    where there is one. In a run the first process calls it.
+
     Args:
         module: the trained module (the first of several students), or one of its students.
         path: the file to write; replaced in one step.
-        checkpoint: take the weights from this training checkpoint instead of the module's present ones.
+        checkpoint: take the weights from this training checkpoint, of a run with one student, instead of the module's
+            present ones.
     """
     path = Path(path)
     student = module.student_of_one if isinstance(module, DistillationModule) else module
@@ -179,7 +184,13 @@ def timm_config(
 
 
 def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> None:
-    """Writes a folder for ``timm.create_model("local-dir:...")``; the weights are linked where possible."""
+    """Writes a folder for ``timm.create_model("local-dir:...")``: ``model.safetensors`` and ``config.json``.
+
+    Args:
+        weights: of the student; the folder's are a hard link to them, a copy where the disk has no links.
+        folder: made where it is missing.
+        config: of :func:`timm_config`.
+    """
     second_name(weights, folder / "model.safetensors")
     write_json(folder / "config.json", config)
 
@@ -222,7 +233,7 @@ def untrained_student(path: Path, seed: int, builder: type | None = None) -> nn.
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Whatever a damaged file makes the readers raise becomes one line that names it."""
+    """Inside, whatever a damaged file makes the readers raise becomes a UserError of one line that names it."""
     try:
         yield
     except UserError:
@@ -234,7 +245,13 @@ def _reading(path: Path) -> Iterator[None]:
 def _described(
     path: Path, builder: type | None
 ) -> tuple[Callable[[], nn.Module], Preprocess, list[str]]:
-    """What makes the model that a file describes, its input, and its class names."""
+    """What makes the model that a file describes (without its weights), its input, and its class names.
+
+    Args:
+        path: ``student.safetensors``.
+        builder: the class that has built its model; None: names and shapes of the weights are compared before one is
+            made, by :func:`_check_shapes`.
+    """
     metadata = student_metadata_in(path)
     if metadata.builder is not None:
         make = _of_builder(path, metadata, builder)

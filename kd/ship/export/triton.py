@@ -78,6 +78,8 @@ def config(
 ) -> str:
     """The text of ``config.pbtxt``.
 
+    It names ``labels.txt`` for classes and several labels, not for masks, numbers and features.
+
     Args:
         manifest: of the export.
         answer: shape of one picture's answer, without the batch.

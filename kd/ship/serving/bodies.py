@@ -90,9 +90,9 @@ class Limits:
     queue: int = 512
     """Pictures, and requests, that are answered at a time."""
     timeout_s: float = 30.0
-    """Seconds of a request, from its first byte to its answer."""
+    """Seconds of a request, from its headers to its answer."""
     max_upload_mb: float = 16.0
-    """MB of a request's body; 16 times as much of all bodies together."""
+    """MB (10**6 bytes) of a request's body; 16 times as much of all bodies together."""
     max_pixels: int = 40_000_000
     """Pixels of a decoded picture."""
     max_pictures: int = 32
