@@ -74,7 +74,9 @@ def with_outer_keys(message: str) -> str:
 
 
 def reason_in(log: Path) -> str:
-    """Why a ``kd-train`` failed, in a line, by the log of its output; it ends with the place of the log."""
+    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, by the log of its output: the last reason in it,
+    else its last line; at the end the place of the log.
+    """
     text = ""
     if log.is_file():
         text = text_of(log, LARGEST_LOG, errors="replace")

@@ -128,7 +128,8 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
     """The job as Open MPI's variables describe it, with the variables that Lightning reads; None without them.
 
     Raises:
-        UserError: processes that are not dealt machine by machine, or no address of rank 0.
+        UserError: processes that are not dealt machine by machine, another number of machines than SageMaker's job trains
+            on, or no address of rank 0.
     """
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
@@ -177,6 +178,9 @@ def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) 
     """A machine that prepares data, by ``KD_ROLE=data``; None for any other, and in SageMaker's jobs.
 
     The job's number of such machines is not known here: 1 stands for some.
+
+    Raises:
+        UserError: ``MASTER_ADDR`` does not name the first machine that trains.
     """
     if env.get("KD_ROLE") != "data" or machines:
         return None
@@ -195,7 +199,11 @@ def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) 
 
 
 def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as SkyPilot's variables describe it; None without them. One ``kd-train`` is started on each machine."""
+    """The job as SkyPilot's variables describe it; None without them. One ``kd-train`` is started on each machine.
+
+    Raises:
+        UserError: the variables contradict each other.
+    """
     if "SKYPILOT_NODE_IPS" not in env:
         return None
     addresses = env["SKYPILOT_NODE_IPS"].split()
@@ -332,7 +340,7 @@ def whole_number(
 
 
 def _nodes(name: str, processes: int, parts: int) -> int:
-    """``processes`` divided evenly by ``parts``: machines from processes on each, or the other way round.
+    """``processes`` divided evenly by ``parts``: machines from processes on each, or processes on each from machines.
 
     Args:
         name: the variable that has the number of processes, which the user's error names where they can't be divided.

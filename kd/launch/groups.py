@@ -49,7 +49,8 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
         resource_file: SageMaker's description of the cluster; it may be missing.
 
     Raises:
-        UserError: the two contradict each other, or no group is marked as the one that trains.
+        UserError: the two contradict each other, not exactly one group is found to train, or it has no GPUs while another
+            has.
     """
     from_file: dict[str, Any] = {}
     if resource_file.is_file():

@@ -71,7 +71,9 @@ def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> No
         env: the process's environment.
 
     Raises:
-        UserError: names the variable of the environment, how many processes there are, and how many are wanted.
+        UserError: names the variable of the environment, how many processes there are, and how many are wanted; or this
+            process should start others of its machine, and its program has no file to start.
+        UserErrorOfAll: no launcher, and a rank or a count in the environment (:func:`_check_alone`).
     """
     nodes = trainer.num_nodes
     devices = trainer.num_devices

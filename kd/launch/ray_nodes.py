@@ -151,8 +151,9 @@ def _start(*arguments: str, role: str) -> _Node:
 def check_secret(cluster: Cluster | None) -> None:
     """Requires a secret that the machines of a Ray cluster share: whoever joins one may run code there.
 
-    Every process of the job calls it before Ray is imported, as Ray reads ``RAY_AUTH_MODE``, which is set here, once.
-    Nothing is required of a job without machines that prepare data, or with a Ray of the user's own (``RAY_ADDRESS``).
+    Every process of the job calls it before Ray is imported, as Ray reads ``RAY_AUTH_MODE``, which is set here, only then.
+    Nothing is required of a job without machines that prepare data, with a Ray of the user's own (``RAY_ADDRESS``), or
+    where the user has set ``RAY_AUTH_MODE=disabled`` or ``RAY_AUTH_TOKEN_PATH``.
 
     Args:
         cluster: the job; None: no launcher.

@@ -125,7 +125,9 @@ class DistillLoss(nn.Module):
         return torch.full((), len(target), dtype=torch.int64, device=target.device)
 
     def warmed_up(self, epochs: int) -> float:
-        """A factor of the loss that grows linearly to 1 over the first ``epochs``; 1 where these are 0."""
+        """A factor of the loss: ``1 / epochs`` in the first epoch, as much more in each next one, 1 from the last of these
+        ``epochs`` on; 1 where they are 0.
+        """
         if not epochs:
             return 1.0
         return min((int(self.epoch) + 1) / epochs, 1.0)
@@ -150,7 +152,7 @@ class LogitLoss(DistillLoss):
         temperature: that both models' logits are divided by, > 0, where there is one.
 
     Attributes:
-        for_numbers: defined for models that answer in numbers, and for nothing else.
+        for_numbers: defined for models whose answers are numbers (a regression), and for nothing else.
         for_maps: defined for logit maps ``(N, C, H, W)`` with ignored pixels, and for nothing else.
         exclusive: compares classes with each other, which several labels a picture do not exclude.
         least_classes: the fewest classes that it is defined for.
@@ -255,11 +257,13 @@ class EachLayer(LayersLoss):
     """
 
     def __init__(self, loss: FeatureLoss) -> None:
-        """Wraps a loss over one layer; copies for the other layers are made when the loss is built."""
+        """Wraps a loss over one layer, to which :meth:`bind` has passed the data's facts; :meth:`build` makes the copies."""
         super().__init__(loss.weight)
         self.losses = nn.ModuleList([loss])
         self.needs_index = loss.needs_index
         self.needs_labels = loss.needs_labels
+        self.least_batch = loss.least_batch
+        self.gather = getattr(loss, "gather", False)
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Copies the loss for each pair of layers and builds each copy; shapes as of :meth:`LayersLoss.build`.
@@ -282,8 +286,8 @@ class EachLayer(LayersLoss):
         """The mean of the pairs' losses, a scalar.
 
         Args:
-            student: features of each layer, in the order in which the losses were built.
-            teacher: of its layers, likewise.
+            student: its features of each layer, in the order in which the losses were built.
+            teacher: its features, likewise.
             target: the batch's targets.
             extra: what a loss needs beside, such as the pictures' ``index``.
         """

@@ -89,7 +89,9 @@ class CWDFeatureLoss(_Projected):
         self.temperature = temperature
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H, W)``, ``(N, C_t, H, W)``, unused -> scalar."""
+        """``(N, C_s, H', W')``, ``(N, C_t, H, W)``, unused -> scalar; the projection brings the student's map to the
+        teacher's grid.
+        """
         projected = self.projection(student_features, teacher_features)
         return cwd_loss(projected, teacher_features, temperature=self.temperature)
 

@@ -265,13 +265,13 @@ class _Fusion(nn.Module):
     """ReviewKD's attention-based fusion of one layer with the deeper ones."""
 
     def __init__(self, width_in: int, width: int, width_out: int, fuse: bool) -> None:
-        """Convolutions that narrow a level, mix it with the one above, and widen it.
+        """Convolutions that narrow a layer's map, weigh it against the fused deeper ones, and widen it.
 
         Args:
             width_in: channels of the student's map.
             width: channels inside.
             width_out: channels of the teacher's map.
-            fuse: whether there is a level above.
+            fuse: whether there are deeper layers.
         """
         super().__init__()
         self.narrow = nn.Sequential(

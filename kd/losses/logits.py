@@ -297,7 +297,12 @@ class StandardizedLoss(LogitLoss):
     least_classes = 3  # standardised, any two logits are the same two numbers, without a gradient
 
     def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
-        """Takes over what the loss inside needs of labels and indices, so that a batch is prepared for it."""
+        """Takes over what the loss inside needs of labels and indices, so that a batch is prepared for it, and whether it
+        compares maps.
+
+        Raises:
+            ValueError: the loss inside has a weight other than 1.
+        """
         super().__init__(weight)
         if loss.weight != 1:
             raise ValueError(

@@ -19,7 +19,7 @@ class Projection(nn.Module):
     """
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> "Projection":
-        """Makes the layers for features of these shapes (batch axis included); a ValueError where none fit.
+        """Makes the layers for features of these shapes (batch axis included); returns itself.
 
         Raises:
             ValueError: no projection joins the two shapes.
@@ -115,7 +115,7 @@ class MLPProjection(Projection):
     """Two layers with a GELU between, at every position."""
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
-        """Two layers with GELU in between, as wide as the wider of both sides.
+        """Two layers (1x1 convolutions over maps) with GELU in between, as wide as the wider of both sides.
 
         Args:
             width: channels of the student's features.
@@ -208,13 +208,15 @@ def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
     """``(N, C, H, W)`` -> ``(N, C, *size)``, bilinear, with averaging where it gets smaller. Keeps the dtype."""
     if features.shape[2:] == size:
         return features
-    # bfloat16: not on the CPU.
+    # in float32, as the CPU does not average in bfloat16
     resized = F.interpolate(wide(features), size, mode="bilinear", antialias=True)
     return resized.to(features.dtype)
 
 
 def on_one_grid(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> both average-pooled to the smaller height and width, float32."""
+    """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> both average-pooled to the smaller height and the smaller width, float32
+    at least.
+    """
     student_height, student_width = student.shape[2:]
     teacher_height, teacher_width = teacher.shape[2:]
     height = min(student_height, teacher_height)

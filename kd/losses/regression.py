@@ -78,11 +78,14 @@ class FeatureRegression(_Projected):
 
     @torch.no_grad()
     def settle(self, student_features: Tensor, teacher_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardises by a sample of both models' features; gives what a projection maps from and to, ``(..., C)``.
+        """Takes the targets' statistics from a sample, for good (with ``standardize``), before the first step.
 
         Args:
             student_features: shapes as for the loss; fewer pictures where no projection is fitted to them.
             teacher_features: of all pictures.
+
+        Returns:
+            What a projection is fitted to map from, ``(..., C_s)``, and to, ``(..., C_t)``, the targets standardised.
         """
         teacher_features = self._on_students_grid(student_features, teacher_features)
         if student_features.ndim == 4 and teacher_features.ndim != 4:

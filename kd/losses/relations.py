@@ -127,7 +127,8 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     memory_teacher: Tensor
     """The teacher's, likewise."""
     scale: Tensor
-    """``(2,)``: log of the normaliser of the scores against each memory, from the first batch; before that NaN."""
+    """``(2,)``: log of the normaliser of the scores against the student's memory, then against the teacher's, from the
+    first batch; before that NaN."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         momentum: float = 0.5,
         weight: float = 1.0,
     ) -> None:
-        """Checks the arguments, which are the class's; buffers are made when the loss is built."""
+        """Checks the arguments, which are the class's; :meth:`bind` makes the memory, :meth:`build` the projections."""
         super().__init__(weight)
         check_range("embed_dim", embed_dim, "> 0")
         check_range("negatives", negatives, "> 0")
@@ -199,14 +200,14 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     def _contrast(
         self, anchors: Tensor, memory: Tensor, index: Tensor, negatives: Tensor, side: int
     ) -> Tensor:
-        """One of the loss's two terms.
+        """One of the loss's two terms, a scalar; the first batch's also sets its normaliser.
 
         Args:
             anchors: one model's embeddings of the batch, ``(N, E)``.
             memory: of the other model, ``(num_samples, E)``.
             index: the pictures' numbers: their partners in the memory, ``(N,)``.
             negatives: numbers of random pictures, ``(K,)``.
-            side: which of the two normalisers, see :attr:`scale`.
+            side: of :attr:`scale`: 0 against the student's memory, 1 against the teacher's.
         """
         partners_NE = memory[index]
         strangers_KE = memory[negatives]
@@ -225,7 +226,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         ``Z = num_samples * mean exp(score)``, as the paper's code has it; :attr:`scale` holds ``log Z``.
 
         Args:
-            side: which of the two normalisers.
+            side: of :attr:`scale`: 0 against the student's memory, 1 against the teacher's.
             scores: of the batch.
         """
         pairs = scores.numel() / self.num_samples
@@ -334,7 +335,8 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         """Student's features ``(N, D_s)`` (maps are averaged), teacher's ``(N, D_t)`` -> a loss for each picture,
         ``(N,)``.
 
-        In training the teacher's features of all processes join the queue first.
+        In training the teacher's features of all processes join the queue first: all ranks call alike. Before any has,
+        as in a validation at the start, this batch's own are the classes.
         """
         if self.known is None:
             self.known = int(self.seen)

@@ -5,7 +5,7 @@ import pytest
 from kd.data.tier.cluster import differing, versions
 from kd.distill.fitting import among, check_batch, check_dropping
 from kd.errors import UserError
-from kd.losses import CosineLoss, KDLoss, SPLoss
+from kd.losses import CosineLoss, EachLayer, KDLoss, SPLoss
 
 
 def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
@@ -16,6 +16,12 @@ def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
         match=r"data.batch_size: must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1",
     ):
         check_batch({"sp": SPLoss(gather=False)}, 1, 2)
+
+
+def test_a_loss_over_pairs_of_layers_needs_as_many_pictures_as_over_one() -> None:
+    check_batch({"sp": EachLayer(SPLoss(gather=True))}, 1, 2)
+    with pytest.raises(UserError, match=r"model.distill_losses.sp\) 2 pictures at least, got 1"):
+        check_batch({"sp": EachLayer(SPLoss(gather=False))}, 1, 2)
 
 
 def test_a_teacher_is_left_out_only_where_several_teach_features() -> None:

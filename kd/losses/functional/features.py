@@ -159,7 +159,8 @@ def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked:
     Source: Yang et al., ViTKD, arXiv 2209.02432, equation 4 (there the sum over features; here their mean).
 
     Args:
-        student_features, teacher_features: generated, ``(N, C, H, W)``.
+        student_features: generated, ``(N, C, H, W)``.
+        teacher_features: the same shape.
         masked: True where the student's features were hidden, ``(N, 1, H, W)``.
 
     Returns:
@@ -264,7 +265,7 @@ def gram_kl_loss(
 
 
 def cosines(x: Tensor) -> Tensor:
-    """Between all positions of each map, ``(N, L, L)``."""
+    """Between all L positions of each map: ``(N, C, ...)`` -> ``(N, L, L)``."""
     units = directions(x.flatten(2), dim=1)
     return matmul(units.transpose(1, 2), units)
 

@@ -1,8 +1,9 @@
 """Losses over logits.
 
-All take ``(student_logits, teacher_logits, target)`` with logits of one shape, cast to float32 (float64 stays), detach
-the teacher's side, sum over classes and average over all other positions: each gives a scalar. A ValueError names the
-argument that is wrong (unequal shapes, too few classes, a temperature <= 0).
+Each loss takes ``student_logits`` and ``teacher_logits`` of one shape, some the ``target`` too; casts them to float32
+(float64 stays), detaches the teacher's side, and gives a scalar: unless it says otherwise summed over classes and averaged
+over all other positions. A ValueError names the argument that is wrong (unequal shapes, too few classes, a temperature
+<= 0).
 """
 
 from collections.abc import Sequence
@@ -223,7 +224,9 @@ class _Decoupled(NamedTuple):
 
 
 def _decouple(logits: Tensor, is_target: Tensor) -> _Decoupled:
-    """``(N, C)`` logits and where a class is the target."""
+    """A model's logits over the temperature, ``(N, C)``, and where a class is the target, bool ``(N, C)`` with one True a
+    row -> its log-probabilities, the target apart.
+    """
     log_p = F.log_softmax(logits, dim=1)
     target_alone = log_p.masked_fill(~is_target, 0)
     target = target_alone.sum(dim=1)
@@ -277,12 +280,12 @@ def dist_loss(
 
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Pearson's over ``dim``; 0, without a gradient, where either is constant."""
+    """Pearson's correlation of two ``(N, C)`` over ``dim``, which goes; 0, without a gradient, where either is constant."""
     return (_standard_score(a, dim) * _standard_score(b, dim)).sum(dim=dim)
 
 
 def _standard_score(x: Tensor, dim: int) -> Tensor:
-    """Less the mean over ``dim``, of length 1; 0 where it is constant but for rounding."""
+    """``x`` less its mean over ``dim``, brought to the length 1 there; 0 where it is constant but for rounding."""
     centred = x - x.mean(dim=dim, keepdim=True)
     return directions(centred, dim, eps=1e-8, noise=rounding(x, dim))
 
