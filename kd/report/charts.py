@@ -167,7 +167,8 @@ def _chart(
 def phase_chart(facts: Facts) -> Section | None:
     """The phases of a step in ms, stacked over the steps of the typical rank; None without recorded steps.
 
-    ``bars`` are means of the recorded steps of a slice; ``mean`` and ``share`` are exact, over all steps of the run.
+    ``bars`` are means of the recorded steps of a slice; ``mean`` (ms) and ``share`` (0 to 1) are exact, over all steps but
+    the first of the run and of each part that resumed it.
     """
     if not facts.steps:
         return None

@@ -112,7 +112,8 @@ def _section(
 
     note = f"{classes} classes occur in the validation pictures"
     if classes > BARS:
-        note += f"; {classes - BARS} more classes lost less"
+        rest = "lost less" if "teacher" in models else "are better"
+        note += f"; {classes - BARS} more classes {rest}"
         largest = []
         for true, called, times, taught in confusions[:PAIRS]:
             by_teacher = ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kd.report.charts import Section, by_epoch, epoch_chart, heat, line_chart, table
 from kd.report.facts import Facts
-from kd.report.metric import duration, format_metric, is_share, short, timed_with
+from kd.report.metric import difference, duration, format_metric, short, timed_with
 from kd.report.ratio import ratio, times
 from kd.report.records import PHASES, percentile
 from kd.report.rules import Explained
@@ -261,10 +261,9 @@ def _hours_per_epoch(facts: Facts) -> float | None:
 
 def _numbers(facts: Facts) -> Numbers:
     """The numbers of a run that are compared: length, cost, speed, utilisation, step times and phases."""
-    # of 1000 steps
-    step_hours = None
+    thousand_steps_hours = None
     if facts.step_ms:
-        step_hours = facts.step_ms / 3600
+        thousand_steps_hours = facts.step_ms / 3600  # a step's ms are 1000 steps' seconds
     images_per_device = None
     if facts.images_per_s:
         images_per_device = ratio(facts.images_per_s, facts.devices)
@@ -280,7 +279,7 @@ def _numbers(facts: Facts) -> Numbers:
         "training seconds per epoch": facts.epoch_s,
         "cost": _product(facts.price, hours),
         "cost per epoch": _product(facts.price, hours_per_epoch),
-        "cost per 1000 steps": _product(facts.price, step_hours),
+        "cost per 1000 steps": _product(facts.price, thousand_steps_hours),
         "images/s": facts.images_per_s,
         "images/s per device": images_per_device,
     }
@@ -360,24 +359,12 @@ def _change(name: str, before: float | None, after: float | None) -> str:
     """
     _, is_metric, metric = name.partition(" val ")
     if is_metric:
-        return _difference(metric, before, after)
+        return difference(metric, before, after)
     if not name.endswith("(%)"):
         return times(before, after)
     if before is None or after is None or not math.isfinite(before - after):
         return ""
     return f"{after - before:+.0f} %"
-
-
-def _difference(metric: str, before: float | None, after: float | None) -> str:
-    """The change of a metric from ``before`` to ``after`` with its sign: shares in points, else in its own units.
-
-    "" where one of them is not known.
-    """
-    if before is None or after is None or not math.isfinite(before - after):
-        return ""
-    if is_share(metric):
-        return f"{100 * (after - before):+.1f} points"
-    return f"{after - before:+.4g}"
 
 
 def headline(explained: Sequence[Explained]) -> list[str]:
@@ -404,7 +391,7 @@ def headline(explained: Sequence[Explained]) -> list[str]:
     for student in first.run.students:
         if student in last.run.students and first.run.primary == last.run.primary:
             values_of_both = first.best_val(student), last.best_val(student)
-            change = _difference(first.run.primary, *values_of_both)
+            change = difference(first.run.primary, *values_of_both)
             changes.append(f"{student} {change}".lstrip())
     times_the_time = times(_hours(first), _hours(last))
     if times_the_time:

@@ -116,7 +116,10 @@ class Facts(StepFacts):
 
     @cached_property
     def wall_s(self) -> float | None:
-        """Seconds from the process's start to its newest record: the clock that start-up is measured by."""
+        """Seconds from the process's start to its newest record: the clock that start-up is measured by.
+
+        None where the records or the start-up are missing.
+        """
         header_t = self.header.get("t")
         startup_s = self.startup["s"]
         if header_t is None or not startup_s:

@@ -26,7 +26,7 @@ def write_report(explained: Explained, file: Path) -> Path:
 
 
 def write_explained(folder: Path, summary: dict[str, Any]) -> None:
-    """Adds verdict and findings to a run's summary, and writes ``summary.json`` and ``report.html``.
+    """Adds verdict, findings and pictures a second to a run's summary; writes ``summary.json`` and ``report.html``.
 
     Called at a run's end by the process of rank 0. Errors are printed on stderr and never raised: a report that can't
     be made must not fail the run.

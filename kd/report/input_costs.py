@@ -367,7 +367,7 @@ def _price(compared: _Comparison) -> list[str]:
     more = machines.count - (machines_now.count if machines_now else 0)
     if more == 0 or (machines_now is not None and machines_now.cores != machines.cores):
         return []
-    worth = now.hours / compared.then.hours - 1  # in hours of the whole job
+    worth = now.hours / compared.then.hours - 1  # as a share of what an hour of the whole job costs
     if more > 0 and worth <= 0:
         return ["it pays at no price: the run would be no shorter"]
     pays, than = ("it pays while", "less") if more > 0 else ("it pays where", "more")

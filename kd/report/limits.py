@@ -170,7 +170,8 @@ def cores_needed(facts: Facts) -> int:
 
 
 def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
-    """Loader processes that leave a training process a core: at least one fewer than now, and one at least.
+    """Loader processes that leave a training process cores for its threads: at least one fewer than now, and of two or
+    more at least one.
 
     Args:
         facts: of the run.
@@ -524,8 +525,10 @@ def _count(count: int, what: str) -> str:
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
     """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``.
 
+    None also on CPUs, and where the GPU's use is not known.
+
     Args:
-        facts: of the run; None on CPUs, and where the GPU's use is not known.
+        facts: of the run.
         at: share of the step, 0 to 1.
         busy_below: share of the time that the GPU computes, 0 to 1.
     """

@@ -94,7 +94,7 @@ def counted(count: int, one: str, several: str = "") -> str:
 
 
 def short(value: float | None) -> str:
-    """Four digits of a number; empty where it is not known."""
+    """Four digits of a number, from 1,000 on its whole part; empty where it is not known or infinite."""
     if value is None or not math.isfinite(value):
         return ""
     if abs(value) >= 1000:
@@ -108,8 +108,26 @@ def in_tables(metric: str) -> bool:
     return metric == "feature_loss" or (not of_one and not metric.endswith("_loss"))
 
 
+def difference(metric: str, before: float | None, after: float | None) -> str:
+    """The change of a metric from ``before`` to ``after`` with its sign: shares in points, else in its own units.
+
+    "" where one of them is not known.
+
+    >>> difference("acc1", 0.5, 0.75), difference("mae_calories", 30.0, 28.5)
+    ('+25.0 points', '-1.5')
+    """
+    if before is None or after is None or not math.isfinite(before - after):
+        return ""
+    if is_share(metric):
+        return f"{100 * (after - before):+.1f} points"
+    return f"{after - before:+.4g}"
+
+
 def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of ``fidelity.json`` whose student is worse than the teacher, those that lost most first."""
+    """Rows ``per_class`` of ``fidelity.json`` whose student is worse than the teacher, those that lost most first.
+
+    None without a teacher.
+    """
     lost = [row for row in rows if row.get("teacher", 0) > row["student"]]
     return sorted(lost, key=lambda row: row["student"] - row["teacher"])
 

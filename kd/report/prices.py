@@ -22,7 +22,7 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
         By instance: its prices, ``on_demand`` (a plain price is one) and ``spot``, in the user's currency, and parts.
 
     Raises:
-        UserError: a file that can't be read, or an instance without a price.
+        UserError: a file that can't be read, an instance without a price, or with another key or value than these.
     """
     try:
         content = yaml_of(text_of(file))
@@ -83,7 +83,7 @@ def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
-    """An hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
+    """The price of an hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
 
     Raises:
         UserError: an instance that has no such price.

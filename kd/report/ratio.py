@@ -37,7 +37,9 @@ def without(part: float) -> float:
 
 
 def times(before: float | None, after: float | None) -> str:
-    """``after / before`` for people, the one direction of all comparisons; empty where one is 0 or not known."""
+    """``after / before`` for people (``1.50x``), the one direction of all comparisons; empty where ``before`` is 0, or one
+    is not known or infinite.
+    """
     known = (
         before is not None and after is not None and math.isfinite(before) and math.isfinite(after)
     )

@@ -318,6 +318,7 @@ def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
     book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
 
     def scheduler_delay(rule: Callable[..., Finding | None]) -> Finding | None:
+        """Calls the rule with the waits for a core, shares of the time, and with what takes cores."""
         return rule(
             facts.thread_wait,
             facts.loader_wait,

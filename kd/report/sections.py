@@ -28,7 +28,7 @@ from kd.report.step_facts import gpus_of, mean
 
 Parts = Callable[[], Sequence[Section | None]]  # makes sections of the page
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
-RUNNING_S = 600.0  # a run without a summary whose newest step is younger still trains
+RUNNING_S = 600.0  # a run without a status whose newest step is younger still trains
 OF_HEADER = ("host", "device_name", "cores", "threads", "world_size", "python", "torch", "platform")
 OF_SUMMARY = ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb", "seed")
 
@@ -100,7 +100,7 @@ def _settings(run: RunRecords) -> Section | None:
 
 
 def verdict_of(explained: Explained) -> Section:
-    """What limits the run in one line; what to change, and the other limits, are folded below it."""
+    """What limits the run in one line; below it what to change, and the other limits, folded where the run is done."""
     verdict, summary = explained.verdict, explained.run.summary
     text, details = verdict["text"], []
     if "others" in verdict:
@@ -171,7 +171,7 @@ def _result_cards(facts: Facts) -> list[Card]:
 
 
 def _speed_cards(facts: Facts) -> list[Card]:
-    """Speed, start-up, and what an epoch and 1000 steps take and cost."""
+    """Speed, start-up, what an epoch and 1000 steps take and cost, and ``kd-size``'s choice where the run has its size."""
     spread = speed = startup = ""
     if facts.steps_ms:
         median, high = percentile(facts.steps_ms, 50), percentile(facts.steps_ms, 95)
@@ -209,11 +209,12 @@ def _longest_part(facts: Facts) -> str:
 def status(run: RunRecords) -> str:
     """``done``, ``failed`` or another status of the summary; without one ``running`` or ``ended early``.
 
-    A run without a summary still trains where its newest step is younger than :data:`RUNNING_S`.
+    A run without a status still trains where its newest step, or its records' beginning, is younger than
+    :data:`RUNNING_S`.
     """
     if "status" in run.summary:
         return str(run.summary["status"])
-    newest_t = 0.0
+    newest_t = max((header.get("t", 0.0) for header in run.headers.values()), default=0.0)
     for steps in run.steps.values():
         if steps:
             newest_t = max(newest_t, steps[-1]["t"])

@@ -19,7 +19,10 @@ def folder_of_sizes(runs_dir: Path, recipe: str) -> Path:
 def candidate_of(
     run: Path, config: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
-    """The newest ``sizes.json`` that has a run's student among its candidates: file, content and candidate."""
+    """The newest ``sizes.json`` that has a run's student among its candidates: file, content and candidate; None without.
+
+    Files that can't be read are passed over.
+    """
     student = (config.get("model") or {}).get("student") or {}
     place = run.resolve()
     folder = folder_of_sizes(place.parent.parent, place.parent.name)
@@ -35,8 +38,8 @@ def candidate_of(
 
 
 def card_of(run: Path, config: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The choice of ``kd-size`` as a card of the page: title, size, budget and folder; None where the run has
-    another size.
+    """The choice of ``kd-size`` as a card of the page: a title, the chosen candidate's name, and a note of its budget and
+    folder; None where the run has another size, or none was chosen.
     """
     match = candidate_of(run, config)
     if match is None:

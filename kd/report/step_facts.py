@@ -114,7 +114,9 @@ class StepFacts:
 
     @cached_property
     def swings(self) -> dict[str, tuple[float, float, float]]:
-        """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more."""
+        """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more, by phase; {} of fewer than
+        20 usual steps.
+        """
         if len(self.usual_steps) < 20:
             return {}
         percentiles = {}
@@ -304,7 +306,8 @@ class StepFacts:
         """How the batch could grow, in words, with the number of pictures where the run has counted them; "": not.
 
         Args:
-            times: as large as it is enough; a size is named only if :data:`STEPS_OF_AN_EPOCH` are left.
+            times: how many times as many pictures are enough, rounded up. A size is named only if an epoch keeps
+                :data:`STEPS_OF_AN_EPOCH` batches.
         """
         counted = self.run.headers.get(0, {})
         if "more_fit" not in counted:
@@ -387,11 +390,11 @@ def hot_cores_text(
     """That a few cores are full (``full`` %) while the others have time; empty where it is not so.
 
     Args:
-        cores: % of each core, a row a sample.
-        full: a core counts from here.
-        low: the mean of all is below this.
-        most: share of the cores that is still a few.
-        skip: samples of the start.
+        cores: use of each core in %, a row a sample.
+        full: % from which on a core is full.
+        low: %; only samples count in which all cores average this or less, and these must be more than half of all.
+        most: share of the cores, 0 to 1, that is still a few.
+        skip: samples of the start that do not count.
     """
     rows = [row for row in cores[skip:] if row]
 

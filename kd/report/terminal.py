@@ -9,7 +9,14 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from kd.report.metric import counted, duration, format_metric, in_tables, lost_classes
+from kd.report.metric import (
+    counted,
+    difference,
+    duration,
+    format_metric,
+    in_tables,
+    lost_classes,
+)
 from kd.report.pays import COLUMNS as COLUMNS_OF_PAYS
 from kd.report.pays import pays_lines, pays_rows
 from kd.report.proven_cascade import COLUMNS, curve_rows, threshold_lines
@@ -46,7 +53,8 @@ def print_pays(result: dict[str, Any]) -> None:
 
 
 def print_evaluation(result: dict[str, Any]) -> None:
-    """Prints the metrics of student and teacher, their fidelity, and the accuracy on damaged pictures.
+    """Prints the metrics of student and teacher, and what else was measured: fidelity, certificate, cascade, disputed
+    labels, damaged pictures.
 
     Args:
         result: the content of ``eval_*.json``.
@@ -60,15 +68,16 @@ def print_evaluation(result: dict[str, Any]) -> None:
     print_cascade(result.get("cascade"))
     print_disputed(result.get("disputed"))
     if "robust" in result:
-        _print_robust(result["robust"])
+        _print_robust(result)
 
 
 def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
-    """Prints each model, each teacher once, and the differences to the first in points.
+    """Prints each model, each teacher once, and the differences to the first: of shares in points, else in their units.
 
     Args:
         results: of ``kd-eval``, one a run.
-        pairs: of each run after the first: pictures on which the first alone is right, and on which it alone is.
+        pairs: of each run after the first: pictures on which the first alone is right, and on which it alone is; [] of
+            tasks whose answers are not names of classes.
     """
     first = results[0]
     names = without_common_folders([result["run"] for result in results])
@@ -92,7 +101,7 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
     gaps = []
     for name, result in named[1:]:
         row = _gaps(first["student"], result["student"], shown)
-        gaps.append([f"{name} - {first_name}, points", *row])
+        gaps.append([f"{name} - {first_name}", *row])
     _print_models(first, models, gaps)
 
     for name, pair in zip(other_names, pairs, strict=False):
@@ -102,7 +111,7 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
             print(f"{name}: {line}")
         print_certificate(result.get("certificate"))
         if "robust" in result:
-            _print_robust(result["robust"], f"{name}: ")
+            _print_robust(result, f"{name}: ")
 
 
 def print_certificate(certificate: dict[str, Any] | None) -> None:
@@ -152,12 +161,12 @@ def without_common_folders(names: list[str]) -> list[str]:
 
 
 def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
-    """Cells: the quotient of the parameters, and of each shown metric the difference (other - first) in points.
+    """Cells: the quotient of the parameters, and of each shown metric the difference (other - first).
 
     "" where one of the models lacks it.
 
     Args:
-        first: figures of the first model: parameters, and metrics in [0, 1].
+        first: figures of the first model: parameters, and metrics, shares in [0, 1].
         other: those of the model in this row.
         shown: metrics, one a column.
     """
@@ -165,10 +174,7 @@ def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]
     if first["params"]:
         cells = [f"x {other['params'] / first['params']:.2f}"]
     for metric in shown:
-        if metric in first and metric in other:
-            cells.append(f"{100 * (other[metric] - first[metric]):+.1f}")
-        else:
-            cells.append("")
+        cells.append(difference(metric, first.get(metric), other.get(metric)))
     return cells
 
 
@@ -274,19 +280,20 @@ def _faithful(fidelity: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _print_robust(accuracies: dict[str, dict[str, list[float]]], whose: str = "") -> None:
-    """Prints the table of accuracies on damaged pictures.
+def _print_robust(result: dict[str, Any], whose: str = "") -> None:
+    """Prints the table of the task's main metric on damaged pictures.
 
     Args:
-        accuracies: by kind of damage and model, a share in [0, 1] for each of three strengths.
+        result: of ``kd-eval``; ``robust`` has the metric by kind of damage and model, for each of three strengths.
         whose: begins the title, ``NAME: ``; "" for a single run.
     """
+    metric = "r2" if "r2" in result["student"] else "acc1"  # of all other tasks it is a share
     rows: list[list[str]] = []
-    for damage, models in accuracies.items():
+    for damage, models in result["robust"].items():
         for model, values in models.items():
             cells = [damage, model]
             for value in values:
-                cells.append(f"{value:.1%}")
+                cells.append(format_metric(metric, value))
             rows.append(cells)
     title = f"{whose}on damaged pictures, by strength"
     print_table(title, ("", "", "1", "2", "3"), rows, left=("",))

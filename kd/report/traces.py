@@ -16,7 +16,7 @@ def write_rank_shares(run: RunRecords) -> None:
     """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``.
 
     Raises:
-        UserError: the extra is not installed, or there are no traces of GPUs.
+        UserError: the extra is not installed, there are no traces of GPUs, or one can't be analysed.
     """
     place = run.folder / "records"
     files = {}
@@ -36,7 +36,7 @@ def write_rank_shares(run: RunRecords) -> None:
 
 
 def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
-    """Each rank's GPU in % of the window: ``computing``, ``other`` (communication, copies), ``idle``.
+    """Each ``rank``'s GPU in % of the window: ``computing``, ``other`` (communication, copies), ``idle``.
 
     ``overlap`` is the part of the communication during which the GPU also computes, in % of the communication.
 

@@ -220,7 +220,7 @@ def overtraining(
         val: the metric by epoch.
         kl: the divergence from the teacher in nats, likewise; empty: unknown.
         patience: epochs.
-        delta: in the metric's own units.
+        delta: in the metric's own units, and in nats of the divergence.
         metric: its name, for the message.
     """
     if len(val) <= patience:
@@ -442,7 +442,7 @@ def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Find
 
     Args:
         norms: of the readings; None: it was NaN or infinite.
-        factor: times the median.
+        factor: times the median, of five finite readings or more.
     """
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     not_finite = len(norms) - len(finite)

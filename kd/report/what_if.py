@@ -487,6 +487,9 @@ def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> f
         change: to it.
         epochs: of the changed run.
         processes: likewise.
+
+    Raises:
+        UserError: no recorded step shows what the changed run would do, or pixels without a cache.
     """
     phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
     communication = phases.get("communication", 0.0)

@@ -90,6 +90,7 @@ class _ListedMaps:
     """The maps of a timm model, which lists its features. Arguments as of :class:`Pyramid`."""
 
     def __init__(self, model: Any, key: str) -> None:
+        """Notes place and channels of the deepest map of each stride."""
         places: dict[int, int] = {}
         widths: dict[int, int] = {}
         for place, feature in enumerate(getattr(model, "feature_info", ())):
@@ -114,6 +115,9 @@ class _FoundMaps:
     """The maps of a builder's model, found by their sizes in a run on empty pictures. Arguments as of :class:`Pyramid`."""
 
     def __init__(self, model: OwnModel, key: str) -> None:
+        """Shows the model two empty pictures, once a stride; notes each map's layer, its channels, and whether they come
+        last.
+        """
         self._model = model
         self._taps = Taps(model, [], (SIDE, SIDE))
         self._layers: list[str] = []

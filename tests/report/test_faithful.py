@@ -54,6 +54,7 @@ def test_the_heat_map_names_the_largest_pairs(tmp_path: Path) -> None:
     (classes,) = [s for s in sections if s["kind"] == "bars"]
     matrix = classes["matrix"]
     assert len(matrix["names"]) == 20 and "c0 called c1 40 times" in classes["note"]
+    assert "20 more classes are better" in classes["note"]  # none has a teacher to lose to
     assert classes["mistakes"][0] == "400% taken for c1"
     row, column = matrix["names"].index("c0"), matrix["names"].index("c1")
     assert matrix["cells"][row][column] == pytest.approx(4.0) and matrix["cells"][row][row] == 0.5

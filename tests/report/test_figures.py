@@ -1,5 +1,6 @@
 """The numbers below a page's charts and tables, from records written by hand."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_no_records_no_chart() -> None:
     assert not [chart for chart in metric_lines(run) if chart]
     assert status(run) == "ended early"
     assert label(Facts(run)) == "food/007"
+
+
+def test_a_run_before_its_first_step_is_running() -> None:
+    run = RunRecords(Path("runs/food/007"), headers={0: {"t": time.time() - 60}})
+    assert status(run) == "running"
+    run.headers[0]["t"] -= 3600
+    assert status(run) == "ended early"
 
 
 def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
