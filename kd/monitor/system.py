@@ -19,6 +19,7 @@ from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
 from kd.storage.control_file import parse, read
+from kd.storage.elsewhere import RefusedFile
 
 MB = 2**20
 SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
@@ -340,7 +341,8 @@ class System(Callback):
         }
         writer = Writer(folder / "records" / f"system.{name}.jsonl", header)
         while not self._stop.wait(self.interval_s):
-            self._obey(read(folder))
+            with suppress(RefusedFile):  # rank 0 reports it
+                self._obey(read(folder))
             if self.on:
                 sample = machine.read()
                 writer.write({"kind": "sample", **sample})

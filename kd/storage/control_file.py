@@ -60,6 +60,8 @@ def parse(text: str) -> dict[str, Any]:
 def read(folder: Path) -> tuple[str, int]:
     """The file's text, and when it was written: the same words written again are a new command.
 
+    Called all through a run: by rank 0, once a second at most, and by the sampling thread of each machine.
+
     Returns:
         Text and time in nanoseconds of the file's clock; ``("", 0)`` without a file, or where it can't be read.
 

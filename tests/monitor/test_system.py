@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from pytorch_lightning import Callback, Trainer
 
 from kd.cli import train_main
-from kd.monitor.system import Gpus, SystemReader
+from kd.monitor.system import Gpus, System, SystemReader
 from kd.report.records import RunRecords, read_run
 
 
@@ -135,6 +136,20 @@ def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
         before,
         signal.SIG_IGN,
     )  # kd-train ignores it until a monitor listens
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_command_file_that_is_refused_ends_no_sampling(tmp_path: Path) -> None:
+    (tmp_path / "monitor").mkdir()  # as a file that is too large
+    (tmp_path / "records").mkdir()
+    system = System(SimpleNamespace(), 0.05)  # type: ignore[arg-type]
+    thread = threading.Thread(target=system._run, args=(tmp_path, 0, [os.getpid()], [""]))
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    system._stop.set()
+    thread.join()
+    assert system.newest["cpu"]
 
 
 def test_loader_workers_are_watched(recipe: Path) -> None:

@@ -165,6 +165,7 @@ def _image_first(job: ExportJob) -> Any:
             self.channels_last = channels_last
 
         def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+            """``(1, 3, H, W)``, float in 0..255 -> the student's answer."""
             if self.channels_last:
                 pictures = pictures.permute(0, 2, 3, 1)
             return self.prepared(pictures)

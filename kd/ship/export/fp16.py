@@ -124,7 +124,8 @@ class HalfPrecision:
     def convert(self, model: "onnx.ModelProto") -> "onnx.ModelProto":
         """The FP16 copy of a float32 graph; fills :attr:`ranges` with what its tensors reach on the pictures.
 
-        Layers whose numbers FP16 can't hold stay in float32, unless ``everything`` is converted.
+        Layers whose numbers FP16 can't hold stay in float32, unless ``everything`` is converted. Nodes of ``model``
+        without a name get one, else it stays as it is.
         """
         _name_nodes(model.graph)
         self.ranges = measure(model, self.pictures())
@@ -136,7 +137,9 @@ class HalfPrecision:
         return halve(model, nodes_around(model.graph, unsafe))
 
     def overflow(self) -> str:
-        """Why an export without float32 can't ship; "" where no number leaves FP16's range."""
+        """Why an export without float32 can't ship; "" where no number leaves FP16's range, and where ``everything`` is
+        false: then such layers stay in float32.
+        """
         if not self.everything:
             return ""
         too_large = [tensor for tensor in self.ranges if tensor.overflows]
@@ -150,7 +153,9 @@ class HalfPrecision:
         )
 
     def float32_layers(self) -> list[str]:
-        """Layers that stay in float32, in the graph's order."""
+        """Names of the layers that stay in float32, each once: those whose weights need it first, then those whose results
+        do, each in the graph's order.
+        """
         return list(dict.fromkeys(tensor.layer for tensor in self.ranges if tensor.float32))
 
     def records(self) -> list[dict[str, object]]:

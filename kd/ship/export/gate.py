@@ -239,7 +239,9 @@ class ExportRequest:
 
     @property
     def name(self) -> str:
-        """The export's folder: the format's name, with ``_int8`` or ``_fp16``."""
+        """Name of the export's folder and of its record: the format's name, of a class path the class, with ``_int8`` or
+        ``_fp16``.
+        """
         suffix = ""
         if self.int8:
             suffix = "_int8"

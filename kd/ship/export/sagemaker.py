@@ -27,7 +27,10 @@ class SageMakerArchive(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """Unpacks the archive into a temporary folder and runs the ONNX file in it."""
+        """Unpacks the archive into a temporary folder and runs the ONNX file in it.
+
+        The folder is deleted at once: ONNX Runtime has the whole file in memory by then.
+        """
         with TemporaryDirectory() as part:
             unpack(file, Path(part))
             return Triton().open(Path(part), threads)

@@ -88,7 +88,7 @@ def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
 
 
 def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
-    """The smallest type that holds all class ids of a mask."""
+    """The smaller of two types that holds all class ids of a mask: uint8 up to 256 ``classes``."""
     if classes <= 256:
         return np.uint8
     return np.uint16

@@ -81,7 +81,7 @@ class Batcher:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Finishes what waits, for at most :data:`ENDING_S` seconds, then stops."""
+        """Finishes what waits, for at most :data:`ENDING_S` seconds, then stops: what waits still gets no answer."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._queue.join(), ENDING_S)
         if self._task is not None:
