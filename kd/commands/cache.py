@@ -26,7 +26,10 @@ Stored answers are kept: run the same command again to resume. config=ddp_8gpu s
 
 
 def run(request: Request) -> int | None:
-    """Fills the caches of a recipe's teachers, or describes one; returns the exit status, None to show the help.
+    """Fills the caches of a recipe's teachers, or with ``--describe`` says what a folder of caches holds.
+
+    Returns:
+        The exit status, 1 where a described cache does not fit the recipe that was given; None to show the help.
 
     Raises:
         UserError: a mistake in the command line or the settings.
@@ -64,7 +67,10 @@ def _describe(request: Request) -> int:
     """Prints what a folder of caches holds, and with a recipe whether that could use it.
 
     Returns:
-        The exit status: 1 where the recipe could not.
+        The exit status: 1 where the recipe could not, 0 otherwise, and without a recipe.
+
+    Raises:
+        UserError: no cache there, a recipe without a teacher, or settings without a recipe, which would change nothing.
     """
     import torch
 
@@ -72,7 +78,7 @@ def _describe(request: Request) -> int:
     from kd.teachers.inspect_cache import describe, fit, held_in
 
     if not request.recipe:
-        take_all(request, "recipe", of_data=False)
+        take_all(request, "recipe", of_data=False)  # it refuses all other keys
     cache = held_in(request.rest[0])
     print(describe(cache), flush=True)
     if not request.recipe:
@@ -89,7 +95,10 @@ def _describe(request: Request) -> int:
 
 
 def _built(request: Request) -> Run:
-    """The run that a request describes, built, with its teachers trained first where they have no weights."""
+    """The run that a request describes, built, with its teachers trained first where they have no weights.
+
+    No run's folder is made, and nothing trains its student.
+    """
     run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.run.build import build

@@ -25,10 +25,13 @@ LICENSES = ("license", "teacher_license", "data_license")
 
 
 def run(request: Request) -> int | None:
-    """Writes the model card of a finished run; returns the exit status, None to show the help.
+    """Writes the model card of a finished run, and prints the files; returns the exit status, None to show the help.
+
+    Licences that were not given are named on stderr; the card says that they are not stated.
 
     Raises:
-        UserError: no finished run, or a key that a card does not take.
+        UserError: no finished run, a key that a card does not take, a folder of ``out=`` that does not exist, or files of
+            the run that hold other values than a run records.
     """
     if "help" in request.flags or len(request.rest) != 1:
         return None

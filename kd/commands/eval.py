@@ -78,6 +78,9 @@ FILE_KEYS = (
 def run(request: Request) -> int | None:
     """Measures, prints and writes; returns the exit status, None to show the help.
 
+    What is printed depends on what was measured: what a backbone pays, features of students without a classifier, one
+    model, or several side by side.
+
     Raises:
         UserError: see :func:`evaluated`.
     """
@@ -183,6 +186,11 @@ def _options(request: Request) -> "Options":
 def _check_classes(words: Sequence[str]) -> None:
     """Refuses ``disputed=`` for a run whose student does not name one class a picture.
 
+    Weights files, and students of the user's own task, pass: torch is needed to tell.
+
+    Args:
+        words: models of the command line.
+
     Raises:
         UserError: as :func:`kd.run.disputes.check_disputes` does once torch is loaded.
     """
@@ -199,10 +207,10 @@ def _check_classes(words: Sequence[str]) -> None:
 
 
 def _check_pictures(request: Request, split: str, folder: str | None) -> None:
-    """Refuses pictures that can't be measured on, as far as a list of them shows it.
+    """Refuses pictures that can't be measured on, as far as a list of them shows it, before torch is loaded.
 
     Args:
-        request: names the models.
+        request: names the models; keeps the sources of runs in ``listed``, so that their pictures are not listed again.
         split: of the data.
         folder: of other pictures, which are measured on in its place.
     """

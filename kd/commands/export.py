@@ -130,10 +130,11 @@ def run(request: Request) -> int | None:
 
 
 def _check_pictures(request: Request, int8: bool) -> None:
-    """Refuses pictures that an export can't be compared on, as far as a list of them shows it.
+    """Refuses pictures that an export can't be compared on, as far as a list of them shows it, before torch is loaded.
 
     Args:
-        request: names the run, and settings that are changed.
+        request: names the run, and settings that are changed; keeps the source in ``listed``, so that its pictures are not
+            listed again.
         int8: the export is calibrated on training pictures.
     """
     from kd.run.pictures import list_splits, source_key

@@ -16,7 +16,7 @@ kd-latency: milliseconds, images/s and memory of a run's student and teacher on 
   kd-latency RUN_FOLDER [runtime=torch,onnx,int8] [batch=1,8,64] [threads=1,2] [seconds=1]
 
   runtime=    torch, and exports by their names below RUN_FOLDER/export (onnx, openvino, ...); int8: all of int8;
-              default: torch and every export that is there
+              default: torch and every export that is there, but Triton's, which runs the ONNX file
   batch=      pictures at a time
   threads=    of each model; default: 1 and all cores
   seconds=    so long each model is timed at each batch and number of threads
@@ -31,10 +31,15 @@ KEYS = ("runtime", "batch", "threads", "seconds")
 
 
 def run(request: Request) -> int | None:
-    """Times a student and its teacher, prints and writes; returns the exit status, None to show the help.
+    """Times a student, its exports and its teacher, prints the table and writes ``export/latency.json`` in the run.
+
+    The run's ``report.html`` is written anew where there is one.
+
+    Returns:
+        The exit status; None to show the help.
 
     Raises:
-        UserError: no finished run, or a wrong key.
+        UserError: no finished run, a wrong key, or a ``runtime`` that the run has no export for.
     """
     if "help" in request.flags or len(request.rest) != 1:
         return None
@@ -70,7 +75,10 @@ def run(request: Request) -> int | None:
 
 
 def _print(latencies: dict[str, Any]) -> None:
-    """Prints the content of ``latency.json`` as a table, and a warning where rounds differ much."""
+    """Prints the content of ``latency.json`` (:func:`kd.ship.latency.measure`) as a table, a line for each of its rows.
+
+    A warning follows where rounds differ much. What a row lacks is left empty: ``times_the_teacher`` of the teacher.
+    """
     from kd.report.terminal import print_table
 
     columns = {
@@ -92,7 +100,11 @@ def _print(latencies: dict[str, Any]) -> None:
 
 
 def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A warning of the row whose rounds differ most: its figure may be as far off; "" where no row's differ much."""
+    """A warning of the row whose rounds differ most: its figure may be as far off; "" where no row's differ much.
+
+    Args:
+        rows: of ``latency.json``, one at least; ``fastest_round_ms`` and ``slowest_round_ms`` are medians of a round.
+    """
     worst = max(rows, key=lambda row: row["slowest_round_ms"] / row["fastest_round_ms"])
     least = worst["fastest_round_ms"]
     most = worst["slowest_round_ms"]

@@ -66,7 +66,11 @@ MEANT = {
 
 
 def run(request: Request) -> int | None:
-    """Sends a run to a place, or follows one that was sent; returns the exit status, None to show the help.
+    """Sends a run to a place and follows it, or follows one that was sent; ``--dry-run`` shows what would be sent.
+
+    Returns:
+        The exit status: 0 once the job is done and its run is here, or after ``wait=false`` and ``--dry-run``; 1 where the
+        job has failed, 130 after Ctrl-C (the job continues). None to show the help.
 
     Raises:
         UserError: an unknown place, a wrong key, or a refusal of the place.
@@ -114,7 +118,12 @@ def run(request: Request) -> int | None:
 
 
 def _local_paths(job: Job, place: str) -> list[str]:
-    """A line for each folder or file of the job that the place's machines can't see."""
+    """A line for each folder or file of the job that the place's machines can't see; [] where they share this disk.
+
+    Args:
+        job: to be sent.
+        place: a key of :data:`TARGETS`, or :data:`SEARCH`.
+    """
     if place not in OTHER_DISKS:
         return []
     remedy = "give a URL (s3://BUCKET/FOLDER), or its place on the job's machines"
@@ -129,7 +138,12 @@ def _meant_place(word: str) -> str:
 
 
 def _show(job: Job, files: Mapping[str, str]) -> None:
-    """Prints what would be sent, but for the job's secret: a terminal's lines are kept and shown."""
+    """Prints what would be sent, but for the job's secret: a terminal's lines are kept and shown.
+
+    Args:
+        job: to be sent; keys that it still needs are named on stderr.
+        files: text by name, as the place has written them; of several each follows its name.
+    """
     missing = job.what_is_missing()
     if missing:
         print(f"kd-launch: to send it, {missing}", file=sys.stderr)
@@ -164,7 +178,18 @@ def _target(place: str, *search: object) -> Target:
 
 
 def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]:
-    """Takes the keys of ``kd-launch`` and of the place out of a command line; ``X.NAME`` stands for all keys ``X.*``."""
+    """Takes the keys of ``kd-launch`` and of the place out of a command line; the run's own keys stay.
+
+    Args:
+        request: loses them.
+        place_keys: of the place; ``X.NAME`` stands for all keys ``X.*``.
+
+    Returns:
+        The text of each key that was given.
+
+    Raises:
+        UserError: a flag or another program's word that was typed as a key; it names the right one.
+    """
     typed = [item.partition("=")[0] for item in request.overrides]
     for key, flag in (("dry_run", "--dry-run"), ("tune", "--tune")):
         if key in typed:
@@ -181,7 +206,11 @@ def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]
 
 
 def _search(place: str, request: Request) -> Target:
-    """The place of ``--tune``: SageMaker, with the search that the request describes; others are refused."""
+    """The place of ``--tune``: SageMaker, with the search that the request describes.
+
+    Raises:
+        UserError: another place, or a mistake in the search.
+    """
     if place != "sagemaker":
         raise UserError(
             f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines"

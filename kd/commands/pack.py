@@ -19,7 +19,12 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 
 
 def run(request: Request) -> int | None:
-    """Writes the shards of both splits; returns the exit status, None to show the help.
+    """Writes the shards of ``train``, and of ``val`` where the source has one.
+
+    Without one no picture is held out here: what trains on the pack does that.
+
+    Returns:
+        The exit status; None to show the help.
 
     Raises:
         UserError: a wrong key, or a place that can't be written.

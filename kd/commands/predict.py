@@ -33,7 +33,10 @@ Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture coul
 
 
 def run(request: Request) -> int | None:
-    """Writes, or prints, what a run's student says of pictures; returns the exit status, None to show the help.
+    """Writes, or prints, what a run's student says of pictures; those that can't be read are listed on stderr.
+
+    Returns:
+        The exit status, 1 where no picture could be read; None to show the help.
 
     Raises:
         UserError: no finished run, no pictures, or a wrong key.

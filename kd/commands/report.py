@@ -90,7 +90,15 @@ def run(request: Request) -> int | None:
 
 
 def _write_page(explained: "list[Explained]", folder: Path) -> Path:
-    """Writes the page of one run, or of several, and prints its findings or the comparison; returns the file."""
+    """Writes the page of one run, or of several to compare, and prints its findings or the comparison.
+
+    Args:
+        explained: the runs, one at least, in the order of the command line.
+        folder: of the last one.
+
+    Returns:
+        The file in it: ``report.html`` of one run, ``comparison.html`` of several.
+    """
     from kd.report.comparison import headline
     from kd.report.html import write_comparison, write_report
     from kd.report.terminal import print_diagnosis
@@ -144,7 +152,17 @@ def _dashboard(request: Request) -> int:
 
 
 def _write(request: Request, flag: str, name: str, text: str) -> int:
-    """Writes a flag's text to the file that the command line names; default: ``name``."""
+    """Writes a flag's text to the file that the command line names; returns the exit status.
+
+    Args:
+        request: may name the file.
+        flag: without dashes, for the message.
+        name: of the file where none is given, in the working directory.
+        text: its content; a file that is there is replaced.
+
+    Raises:
+        UserError: several names, or a file that can't be written.
+    """
     names = list(request.rest)
     if request.recipe:  # a name that ends with .yaml is read as a recipe's
         names.append(request.recipe)
@@ -174,7 +192,13 @@ def _what_if(request: Request) -> int:
 
 
 def _set(request: Request) -> int:
-    """Changes what a run in training records."""
+    """``--set RUN WORD ...``: changes what a run in training records; it reads the words within seconds.
+
+    Whether it still trains is not checked: of a run that has ended they change nothing.
+
+    Raises:
+        UserError: no such run, no words, or words that a run does not take.
+    """
     from kd.storage.control_file import WORDS, send
 
     if not request.rest:
@@ -210,7 +234,11 @@ def _live(request: Request) -> int:
 
 
 def _seen_run(folder: Path) -> Path:
-    """The folder, if a run has written to it; a page is put nowhere else."""
+    """The folder, if a run has written to it; a page is put nowhere else.
+
+    Raises:
+        UserError: no such folder, or one of something else; the message names runs below it.
+    """
     if not folder.is_dir():
         raise UserError(f"run folder {folder} not found")
     if not is_run(folder):

@@ -95,7 +95,10 @@ def run(request: Request) -> int | None:
 
 
 def _runs_below(folder: Path) -> list[dict[str, Any]]:
-    """The runs of a folder, or of each folder in it, the latest first."""
+    """The runs in a folder and in each folder in it, as rows of :func:`_described`, the latest changed first.
+
+    Links (``latest``) are left out; [] where the folder does not exist.
+    """
     paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
     rows = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
     return sorted(rows, key=lambda row: -row["changed"])
@@ -136,7 +139,10 @@ def _clean(request: Request) -> int:
     """Lists what may go, one line each, and deletes it with ``--yes``.
 
     Returns:
-        1 where something could not be deleted.
+        The exit status: 1 where something could not be deleted.
+
+    Raises:
+        UserError: no such folder, or a wrong word.
     """
     _, *folders = request.rest
     older = take(request, "older").get("older", str(DAYS))
@@ -184,6 +190,8 @@ def _may_go(
 ) -> list[tuple[Path, int, str, tuple[Path, ...]]]:
     """What may be deleted: its path, its bytes, why it may go, and the locks beside it, which go with it.
 
+    Runs come first. While one of the runs trains nothing of the cache may go, and a line is printed that says so.
+
     Args:
         runs: the folder of runs.
         cache: the cache folder.
@@ -224,7 +232,18 @@ def _is_of_kd(folder: Path) -> bool:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """A run as a row of the table and of the JSON."""
+    """A run as a row of the table and of the JSON.
+
+    Args:
+        folder: of a run, which may be training, or have ended without a summary.
+
+    Returns:
+        ``run`` (RECIPE/NAME), ``folder``, ``status``, ``metric`` (the first of :data:`MAIN` that it has, else its first),
+        the best value of the ``student`` and that of the ``teacher`` in it, ``images_per_s`` and ``verdict`` (what limits
+        it), each None where the summary lacks it; ``limit``, the verdict up to its colon; ``changed`` (Unix time of its
+        newest file but pages), ``bytes`` of its files, and ``safe_to_delete``: it is a run of kd's without
+        weights that no process trains, however new it is.
+    """
     summary = mapping_of(folder / "summary.json")
     training = bool(holder_of(folder))
 
@@ -299,7 +318,11 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _when_it_goes(row: Mapping[str, Any]) -> str:
-    """When ``kd-runs clean`` deletes a run; "" where it never does."""
+    """When ``kd-runs clean`` deletes a run, by :data:`DAYS`: ``now``, or ``in 3 d``; "" where it never does.
+
+    Args:
+        row: of :func:`_described`.
+    """
     if not row["safe_to_delete"]:
         return ""
     days = _days_left(row["changed"])

@@ -36,6 +36,8 @@ nothing beyond. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
 def run(request: Request) -> int | None:
     """Measures, fits, predicts, writes the page; returns the exit status, None to show the help.
 
+    A teacher without weights is trained first. One process is measured in any case, as all others are compared with it.
+
     Raises:
         UserError: a wrong key, or a short run that fails.
     """
@@ -78,6 +80,9 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
         config: all settings of the recipe.
         plan: which cases are run, where; settings that all have in common are added to it.
         network: between the machines of the forecast.
+
+    Raises:
+        UserError: a short run has failed.
     """
     from kd.fit_to_machine.precision import choose_precision
     from kd.fleet.scaling.page import content, sections
@@ -112,6 +117,7 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
         )
     ring = fit_ring(ring_times(runs))
     students = runs[0].summary.get("students") or {"": runs[0].summary["student"]}
+    # all students' gradients, float32: 4 bytes a parameter
     gradient_mb = 4e-6 * sum(s["params"] for s in students.values())
     models = {name: fit(readings, name, ring, gradient_mb) for name in plan.strategies}
     pictures = runs[0].summary["data"]["train"]

@@ -47,8 +47,10 @@ KEYS = ("host", "hosts", "port", "threads", "teacher", "int8", "defer")
 def run(request: Request) -> int | None:
     """Serves a student until SIGTERM or Ctrl-C; returns the exit status, None to show the help.
 
+    The port is taken before the models are loaded and tried out; the address is printed once all are ready.
+
     Raises:
-        UserError: a missing extra, no such model, a wrong key, or a port in use.
+        UserError: a missing extra, no such model, a wrong key, a port in use, or a model that fails on a trial picture.
     """
     if "help" in request.flags or len(request.rest) != 1:
         return None
@@ -105,12 +107,24 @@ def run(request: Request) -> int | None:
 
 
 def _model(request: Request, int8: bool) -> Path:
-    """The ONNX file that the command line's first word means; a run is exported where it has none."""
+    """The ONNX file that the command line's first word means: an export's own, or that of a run.
+
+    Args:
+        request: its first word is an export's folder, its ``model.onnx``, or a run's folder, which is exported where it has
+            no such export.
+        int8: a run's int8 export is wanted.
+
+    Raises:
+        UserError: neither is there, ``int8`` of what is an export already, or an export that differs too much to be kept.
+    """
     place = Path(request.rest[0])
+    exported = place / "model.onnx"
     if place.is_file() and place.suffix == ".onnx":
-        return place
-    if (place / "model.onnx").is_file():
-        return place / "model.onnx"
+        exported = place
+    if exported.is_file():
+        if int8:
+            raise UserError(f"int8: has no effect on an export, {exported} is served as it is")
+        return exported
     file = place / "export" / ("onnx_int8" if int8 else "onnx") / "model.onnx"
     if not file.is_file():
         from kd.commands import export
@@ -130,8 +144,11 @@ def _rule(request: Request, options: dict[str, str]) -> "CascadeRule | None":
     """When the teacher is asked, as ``kd-eval cascade=true`` has measured it; None without ``defer``.
 
     Args:
-        request: names the run.
-        options: the command's own keys, as text.
+        request: names the run, by its folder.
+        options: the command's own keys, as text; ``defer`` is ``true`` or a share of the pictures.
+
+    Raises:
+        UserError: ``defer`` without ``teacher=true``, or as of :func:`kd.ship.cascade_rule.read_rule`.
     """
     from kd.run.own_keys import truth
     from kd.ship.cascade_rule import read_rule

@@ -36,7 +36,7 @@ config=FILE. After any stop, run the same command again to resume: what was meas
 
 
 def run(request: Request) -> int | None:
-    """Looks for a student's size, or compares an earlier search with its runs.
+    """Looks for a student's size; of a run's folder, times its student for the search that has its size.
 
     Returns:
         The exit status, None to show the help.
@@ -69,8 +69,13 @@ def run(request: Request) -> int | None:
 def sized(request: Request) -> tuple[dict[str, Any], Path]:
     """Searches by a command line: the content of ``sizes.json``, and the folder that it was written to.
 
+    A teacher without weights is trained first. Prints no table.
+
+    Args:
+        request: with a recipe; loses the command's own keys.
+
     Raises:
-        UserError: a mistake in the command line or the settings.
+        UserError: a mistake in the command line or the settings, or a budget that no candidate meets.
     """
     planned = plan(request)
     run = Run.of(request)
@@ -86,7 +91,22 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
 
 
 def _compare(place: str, request: Request) -> int:
-    """Times a run's student under the conditions of the search that has its size, and adds it to the search's page."""
+    """Times a run's student under the conditions of the newest search that has its size, and adds it to that search.
+
+    ``sizes.json`` and the page get a row of ``trained``: ``run``, ``name`` of the candidate, ``latency_ms`` (the median of a
+    batch), ``score`` (the run's own best validation, of the search's metric; None where it has none) and ``verdict`` (within
+    the budget or over it; "" without a budget of latency). A row of the same run is replaced.
+
+    Args:
+        place: the run's folder, or its URL.
+        request: takes settings of the data and the teacher alone.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: no finished run, no search with a candidate of its size, or no export for the search's runtime.
+    """
     from kd.report.records import read_run
     from kd.report.sized import candidate_of
 

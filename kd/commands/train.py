@@ -60,6 +60,9 @@ Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C
 def run(request: Request) -> int:
     """Trains, or prints what a flag asks for (``--list``, ``--keys``, ``--print_config``, ...).
 
+    Each process of a job that a launcher started runs it, with the same command line. In containers that SageMaker starts it
+    also serves (the word "serve"), and on machines of a job that prepare data it does that.
+
     Returns:
         The exit status.
 
@@ -117,7 +120,16 @@ def run(request: Request) -> int:
 def to_train(request: Request) -> Run:
     """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it.
 
-    A resumed run without a step left has :attr:`Run.finished` alone.
+    A teacher without weights is trained first. A new run's folder is not made yet.
+
+    Args:
+        request: with a recipe or ``resume``; the launcher's settings, and of a resumed run its recipe, are set in it.
+
+    Returns:
+        The run; a resumed one without a step left has :attr:`Run.finished` alone.
+
+    Raises:
+        UserError: a mistake in the settings, or something that they name and is not there.
     """
     cluster = _join_cluster(request)
     machines = request.value_of("trainer.num_nodes") or ""
@@ -189,7 +201,17 @@ def _take_over(container: sagemaker.Container, request: Request) -> None:
 
 
 def _join_cluster(request: Request) -> Cluster | None:
-    """The launcher's job; where it starts one process on each machine, unless the settings say how many there are."""
+    """Joins the job of the launcher that started this process: its settings and environment variables are set.
+
+    Variables that are set already stay. A launcher that starts one process on each machine is passed over where the
+    settings say how many machines there are (``trainer.num_nodes``).
+
+    Args:
+        request: gets the launcher's settings, unless it names ``trainer.num_nodes``.
+
+    Returns:
+        The job; None without a launcher, or for one that is passed over.
+    """
     cluster = recognise()
     if cluster is None:
         return None
@@ -237,7 +259,10 @@ def _unknown_word(word: str) -> UserError:
 
 
 def _information(request: Request) -> str:
-    """The text that ``--version``, ``--list``, ``--keys`` or ``--help`` prints."""
+    """The text that ``--version``, ``--list``, ``--keys`` or ``--help`` prints; without a flag that of ``--help``.
+
+    ``request.about`` is what follows the flag: what to list, a part of keys' names, a group of settings; "": all.
+    """
     if "version" in request.flags:
         import kd
 

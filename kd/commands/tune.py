@@ -35,10 +35,13 @@ kill, run the same command again to resume; given on several machines that share
 
 
 def run(request: Request) -> int | None:
-    """Searches and confirms the winner; returns the exit status, None to show the help.
+    """Searches, and with ``confirm=`` trains the winner again on fresh seeds.
+
+    Returns:
+        The exit status, 1 where no trial has ended well; None to show the help.
 
     Raises:
-        UserError: a mistake in the command line or the settings.
+        UserError: a mistake in the command line or the settings, or a folder of the search that can't be written.
     """
     if "help" in request.flags or not request.recipe:
         return None

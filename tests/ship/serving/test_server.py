@@ -25,6 +25,7 @@ from kd.cli import main
 from kd.commands.serve import _model
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
+from kd.errors import UserError
 from kd.run.request import Request
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
@@ -290,6 +291,15 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
     (found,) = made
     assert (found.trust, found.flags, found.rest) == (["own"], {"trust"}, [str(tmp_path)])
     assert found.overrides == ["to=onnx", "int8=true", "data.seed=1"]
+
+
+def test_int8_of_an_export_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.touch()
+    for place in (tmp_path, file):
+        assert _model(Request(rest=[str(place)]), False) == file
+        with pytest.raises(UserError, match="int8: has no effect on an export"):
+            _model(Request(rest=[str(place)]), True)
 
 
 def test_the_server_loads_no_torch() -> None:
