@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -132,7 +133,7 @@ def pip_install(package: str) -> str:
     shown = python
     if python.is_relative_to(here):
         shown = python.relative_to(here)
-    return f"{shown} -m pip install {package}"
+    return f"{shlex.quote(str(shown))} -m pip install {package}"
 
 
 def first_line(error: BaseException) -> str:

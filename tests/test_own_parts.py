@@ -1,5 +1,6 @@
 """The parts of the page "Your own parts" train together, as its command names them."""
 
+import importlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from kd.cli import train_main
-from kd.data.own_transform import OwnTransform, described
+from kd.data.own_transform import OwnTransform, code_of, described
 from kd.data.sampler import TrainBatches, draw_by
 from kd.data.transforms import seeded, train_transform
 from kd.errors import UserError
@@ -286,11 +287,83 @@ def test_functions_and_tables_are_told_apart(one: Any, other: Any) -> None:
     assert " at 0x" not in json.dumps(described(one))
 
 
+MINE = {
+    "helpers.py": "SIGMA = 2\n\ndef blur(x):\n    return x // SIGMA\n\ndef other(x):\n    return x\n",
+    "mine.py": """
+import helpers
+from torch import nn
+
+LEVELS = {"low": 1}
+
+class Base:
+    def lift(self, x):
+        return x + LEVELS["low"]
+
+class Mine(Base):
+    def __call__(self, x):
+        return self.lift(step(x))
+
+    @property
+    def unused(self):
+        return 1
+
+def step(x):
+    return list(map(lambda y: helpers.blur(y), [x]))[0]
+
+def beside():
+    return 1
+""",
+}
+
+
+@pytest.mark.parametrize(("file", "old", "new", "differs"), [
+    ("mine.py", "self.lift(step(x))", "step(self.lift(x))", True),
+    ("mine.py", "x + LEVELS", "x - LEVELS", True),
+    ("mine.py", '"low": 1', '"low": 2', True),
+    ("mine.py", "helpers.blur", "helpers.other", True),
+    ("helpers.py", "x // SIGMA", "x * SIGMA", True),
+    ("helpers.py", "SIGMA = 2", "SIGMA = 3", True),
+    ("mine.py", "return 1", "return 2", True),  # the property's too
+    ("mine.py", "def beside():\n    return 1", "def beside():\n    return 2", False),
+    ("helpers.py", "    return x\n", "    return 2 * x\n", False),
+    ("mine.py", "nn", "functional as F", False),
+])  # fmt: skip
+def test_a_transform_whose_code_differs_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str, differs: bool
+) -> None:
+    """A cache gave the old code's views their teacher's outputs where a method or a helper of it had changed."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    codes: list[str] = []
+    for folder, changed in (("before", False), ("after", True), ("again", True)):
+        (tmp_path / folder).mkdir()
+        for name, text in MINE.items():
+            if changed and name == file:
+                assert old in text
+                text = text.replace(old, new)
+            (tmp_path / folder / name).write_text(text)
+        with monkeypatch.context() as here:
+            here.syspath_prepend(tmp_path / folder)
+            for name in ("mine", "helpers"):
+                here.delitem(sys.modules, name, raising=False)
+            mine = importlib.import_module("mine").Mine()
+            codes.append(code_of(v2.Compose([v2.Lambda(mine)])))
+            for name in ("mine", "helpers"):
+                del sys.modules[name]
+    assert codes[1] == codes[2]
+    assert (codes[0] != codes[1]) == differs
+
+
+def test_code_of_libraries_is_left_out() -> None:
+    """Their version is in the cache's description already, where it matters."""
+    assert code_of(v2.GaussianBlur(3)) == code_of(v2.Compose([v2.GaussianBlur(5)])) == code_of(None)
+    assert code_of(brighter) != code_of(darker)
+
+
 def test_a_set_is_described_alike_in_each_process() -> None:
     code = (
-        "from kd.data.own_transform import described\n"
+        "from kd.data.own_transform import code_of, described\n"
         "within = lambda name: name in {'apple', 'pear', 'plum', 'fig', 'kiwi'}\n"
-        "print(described([{'apple', 'pear', 'plum', 'fig', 'kiwi'}, within]))"
+        "print(described([{'apple', 'pear', 'plum', 'fig', 'kiwi'}, within]), code_of(within))"
     )
     texts = set()
     for seed in ("1", "2", "3"):

@@ -2,10 +2,12 @@
 
 import hashlib
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -143,7 +145,7 @@ def described(value: object, depth: int = 8) -> object:
 
     Args:
         value: a transform or a sampler: its class path, and its attributes or what it says itself (``to_dict``). Of a
-            function also its code, and the values that it carries.
+            function also its code, and the values that it carries; other code is :func:`code_of`'s.
         depth: how many levels of values in values are described; objects below them, and what has no attributes, are
             the text that Python shows. That may name an address: then no cache of an earlier run is found, and never one
             of other views.
@@ -195,8 +197,8 @@ def _parts_of(function: FunctionType | MethodType | partial[Any]) -> list[object
 def _digest_of(code: CodeType) -> str:
     """A hash of a function's bytecode with the names and constants that it uses, functions within it too: 16 digits.
 
-    What a global name stands for is not looked at: where a function that this one calls has changed, the hash is the
-    same. Another version of Python gives another hash, as does any change here: then earlier caches are not found.
+    What a global name stands for is not looked at: :func:`code_of` follows those. Another version of Python gives
+    another hash, as does any change here: then earlier caches are not found.
     """
     constants = []
     for constant in code.co_consts:
@@ -204,3 +206,99 @@ def _digest_of(code: CodeType) -> str:
         constants.append(_digest_of(constant) if is_code else described(constant))
     text = repr((code.co_code, code.co_names, constants))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def code_of(value: object) -> str:
+    """A hash of the user's own code that an object runs: 16 digits, the same in each process.
+
+    Of the object's class, of what its attributes hold, and of all functions and classes that their code reaches by a
+    global name, it hashes the bytecode; of global numbers, texts, tables and collections, what they hold. Installed
+    packages and Python's own are left out, and so is what is found at run time alone (``getattr``, an entry of a table
+    of functions, a method of an argument).
+
+    Args:
+        value: a transform.
+    """
+    seen: dict[int, object] = {}  # by id; kept, as an id is given anew once its object is gone
+    hashed: list[object] = []
+    waiting: list[object] = [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        waiting.extend(_held_by(one))
+        for function in _own_functions(one):
+            hashed.append([_path_of(function), _digest_of(function.__code__)])
+            for name, target in _globals_of(function):
+                if isinstance(target, FunctionType | type):
+                    waiting.append(target)
+                elif isinstance(target, DATA):
+                    hashed.append([name, described(target)])
+    text = repr(sorted(hashed, key=repr))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+DATA = bool | int | float | str | Tensor | np.ndarray | Mapping | Sequence | Set
+"""What a global name may stand for that a description tells apart."""
+
+
+def _held_by(value: object) -> list[object]:
+    """The objects within another one: its entries or attributes, and what a function carries; of modules nothing."""
+    if isinstance(value, str | bytes | Tensor | np.ndarray | type | ModuleType):
+        return []
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, Sequence | Set):
+        return list(value)
+    if isinstance(value, FunctionType | MethodType | partial):
+        return _parts_of(value)
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _own_functions(value: object) -> list[FunctionType]:
+    """A function itself, or the methods of an object's or a class's own classes; none that an installed package has."""
+    if isinstance(value, FunctionType):
+        return [value] if _is_own(value) else []
+    cls = value if isinstance(value, type) else type(value)
+    members: list[object] = []
+    for base in cls.__mro__:
+        if _is_own(base):
+            members.extend(vars(base).values())
+    functions: list[FunctionType] = []
+    for member in members:
+        if isinstance(member, staticmethod | classmethod):
+            member = member.__func__
+        parts = [member]
+        if isinstance(member, property):
+            parts = [member.fget, member.fset]
+        functions.extend(part for part in parts if isinstance(part, FunctionType))
+    return functions
+
+
+def _is_own(named: type | FunctionType) -> bool:
+    """Whether a class or function is the user's: neither Python's, nor kd's, nor that of an installed package."""
+    package, _, _ = named.__module__.partition(".")
+    if package in sys.stdlib_module_names or package == "kd":
+        return False
+    file = getattr(sys.modules.get(named.__module__), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
+def _globals_of(function: FunctionType) -> list[tuple[str, object]]:
+    """What the names in a function's code stand for in its module, and in modules that are named there: (name, object)."""
+    names: set[str] = set()
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    found: list[tuple[str, object]] = []
+    for name in sorted(names):
+        target = function.__globals__.get(name)
+        if isinstance(target, ModuleType):
+            inner = [(other, vars(target)[other]) for other in sorted(names & vars(target).keys())]
+            found.extend(inner)
+        elif name in function.__globals__:
+            found.append((name, target))
+    return found

@@ -328,11 +328,14 @@ def student_under_trained(
 
 
 def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
-    """A run that still trains has finished no step for ``limit_s`` seconds."""
+    """A run without an end in its summary has finished no step for ``limit_s`` seconds: it waits, or was killed."""
     if silent_s < limit_s:
         return None
     text = f"no step has ended for {silent_s / 60:.0f} min"
-    lever = "a rank that waits for another, a disk or a store that does not answer"
+    lever = (
+        "a rank that waits for another, a disk or a store that does not answer;"
+        " where the process is gone: kd-train resume=RUN_FOLDER"
+    )
     return Finding("StalledTraining", text, lever)
 
 

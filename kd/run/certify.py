@@ -1,5 +1,6 @@
 """Which pictures may certify a run, how often they were measured, and the certificates of ``kd-eval margin=``."""
 
+import fcntl
 import os
 import re
 import time
@@ -21,10 +22,12 @@ from kd.proof.resample import FEWEST, group_numbers
 from kd.run.claim import Claim
 from kd.storage.elsewhere import mapping_of
 from kd.storage.student_metadata import weights_digest
-from kd.storage.writing import write_json
+from kd.storage.writing import appended, write_json
 
 LOOKS = "looks.json"
 """File of a run's folder: when its student was measured on pictures that it is judged by."""
+LOOKS_LOCK = ".looks.lock"
+"""File of a run's folder that is locked while a look is added: two commands may measure at once."""
 
 
 def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
@@ -184,9 +187,6 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
         ``students``: how many different ones (by their weights) were.
     """
     file = _whole_run(run) / LOOKS
-    looks = mapping_of(file).get("looks")
-    if not isinstance(looks, list):
-        looks = []
     look = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "what": what,
@@ -194,8 +194,14 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
         "identity": identity(judged),
         "student": weights_digest(run),
     }
-    looks = [*looks, look]
-    write_json(file, {"looks": looks})
+    with appended(file.with_name(LOOKS_LOCK)) as lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        looks = mapping_of(file).get("looks")
+        if not isinstance(looks, list):
+            looks = []
+        looks = [*looks, look]
+        write_json(file, {"looks": looks})
     same = [each for each in looks if each.get("identity") == look["identity"]]
     return {"looks": len(same), "students": len({each.get("student") for each in same})}
 

@@ -18,6 +18,7 @@ from kd.storage.checkpoints import (
     check_writable,
     damage_of_archive,
     holder_of,
+    in_training,
     newest_whole,
     run_folder,
 )
@@ -157,9 +158,7 @@ def place_of(
     if is_rank_zero():
         holder = holder_of(resumed.folder)
     if holder:
-        raise UserError(
-            f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end"
-        )
+        raise in_training(resumed.folder, holder)
     return Place(runs_dir, runs, resumed.folder, _checkpoint(resumed.folder), marker)
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
+from weakref import WeakValueDictionary
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_WEIGHTS, packed_record, plain_name, regular, text_of
@@ -159,6 +160,10 @@ LOCK = ".lock"
 LONGEST_HOLDER = 1000  # bytes of a lock file that are read
 
 
+_locked_here: WeakValueDictionary[Path, IO[str]] = WeakValueDictionary()
+"""Lock files of this process by run folder, links followed; one that is closed holds nothing."""
+
+
 def lock_run(folder: Path) -> IO[str]:
     """Holds a run's folder until the file is closed, or the process ends; rank 0 holds it for its job.
 
@@ -170,38 +175,53 @@ def lock_run(folder: Path) -> IO[str]:
         lock back.
 
     Raises:
-        UserError: another process holds it; names that one.
+        UserError: a process holds it, this one perhaps; names that one.
     """
     # first: ``appended`` replaces a lock file that has a second name, and the new file's lock is free
     holder = holder_of(folder)
+    if holder:
+        raise in_training(folder, holder)
     file = appended(folder / LOCK)
     try:
-        if holder:
-            raise BlockingIOError
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        holder = holder or holder_of(folder) or "another process"
-        raise UserError(
-            f"resume: {holder} is training in {folder}; stop it first, or wait for its end"
-        ) from error
+        raise in_training(folder, holder_of(folder) or "another process") from error
     except OSError:  # a file system without locks
         return file
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.write(_this_process())
     file.flush()
+    _locked_here[folder.resolve()] = file
     return file
 
 
 def holder_of(folder: Path) -> str:
-    """Which process, of this machine or another one on the same file system, trains in a run's folder.
+    """Which process, this one, another or one of another machine on the same file system, trains in a run's folder.
 
-    As the lock's file names it, ``process 123 on HOST``; "" where none does. Not for a process that
-    holds the lock: it does not see its own, and POSIX releases that when any handle of the file is closed.
+    Returns:
+        ``process 123 on HOST``; "" where none does, or the file system has no locks.
     """
+    # a process does not see its own POSIX lock, and gives it back with any handle of the file that it closes
+    mine = _locked_here.get(folder.resolve())
+    if mine is not None and not mine.closed:
+        return _this_process()
+
     with suppress(OSError), existing(folder / LOCK) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return file.read(LONGEST_HOLDER).decode(errors="replace").strip() or "another process"
     return ""
+
+
+def in_training(folder: Path, holder: str) -> UserError:
+    """The error for one who would train in a folder in which ``holder`` does."""
+    return UserError(
+        f"resume: {holder} is training in {folder}; stop it first, or wait for its end"
+    )
+
+
+def _this_process() -> str:
+    """How this process is named in a lock file."""
+    return f"process {os.getpid()} on {socket.gethostname()}"

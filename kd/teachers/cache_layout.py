@@ -17,7 +17,7 @@ import torch
 import torchvision
 
 from kd.data.datamodule import DistillationDataModule
-from kd.data.own_transform import described
+from kd.data.own_transform import code_of, described
 from kd.data.sources import cache_dir
 from kd.data.sources.base import content
 from kd.errors import UserError
@@ -89,6 +89,7 @@ class Layout:
             del self.views["transform"]
         else:
             self.views["transform"] = described(data.augment.transform)
+            self.views["transform_code"] = code_of(data.augment.transform)
         if data.augment.mixes and data.unlabeled_ratio is not None:  # which decides the mixed pairs
             self.views["unlabeled_ratio"] = data.unlabeled_ratio
 

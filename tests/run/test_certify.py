@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,39 @@ def test_students_of_one_run_share_their_looks(with_test: Path) -> None:
     assert count_look(students / "a", pictures, "kd-eval") == {"looks": 1, "students": 1}
     assert count_look(students / "b", pictures, "kd-eval") == {"looks": 2, "students": 2}
     assert len(json.loads((several / "looks.json").read_text())["looks"]) == 2
+
+
+def test_looks_of_two_processes_at_once_are_both_counted(with_test: Path) -> None:
+    """Each read the file, added its look and wrote it: the later one took the other's away."""
+    code = (
+        "import sys, pathlib, numpy as np; from kd.run import certify;"
+        f"run = pathlib.Path({str(with_test)!r});"
+        f"root = {str(with_test.parent / 'data')!r};"
+        "from kd.data.sources import ImageFolder; pictures = ImageFolder(root).load('test');"
+        "print(1, flush=True); input();"
+        "[certify.count_look(run, pictures, 'kd-eval') for _ in range(40)]"
+    )
+    before = 0
+    if (with_test / "looks.json").is_file():
+        before = len(json.loads((with_test / "looks.json").read_text())["looks"])
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert [process.wait() for process in both] == [0, 0]
+    assert len(json.loads((with_test / "looks.json").read_text())["looks"]) == before + 80
 
 
 def test_each_picture_is_looked_up_once(with_test: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import os
 import pickle
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -206,6 +208,19 @@ def test_the_lock_of_a_run_is_its_own_file(run: Path, outside: Path) -> None:
     assert holder_of(run) == ""
     with pytest.raises(OSError):
         existing(run / ".lock")
+
+
+def test_the_holder_of_a_lock_may_ask_who_holds_it(run: Path) -> None:
+    """It did not see itself, and the question gave its lock back: POSIX does so with any handle that is closed."""
+    code = f"import pathlib, kd.storage.checkpoints as c; print(c.holder_of(pathlib.Path({str(run)!r})))"
+    with lock_run(run):
+        me = f"process {os.getpid()} on {socket.gethostname()}"
+        assert holder_of(run) == me
+        with pytest.raises(UserError, match=f"resume: {me} is training in"):
+            lock_run(run)
+        assert subprocess.check_output([sys.executable, "-c", code], text=True) == f"{me}\n"
+    assert holder_of(run) == ""
+    lock_run(run).close()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
