@@ -49,7 +49,13 @@ def run(request: Request) -> int | None:
 def _fill(request: Request) -> int:
     """Fills the caches of the recipe's teachers; ``out=`` also writes them beside a packed data set.
 
-    Returns the exit status.
+    What is stored already is not computed again. On several processes, those of ``trainer.devices``, each takes a share.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: a mistake in the settings, an empty ``out=``, or a recipe without answers to store.
     """
     out = take(request, "out").get("out")
     if out is not None:

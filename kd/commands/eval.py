@@ -113,10 +113,20 @@ def run(request: Request) -> int | None:
 
 
 def evaluated(request: Request) -> "Evaluation":
-    """Measures the models of a command line, and writes the files that are asked for; prints no table.
+    """Measures the models of a command line; prints no table.
+
+    The figures are written into each run's folder (``eval_<split>.json`` and, by what is measured, ``fidelity.json``,
+    ``cascade.json``, ``disputed_labels.csv``, ``pays.json``, ``looks.json``), and to the file of ``out=``.
+
+    Args:
+        request: its ``rest`` names the models; loses the command's own keys.
+
+    Returns:
+        The figures of each model, the files and what else is to be printed.
 
     Raises:
-        UserError: no finished run or weights file, or a key that an evaluation does not take.
+        UserError: no finished run or weights file, a key that an evaluation does not take, or pictures that can't be
+            measured on or can't prove what is asked.
     """
     options = _options(request)
     from kd.run.measure import evaluate_models, evaluate_pays

@@ -72,7 +72,9 @@ KEYS = (
 
 
 def run(request: Request) -> int | None:
-    """Exports a run's student and compares it with the student in torch.
+    """Exports a run's student and compares it with the student in torch; prints the comparison.
+
+    The comparison is written to ``export/export.json`` in the run, whether the export is kept or not.
 
     Returns:
         The exit status: 1 where the export differs too much and is not kept; None to show the help.
@@ -191,6 +193,8 @@ def _check_effects(
 
 def _check_bound(int8: bool, kind: str, options: Mapping[str, str]) -> None:
     """Raises a UserError where the other of the two bounds decides about an int8 export.
+
+    ``max_drop`` decides about a metric, ``min_agreement`` about features.
 
     Args:
         int8: whether the export is in int8.

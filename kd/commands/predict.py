@@ -89,7 +89,10 @@ def _check_both(words: Sequence[str]) -> None:
     """Refuses a command line of one word: it lacks the run, or the pictures.
 
     Args:
-        words: of the command line.
+        words: of the command line, one at least.
+
+    Raises:
+        UserError: names what is missing.
     """
     if len(words) > 1:
         return

@@ -40,7 +40,9 @@ Needs neither torch nor a network.
 
 
 def run(request: Request) -> int | None:
-    """Writes the page of a run, or of several to compare; or what a flag asks for.
+    """Writes the page of a run, or of several to compare, and prints its findings; or does what a flag asks for.
+
+    The page goes into the run's folder, of several into the last one's; ``--open`` shows it in a browser.
 
     Returns:
         The exit status, None to show the help.

@@ -60,10 +60,10 @@ COLUMNS = (
 
 
 def run(request: Request) -> int | None:
-    """Prints the runs below a folder, the latest first, and the cache; or deletes what may go of them.
+    """Prints the runs below a folder, the latest first, and the cache; or (``clean``) what may go, and deletes it.
 
     Returns:
-        The exit status, None to show the help.
+        The exit status, 1 where something could not be deleted; None to show the help.
 
     Raises:
         UserError: no such folder, or a wrong word.

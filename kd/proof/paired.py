@@ -137,6 +137,9 @@ def loss_p_value(counts: PairedCounts, margin: float) -> float:
     Args:
         counts: of the pictures.
         margin: m, in -1..1: by so much the candidate is worse.
+
+    Returns:
+        In 0..1; a small one excludes a loss of ``margin`` or more.
     """
     n = counts.pictures
     b = counts.only_reference
@@ -175,7 +178,9 @@ def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
 
 
 def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
-    """Numbers k of n, ascending, that are not practically impossible (8 standard deviations) under all of the shares.
+    """Numbers k of n, ascending, ``(K,)``, without those that are practically impossible under each of the shares.
+
+    They are within 8 standard deviations, and 20 more, of ``n * share`` for some share between the least and the largest.
 
     Args:
         n: pictures.

@@ -79,7 +79,11 @@ class Task(KeepsDtype):
     certified: Measure | None = None  # the measure that a certificate is about
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
-        """Checks the number of classes C; None: the data decides. ``ignore_index`` is the label that does not count."""
+        """Checks the number of classes C; ``ignore_index`` is the label that does not count. None: the data decides.
+
+        Raises:
+            ValueError: fewer classes than one.
+        """
         super().__init__()
         if num_classes is not None and num_classes < 1:
             raise ValueError(f"num_classes must be >= 1, got {num_classes}")
@@ -173,7 +177,12 @@ class Task(KeepsDtype):
         return weight
 
     def note_on_labels(self, there: bool) -> str:
-        """What to report of training labels that are ``there`` or not; "" where nothing is unusual."""
+        """A line about the training labels, printed as the run begins; "" where nothing is unusual.
+
+        Args:
+            there: whether labels are trained on; False where the unlabelled pictures alone are (``data.unlabeled`` without
+                ``data.unlabeled_ratio``), or there are no labels.
+        """
         beside = "beside labelled ones: data.unlabeled_ratio"
         keys = ["model.task_loss_weight"]
         keys += [f"model.task.{name}" for name in self.settings_of_the_loss]
@@ -195,7 +204,7 @@ class Task(KeepsDtype):
     def first_classifier(self, features: Tensor, targets: Tensor) -> FirstClassifier | None:
         """A linear classifier fitted to the features of pre-trained weights; None: it starts at random.
 
-        By default a ridge regression of one-hot labels, where targets are class ids.
+        By default a ridge regression of one-hot labels, and None where targets are no class ids.
 
         Args:
             features: of M labelled pictures, ``(M, D)``.

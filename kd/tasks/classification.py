@@ -48,7 +48,10 @@ class Classification(Task):
         self.label_smoothing = label_smoothing
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes top-1 and top-5 accuracy (at most ``num_classes``) and the agreement with the teacher."""
+        """Makes top-1 and top-5 accuracy (at most ``num_classes``) and the agreement with the teacher, over pictures.
+
+        ``ignore_index`` is not read: no class id is left out.
+        """
         self.acc1 = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.acc5 = MulticlassAccuracy(
             num_classes, top_k=min(5, num_classes), average="micro", validate_args=False
@@ -141,9 +144,10 @@ class Classification(Task):
         return relative_entropy(logits.log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
-        """Answers as columns of text for a table, by what follows the column's name.
+        """Answers as columns of text for a table, N cells each, by what follows the column's name.
 
-        Class ids as names ("" where unknown); logits as the likeliest class and, in ``_p``, its probability.
+        Class ids as names, under "" (empty where unknown); logits as the likeliest class under "", and its probability, with
+        six digits, under ``_p``.
 
         Args:
             answer: class ids ``(N,)`` or logits ``(N, C)``.

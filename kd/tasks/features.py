@@ -137,7 +137,12 @@ def starting_numbers(bank: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, flo
 
 
 def _closeness(targets: Tensor, outputs: Tensor) -> float:
-    """1 less the squared error over the variance of each target ``(M, C)``: the mean over those that vary; 0 without."""
+    """R2, the mean over the targets that vary: 1 less the squared error over the variance; 0 where none varies.
+
+    Args:
+        targets: ``(M, C)``.
+        outputs: likewise.
+    """
     variance_C = targets.var(dim=0, correction=0)
     error_C = (outputs - targets).square().mean(dim=0)
     varies_C = variance_C > 0

@@ -149,7 +149,8 @@ class Fidelity:
     def _compare(self, batch: _Batch) -> None:
         """Adds a batch to agreement, KL(teacher || student) in nats and outcomes.
 
-        Agreement and KL count pictures without a label too; of pixels those that count.
+        Agreement and KL count pictures without a label too, of pixels those of a known class alone; outcomes count what has
+        a known truth.
         """
         counted = batch.known
         if self.kind != "segmentation":
@@ -239,12 +240,12 @@ class Fidelity:
         self._keep("both_wrong", "student", both_wrong, batch)
 
     def _keep(self, kind: str, judge: str, is_mistake: Tensor, batch: _Batch) -> None:
-        """Keeps the worst of a batch's mistakes.
+        """Keeps the worst of a batch's mistakes, by :attr:`Mistake.score`.
 
         Args:
-            kind: of the mistake.
-            judge: the model whose confidence orders pictures of one answer.
-            is_mistake: bool ``(N, ...)``.
+            kind: of the mistakes, ``lost`` or ``both_wrong``.
+            judge: the model whose confidence orders pictures of one answer; not read of labels and pixels.
+            is_mistake: which pictures, labels or pixels are such mistakes, bool ``(N, ...)``.
             batch: the batch.
         """
         part_of_picture = is_mistake[:, None].flatten(1).float()
@@ -431,7 +432,7 @@ def ece(sums: Tensor) -> float:
 
 
 def _curve(sums: Tensor) -> list[list[float]]:
-    """Mean confidence, share right and count of each bin that is not empty."""
+    """Rows of mean confidence, share right and count, one for each bin that is not empty; ``sums`` as of :func:`ece`."""
     points = []
     for count, confidence, right in sums.T.tolist():
         if count:
@@ -445,7 +446,8 @@ class KeptLogits:
     Args:
         limit: bytes.
         dtype: of the kept logits.
-        pictures: how many will come, where that is known: if they do not all fit, none is kept from the start.
+        pictures: how many will come to this process, where that is known: if they do not all fit, none is kept from the
+            start.
 
     Attributes:
         rows: by the picture's number.

@@ -28,7 +28,7 @@ class NumbersFidelity:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch, in the targets' units.
+        """Adds a batch, in the targets' units; a picture that came before is replaced.
 
         Args:
             student: its numbers, ``(N, C)``.

@@ -38,7 +38,11 @@ class Regression(Task):
     """Their standard deviations, ``(C,)``; 1 until :meth:`scale`."""
 
     def __init__(self, num_classes: int | None = None, loss: str = "smooth_l1") -> None:
-        """Checks the form of the loss; arguments as of the class."""
+        """Checks the form of the loss; arguments as of the class.
+
+        Raises:
+            ValueError: another form, or fewer numbers than one.
+        """
         super().__init__(num_classes)
         if loss not in FORMS:
             raise ValueError(f"loss must be one of {', '.join(FORMS)}, got {loss}")
@@ -88,7 +92,10 @@ class Regression(Task):
         return FirstClassifier(weight, bias, f"R2 {r2:.3f}")
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """``r2`` (the mean over numbers), and by number ``r2``, ``mae`` and ``rmse`` in the targets' unit."""
+        """Names: ``r2`` (the mean over numbers), then ``mae`` and ``rmse``; of several numbers each one's three instead.
+
+        With a teacher they are the same.
+        """
         return [
             "r2",
             *(
@@ -170,9 +177,10 @@ class Regression(Task):
         self.errors.update(logits, target)
 
     def compute(self) -> dict[str, Tensor]:
-        """``r2``, the mean over the targets; ``mae`` and ``rmse`` in units, by target where there are several.
+        """``r2``, the mean over the targets, and ``mae`` and ``rmse`` in units: scalars.
 
-        {} where no process has a batch.
+        Of several targets each has its own, with its name behind: ``r2_fat``, ``mae_fat``, ``rmse_fat``. {} where no process
+        has a batch.
         """
         errors: Any = super().compute().get("errors")
         if errors is None:

@@ -174,10 +174,10 @@ class Segmentation(Task):
         self.pixels.update(logits.argmax(1), target.long(), teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
-        """``miou``, ``pixel_acc``, ``agreement``, and the IoU of each class in targets or predictions: scalars in [0, 1].
+        """``miou``, ``pixel_acc``, ``agreement`` (with a teacher), and the IoU of each class in targets or predictions.
 
-        A class's name is ``iou_`` and its id in two digits or more. ``miou_of_targets`` is there where a class is predicted
-        that is no target. Without a pixel of a known class ``miou`` is NaN, and only then.
+        All are scalars in [0, 1]. A class's name is ``iou_`` and its id in two digits or more. ``miou_of_targets`` is there
+        where a class is predicted that is no target. Without a pixel of a known class ``miou`` is NaN, and only then.
         """
         confusion, alike = super().compute()["pixels"]
         # Of each class c: IoU = pixels right / (pixels of c + pixels predicted as c - pixels right);
@@ -268,7 +268,10 @@ class PixelCounts(ExactMetric):
 
 
 def colours(classes: int) -> np.ndarray:
-    """A palette ``(256+, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
+    """A palette by class id, uint8 ``(max(256, classes), 3)``, red, green and blue.
+
+    Classes get evenly turned hues of alternating brightness; all other ids are black.
+    """
     golden_ratio = 0.61803398875  # turned by it, any number of hues are far from each other
     brightness = (255, 190, 140)
     palette = np.zeros((max(256, classes), 3), np.uint8)

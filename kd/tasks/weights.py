@@ -42,8 +42,8 @@ def weights_of(
 
     Args:
         given: by class id, or by name (the others weigh 1); ``auto``: N / (K n) for a class of n of the N training
-            pictures, with K the classes that have any, so that these weigh the same and the mean over the pictures is 1;
-            None: all count alike.
+            pictures, with K the classes that have any, so that these weigh the same and the mean over the pictures is 1
+            (a class without any weighs as one with a single picture); None: all count alike.
         classes: names of the C classes, by class id.
         counts: training pictures of each class, ``(C,)``; read for ``auto`` alone. None: not known, as of masks or
             several labels a picture, or not what is shown, as with ``data.balance_classes`` or ``data.sampler``.
