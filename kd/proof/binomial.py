@@ -1,4 +1,7 @@
-"""Binomial probabilities and bounds, vectorised, for whole numbers. Errors are below 1e-9."""
+"""Binomial probabilities and bounds, vectorised, for whole numbers.
+
+Errors of probabilities are below 1e-9 up to 20,000 trials, and below 1e-6 up to a million.
+"""
 
 from functools import lru_cache
 
