@@ -21,6 +21,7 @@ from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import evaluating
+from kd.models.taps import linear_classifier
 from kd.progress import CALM_AT_START, bar
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
@@ -54,8 +55,8 @@ def fit_new_classifier(student: Student, sample: Sample | None, device: torch.de
     Returns:
         A message for the user; "" where the classifier was left as it is.
     """
-    classifier = getattr(student.model, "get_classifier", lambda: None)()
-    if sample is None or not isinstance(classifier, nn.Linear):
+    classifier = linear_classifier(student.model)
+    if sample is None or classifier is None:
         return ""
     if student.start == "inherited" or not student.objective.task_loss_weight:
         return ""
@@ -103,13 +104,13 @@ def fit_to_answers(
     Returns:
         A message for the user; "" where the classifier was left as it is.
     """
-    classifier = getattr(student.model, "get_classifier", lambda: None)()
+    classifier = linear_classifier(student.model)
     if teacher is None or pictures is None:
         return ""
     if student.start != "pre-trained" or student.objective.task_loss_weight:
         return ""
     is_taught = student.objective.trains_logits and student.data.scales is None
-    if not (is_taught and isinstance(classifier, nn.Linear) and has_new_classifier(student.model)):
+    if classifier is None or not (is_taught and has_new_classifier(student.model)):
         return ""
     sample = pictures(min(PER_CLASS * len(student.classes), MOST))
     features: list[Tensor] = []

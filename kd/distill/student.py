@@ -26,7 +26,7 @@ from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import classes_of, logits_of
 from kd.models.preprocess import evaluating
-from kd.models.taps import TRIAL, Taps
+from kd.models.taps import TRIAL, Taps, linear_classifier
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
 from kd.tasks import Task
 from kd.teachers import RunTeacher
@@ -173,12 +173,14 @@ class Student(nn.Module):
             why = f"{self._lender.arch} {self._lender.closed}: SimKDLoss needs its classifier"
             raise UserError(f"{self._lender.key}: {why}")
         for role, owner in (("student", model), ("teacher", self._lender.model)):
-            if not isinstance(owner.get_classifier(), nn.Linear):
+            classifier = linear_classifier(owner)
+            if classifier is None:
                 raise UserError(
                     f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, which "
                     f"{type(owner).__name__} is not"
                 )
-        model.get_classifier().requires_grad_(False)
+            if role == "student":
+                classifier.requires_grad_(False)
 
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
@@ -399,4 +401,6 @@ class Student(nn.Module):
         teacher_weight, teacher_bias = self._lender.classifier()
         weight, bias = loss.fold(teacher_weight.to(device), teacher_bias.to(device))
         for model in self._models:
-            set_in_units(model.get_classifier(), weight, bias)
+            classifier = linear_classifier(model)
+            assert classifier is not None
+            set_in_units(classifier, weight, bias)

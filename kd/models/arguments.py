@@ -33,7 +33,8 @@ SIDES = ("img_size", "image_size", "input_size")
 def check_arguments(
     arguments: Mapping[str, Any], key: str, tensors: Mapping[str, object] | None = None
 ) -> None:
-    """Checks that arguments fetch no weights and describe a model that a machine can build.
+    """Checks that arguments fetch no weights and describe a model that a machine can build, also those of models inside it
+    (``vision_config``).
 
     Args:
         arguments: of ``timm.create_model``, or a configuration of transformers.
@@ -53,6 +54,9 @@ def check_arguments(
             )
     check_sides(arguments, key)
     for name, value in arguments.items():
+        if name.endswith("_config") and isinstance(value, Mapping):  # a model inside it
+            check_arguments(value, f"{key}{name}.", tensors)
+            continue
         sizes = [abs(number) for number in _whole_numbers(value)]
         counts_layers = tensors is not None and REPEATS.search(name) is not None
         limit = LARGEST

@@ -17,7 +17,8 @@ ANCHORS = {
     "embeddings.patch_embeddings.projection.weight": "transformers",
     "conv_proj.weight": "torchvision",
 }
-NAMES = {  # the first that matches
+"""By a tensor that each ViT of a library has, below any prefix: the library."""
+NAMES = {  # by library: patterns of names and timm's names in their place; the first that matches
     "transformers": (
         (r"embeddings\.cls_token", "cls_token"), (r"embeddings\.position_embeddings", "pos_embed"),
         # the names of DINOv2's authors, by which timm's own filter recognises its layout
@@ -44,17 +45,19 @@ NAMES = {  # the first that matches
     ),
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.")
-# V2's, V3's epsilon of norms.
+"""Names of layers that timm's models do not have."""
 MOBILENETS = {
     "features.1.conv.0.0.weight": 1e-5,
     "features.1.block.0.0.weight": 1e-3,
 }
+"""By a tensor that only torchvision's MobileNet V2, or V3, has: the epsilon of its norms."""
 SIZES = {
     (192, 12, 3): "tiny",
     (384, 12, 6): "small",
     (768, 12, 12): "base",
     (1024, 24, 16): "large",
 }
+"""timm's word for a ViT, by its width, its blocks and its heads."""
 
 
 def foreign_models(
@@ -79,10 +82,10 @@ def foreign_models(
                 yield prefix, _vit_renamed(tensors, prefix, library), library
         if not is_mobilenet:
             continue
-        for norm in MOBILENETS:
-            if key == norm or key.endswith(f".{norm}"):
-                prefix = key.removesuffix(norm)
-                yield prefix, _mobilenet_renamed(tensors, prefix, norm, model), "torchvision"
+        for anchor, epsilon in MOBILENETS.items():
+            if key == anchor or key.endswith(f".{anchor}"):
+                prefix = key.removesuffix(anchor)
+                yield prefix, _mobilenet_renamed(tensors, prefix, epsilon, model), "torchvision"
 
 
 def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
@@ -124,15 +127,15 @@ def _timm_name(name: str, library: str) -> str:
 
 
 def _mobilenet_renamed(
-    tensors: Mapping[str, Tensor], before: str, norm: str, model: nn.Module
+    tensors: Mapping[str, Tensor], before: str, epsilon: float, model: nn.Module
 ) -> dict[str, Tensor]:
     """The MobileNet below a prefix under timm's names; the variances of V3's norms make up for another epsilon.
 
     Args:
         tensors: of the file, by name.
-        before: the prefix.
-        norm: what its norms are called.
-        model: timm's, whose names are taken in order.
+        before: the prefix, with the last dot; "": none.
+        epsilon: of the file's norms, in torchvision.
+        model: timm's, whose names are taken in order, and whose norms may have another epsilon.
     """
     prefixes = (f"{before}features.", f"{before}classifier.")
     inner = {}
@@ -147,7 +150,7 @@ def _mobilenet_renamed(
 
     # norms divide by sqrt(variance + epsilon)
     norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
-    difference = MOBILENETS[norm] - next(norms).eps
+    difference = epsilon - next(norms).eps
     named: dict[str, Tensor] = {}
     for key, value in inner.items():
         module, _, kind = key.rpartition(".")

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from kd.models.taps import linear_classifier
+
 SCALE = "unit_scale"
 """Buffer of a classifier, ``(C,)``: its outputs are multiplied by it."""
 OFFSET = "unit_offset"
@@ -19,15 +21,15 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
     """Multiplies the classifier's output by the targets' deviations and adds their means, in a hook.
 
     Args:
-        model: with a linear classifier of C outputs.
+        model: with a linear classifier of C outputs, which gets the hook and two buffers.
         scales: mean and standard deviation of each of the C targets.
         in_units: the weights give units already, and are divided so that the output stays as it is.
 
     Raises:
         ValueError: the classifier is not linear, or has no bias.
     """
-    classifier = getattr(model, "get_classifier", lambda: None)()
-    if not isinstance(classifier, nn.Linear) or classifier.bias is None:
+    classifier = linear_classifier(model)
+    if classifier is None or classifier.bias is None:
         raise ValueError(
             f"numbers need a linear classifier with a bias, {type(model).__name__} has none"
         )

@@ -483,16 +483,7 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
     Raises:
         UserError: none of these is there.
     """
-    get_classifier = getattr(model, "get_classifier", None)
-    classifier: Any = None
-    if get_classifier is not None:
-        classifier = get_classifier()
-    else:
-        for name in ("head", "fc", "classifier"):
-            layer = getattr(model, name, None)
-            if isinstance(layer, nn.Module):
-                classifier = layer
-                break
+    classifier: Any = _last_layer(model)
     if classifier is None:
         raise UserError(
             f"{key}: {type(model).__name__} has no get_classifier() and no head, fc or classifier, so "
@@ -501,6 +492,24 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
     if isinstance(classifier, (tuple, list, nn.ModuleList)):
         return classifier[0]
     return classifier
+
+
+def linear_classifier(model: nn.Module) -> nn.Linear | None:
+    """The last layer of a model, as :func:`classifier_of` finds it; None where it is not one linear layer."""
+    classifier = _last_layer(model)
+    return classifier if isinstance(classifier, nn.Linear) else None
+
+
+def _last_layer(model: nn.Module) -> object:
+    """What a model classifies by: a layer, several in a tuple or list; None where it has no usual name."""
+    get_classifier = getattr(model, "get_classifier", None)
+    if get_classifier is not None:
+        return get_classifier()
+    for name in ("head", "fc", "classifier"):
+        layer = getattr(model, name, None)
+        if isinstance(layer, nn.Module):
+            return layer
+    return None
 
 
 @torch.no_grad()

@@ -311,24 +311,30 @@ def _name_list(value: object) -> list[str]:
 
 
 def read_names(file: Path, key: str) -> list[str]:
-    """Class names from a file: a JSON list, or one a line.
+    """Class names from a file, by class id: a JSON list (``.json``), or one a line; empty names and lines are left out.
+
+    Args:
+        file: of any size that :func:`kd.storage.elsewhere.text_of` reads.
+        key: the setting that names it, for messages.
 
     Raises:
-        UserError: no such file, or no names in it.
+        UserError: no such file, no list, or no names in it.
     """
     try:
         text = text_of(file)
         if file.suffix == ".json":
-            names = json_of(text)
+            lines = json_of(text)
         else:
-            names = [line.strip() for line in text.splitlines()]
-        names = [str(name) for name in names if str(name)]
+            lines = [line.strip() for line in text.splitlines()]
     except RefusedFile as error:
         raise UserError(f"{key}: {error}") from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{key}: {file} can't be read as a list of names ({type(error).__name__})"
         ) from error
+    if not isinstance(lines, list):
+        raise UserError(f"{key}: {file} holds no JSON list of names")
+    names = [str(name) for name in lines if str(name)]
     if not names:
         raise UserError(f"{key}: {file} holds no names")
     return names

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from kd.cli import train_main
 from kd.data.info import DataInfo
+from kd.distill.step import Distillation
 from kd.errors import UserError
 from kd.losses import (
     CRDLoss,
@@ -33,7 +34,7 @@ from kd.models import StudentSpec, TeacherSpec
 from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
-from kd.tasks import MultiLabel
+from kd.tasks import Classification, MultiLabel
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, write_recipe
 from tests._runs import assert_same, losses, run_folders, student_of
@@ -437,3 +438,28 @@ def test_users_mistakes_with_losses_end_in_one_line(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error, error
     assert not run_folders(recipe)
+
+
+class OwnNetwork(torch.nn.Module):
+    """A network of the user's own, without timm's ``get_classifier``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Conv2d(3, 4, 3)
+        self.fc = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x).mean((2, 3)))
+
+
+def test_simkd_finds_the_classifier_of_a_model_that_timm_has_not_built() -> None:
+    student, teacher = OwnNetwork(), OwnNetwork()
+    loss = SimKDLoss()
+    step = Distillation(
+        student, teacher, task=Classification(2), losses={"simkd": loss}, task_loss_weight=0.0
+    )
+    assert not student.fc.weight.requires_grad
+    step(torch.rand(2, 3, 8, 8), torch.tensor([0, 1])).total.backward()
+    step.student.take_classifier()
+    weight, bias = loss.fold(teacher.fc.weight, teacher.fc.bias)
+    torch.testing.assert_close((student.fc.weight, student.fc.bias), (weight, bias))

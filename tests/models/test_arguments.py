@@ -98,3 +98,12 @@ def test_a_transformers_model_larger_than_the_machine() -> None:
     config = {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288}
     with pytest.raises(UserError, match="^hf_vit: its weights take .* GiB"):
         HuggingFaceBuilder(config=config).build(4, None)
+
+
+def test_a_configuration_inside_another_describes_no_endless_model_either() -> None:
+    """A SigLIP keeps its layers' number in ``vision_config``; names of classes are no settings."""
+    tensors = {f"t{number}": (0,) for number in range(5000)}
+    config = {"vision_config": {"num_hidden_layers": 60_000}}
+    with pytest.raises(UserError, match="x: vision_config.num_hidden_layers: must be <= 1000, got"):
+        check_arguments(config, "x: ", tensors)
+    check_arguments({"label2id": {"building blocks": 2000}}, "x: ", tensors)

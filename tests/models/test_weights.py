@@ -14,7 +14,7 @@ from kd.cli import train_main
 from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
-from kd.models.weights import _name_list
+from kd.models.weights import _name_list, read_names
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
@@ -237,3 +237,12 @@ def test_name_list() -> None:
     assert _name_list({"bread": 1, "apple": 0}) == ["apple", "bread"]
     assert _name_list({"1": "bread", "0": "apple"}) == ["apple", "bread"]
     assert _name_list([3, 4]) == []
+
+
+@pytest.mark.parametrize("content", ['{"0": "cat", "1": "dog"}', '"cat"', "3"])
+def test_a_file_of_names_that_is_no_list(content: str, tmp_path: Path) -> None:
+    """The keys of a mapping, and the letters of a text, are no class names."""
+    file = tmp_path / "names.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match="^model.teacher.classes: .*names.json holds no JSON list"):
+        read_names(file, "model.teacher.classes")

@@ -85,7 +85,9 @@ def test_a_dense_student_as_large_as_its_teacher_starts_as_its_equal() -> None:
         .float()
         .mean()
     )
+    random_state = torch.get_rng_state()
     inherit_together([(student, as_input)], teacher, pictures, as_input)
+    assert torch.equal(torch.get_rng_state(), random_state), "the fit draws random numbers"
     after = (
         (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1))
         .float()

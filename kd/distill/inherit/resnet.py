@@ -126,22 +126,19 @@ def check_resnets(student: CNN, teacher: CNN) -> None:
             raise ValueError(
                 f"student and teacher must have the same {name}, got {of_student} and {of_teacher}"
             )
-    for name, (ours, theirs) in _sizes(student, teacher).items():
+    teacher_sizes = _sizes_of(teacher)
+    for name, ours in _sizes_of(student).items():
+        theirs = teacher_sizes[name]
         if ours > theirs:
             raise ValueError(
                 f"the student must have no larger {name} than the teacher, got {ours} and {theirs}"
             )
 
 
-def _sizes(student: CNN, teacher: CNN) -> dict[str, tuple[int, int]]:
-    """What the student must not have more of, by name: the student's number, the teacher's."""
-    student_sizes = _sizes_of(student)
-    teacher_sizes = _sizes_of(teacher)
-    return {name: (size, teacher_sizes[name]) for name, size in student_sizes.items()}
-
-
 def _sizes_of(model: CNN) -> dict[str, int]:
-    """The widths of a model's convolutions, and how many blocks each stage has, by name."""
+    """What a student must not have more of than its teacher, by name: channels of the convolutions in the stem and in the
+    first block of each stage, and blocks in each stage.
+    """
     sizes = {}
     for number, width in enumerate(_widths(stem_layers(model)), 1):
         sizes[f"width of convolution {number} of the stem"] = width

@@ -24,7 +24,7 @@ from kd.distill.inherit.pair import (
     pools_by_attention,
 )
 from kd.distill.inherit.pooling import inherit_pool
-from kd.distill.inherit.ridge import fit_linear
+from kd.distill.inherit.ridge import fit_linear, layer_for
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import chosen_blocks, progress, reset_norms, shown
 from kd.models.preprocess import Images, Preprocess, evaluating
@@ -285,10 +285,10 @@ def _fit_level_convolutions(
         maps_NChw = nn.functional.interpolate(maps_NCHW, size, mode="bilinear")
 
         # A 1x1 convolution is a linear layer at every position.
-        linear = nn.Linear(convolution.in_channels, convolution.out_channels)
+        start = torch.zeros_like(convolution.weight[:, :, 0, 0])
+        linear = layer_for(start, has_bias=True)
         inputs = features_NDhw.movedim(1, -1)
         outputs = maps_NChw.movedim(1, -1)
-        start = torch.zeros_like(linear.weight)
         fit_linear(linear, [(inputs, outputs)], start)
         convolution.weight.copy_(linear.weight[:, :, None, None])
         convolution.bias.copy_(linear.bias)
