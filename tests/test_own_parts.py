@@ -191,10 +191,20 @@ def albumentations_flip() -> Any:
     return library.Compose([library.HorizontalFlip(p=0.5), library.RandomBrightnessContrast(p=1.0)])
 
 
+class OldFlip:
+    """As an albumentations before ``set_random_seed``: its chance is Python's."""
+
+    __module__ = "albumentations.old"
+
+    def __call__(self, **arrays: Any) -> Any:
+        step = random.choice((1, -1))
+        return {name: array[:, ::step] for name, array in arrays.items()}
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda: v2.RandomHorizontalFlip(0.5), Chance, albumentations_flip],
-    ids=["torchvision", "own", "albumentations"],
+    [lambda: v2.RandomHorizontalFlip(0.5), Chance, albumentations_flip, OldFlip],
+    ids=["torchvision", "own", "albumentations", "an older albumentations"],
 )
 def test_a_view_follows_from_the_seed_alone_and_its_mask_goes_along(make: Any) -> None:
     augment = Augment(transform=make(), scale=1.0, hflip=0.0)

@@ -167,7 +167,7 @@ class DistillationDataModule(LightningDataModule):
         self.seed = data.seed
         self.engine = data.engine
         if self._engine is not None:
-            self._engine.check(self.augment, self.source)
+            self._engine.check(self.augment)
         self._finish: Callable[[Batch], Batch] | None = None  # what is left to the device
 
         # Set where a teacher's answers are cached.
@@ -294,7 +294,7 @@ class DistillationDataModule(LightningDataModule):
         return batches
 
     def _batches(self, rank: int, world_size: int) -> TrainBatches:
-        """The training order of process ``rank`` of ``world_size``: the keys of each of its batches."""
+        """The training batches of process ``rank`` of ``world_size``, as keys; made anew at each call, at epoch 0."""
         targets = self.split("train").targets
         unlabelled = self.splits.unlabelled()
         labelled = len(targets) - unlabelled

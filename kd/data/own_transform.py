@@ -4,7 +4,7 @@ import hashlib
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -65,7 +65,9 @@ class OwnTransform(nn.Module):
             return self.transform(picture, *masks)
 
     def _with_arrays(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Calls a transform of Albumentations, by keyword; its generators are its own, seeded here.
+        """Calls a transform of Albumentations, by keyword; its generators are seeded here.
+
+        Versions before ``set_random_seed`` draw from the generators of Python and NumPy.
 
         Args:
             picture: uint8 ``(3, H, W)``; the transform sees ``(H, W, 3)``.
@@ -74,12 +76,17 @@ class OwnTransform(nn.Module):
         Returns:
             The view, and the mask where there is one, in the shapes of before.
         """
+        chance: AbstractContextManager[None]
         if hasattr(self.transform, "set_random_seed"):
             self.transform.set_random_seed(_drawn())
+            chance = nullcontext()
+        else:
+            chance = _seeded_by_torch()
         arrays = {"image": picture.permute(1, 2, 0).contiguous().numpy()}
         for mask in masks:
             arrays["mask"] = mask[0].numpy()
-        changed = self.transform(**arrays)
+        with chance:
+            changed = self.transform(**arrays)
         view = torch.from_numpy(np.ascontiguousarray(changed["image"])).permute(2, 0, 1)
         if not masks:
             return view

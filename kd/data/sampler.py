@@ -156,7 +156,9 @@ class TrainBatches(Sampler[list[Key]]):
         return rng.permutation(samples)
 
     def _labelled(self, epoch: int) -> np.ndarray:
-        """The labelled samples of an epoch, ``(length,)``: each once, as drawn, or as many of each class."""
+        """The labelled samples of an epoch, ``(length,)``, not shuffled yet: each once, or as the user's sampler draws them
+        (repeated or cut to that length), or as many of each class.
+        """
         if self.draw is not None:
             rng = np.random.default_rng([self.seed, epoch, 5])
             drawn = self.draw(epoch, rng)

@@ -28,6 +28,14 @@ def test_lists_and_pictures_of_a_disk(tmp_path: Path) -> None:
         list_at(str(tmp_path / "none.csv"), "data.source.train")
 
 
+def test_a_list_that_is_not_read_is_refused_by_its_setting(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv"
+    with file.open("wb") as sparse:
+        sparse.truncate(2**30 + 1)
+    with pytest.raises(UserError, match=r"^data.source.train: /.*/train.csv can't be read: has"):
+        list_at(str(file), "data.source.train")
+
+
 def test_a_pattern_of_too_many_shards_is_refused() -> None:
     assert braces("{a,b}-{08..10}.tar") == [
         f"{name}-{n}.tar" for name in "ab" for n in ("08", "09", "10")

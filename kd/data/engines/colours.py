@@ -19,12 +19,12 @@ def jitter(images: Tensor, drawn: Sequence[tuple[int, dict[str, Any]]]) -> None:
     """Changes the colours of some pictures, in place, as ``v2.ColorJitter`` would change each of them.
 
     Values differ by one level of 255 now and then, from another order of rounding, which the changes that follow
-    enlarge: by four levels at most in the test.
+    enlarge: by four levels at most in the test. Pictures are grouped by what changes them at each of four turns.
 
     Args:
         images: uint8 ``(N, 3, H, W)``.
-        drawn: a picture's place in the batch with ColorJitter's parameters: ``fn_idx``, the order of the four changes,
-            and their strengths, None where a change is left out.
+        drawn: a picture's place in the batch with ColorJitter's parameters: ``fn_idx``, the order of the four changes as
+            an array, and their strengths by the names of :data:`STRENGTHS`, None where a change is left out.
     """
     # places[turn][change]: the pictures that are changed so at this turn; strengths likewise.
     turns = range(len(STRENGTHS))
@@ -55,14 +55,14 @@ def brighten(images: Tensor, strength: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, strength: Tensor) -> Tensor:
-    """Away from the picture's mean grey, by ``strength``; shapes as of :func:`brighten`."""
+    """``strength`` times as far from the picture's mean grey (below 1: nearer); shapes as of :func:`brighten`."""
     grey = tvf.rgb_to_grayscale(images).float()
     mean = grey.mean((1, 2, 3), keepdim=True)
     return _as_levels(images * strength + mean * (1 - strength))
 
 
 def saturate(images: Tensor, strength: Tensor) -> Tensor:
-    """Away from each pixel's grey, by ``strength``; shapes as of :func:`brighten`."""
+    """``strength`` times as far from each pixel's grey (below 1: nearer); shapes as of :func:`brighten`."""
     grey = tvf.rgb_to_grayscale(images)
     return _as_levels(images * strength + grey * (1 - strength))
 

@@ -22,7 +22,6 @@ from kd.data.engines.device import CutSet, DeviceViews, Plan
 from kd.data.engines.device import check as _check
 from kd.data.engines.device import pack as _pack
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
-from kd.data.sources import Source
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs
 from kd.errors import UserError, needs_extra
@@ -31,13 +30,13 @@ from kd.processes import local_processes
 from kd.settings import Augment
 
 
-def check(augment: Augment, source: Source) -> None:
-    """Checks that DALI can make these views.
+def check(augment: Augment) -> None:
+    """Checks that DALI can make these views; called when the data module is made.
 
     Raises:
         UserError: DALI is not installed, or an augmentation that it does not have.
     """
-    _check(augment, source, "dali")
+    _check(augment, "dali")
     if augment.before_resize and augment.color_jitter:
         raise UserError(
             "data.augment.before_resize: with data.augment.color_jitter needs data.engine=torch or device, got dali"
@@ -49,7 +48,7 @@ def check(augment: Augment, source: Source) -> None:
 
 
 class DaliCutSet(CutSet):
-    """One split, encoded, with the plan of each view. Only a picture's header is read here."""
+    """One split, encoded, with the plan of each view. Only the header of an upright JPEG is read here, see :func:`plain`."""
 
     def opened(self, data: bytes) -> tuple[bytes, int, int]:
         """The encoded picture with its height and width, see :func:`plain`."""
@@ -61,7 +60,9 @@ class DaliCutSet(CutSet):
 
 
 def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
-    """A picture's bytes in a form that DALI decodes as we do: an upright JPEG as it is, any other as a PNG.
+    """A picture's bytes in a form that DALI decodes as kd does: an upright JPEG as it is, any other as a PNG.
+
+    A picture that becomes a PNG is decoded and encoded again here, uncompressed.
 
     Args:
         data: the encoded picture.
@@ -69,6 +70,9 @@ def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
 
     Returns:
         The file's bytes, height and width in pixels.
+
+    Raises:
+        RuntimeError: the picture can't be read, or is too large.
     """
     size = plain_jpeg(data, max_pixels)
     if size is not None:
@@ -97,8 +101,9 @@ class DaliViews(DeviceViews):
         self._scheduled: deque[tuple[Plan, Any]] = deque()  # with the pipeline that makes it
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch from the loader, with its pictures decoded and changed: "plan" is replaced by "image" ``(N, 3, H,
-        W)``.
+        """A batch from the loader with its views made: "plan" is replaced by "image", uint8 ``(N, 3, H, W)``.
+
+        "target" becomes that of the views; what was mixed, as :class:`MixPairs` gives it.
 
         A batch that was not scheduled ahead is scheduled here, after what was scheduled is forgotten.
         """
@@ -122,7 +127,7 @@ class DaliViews(DeviceViews):
 
         Args:
             plan: encoded pictures, boxes and what was drawn.
-            device: of the views; a GPU, or the CPU.
+            device: of the views; a GPU, or the CPU. The pipeline stays on that of the first batch.
         """
         count = len(plan.encoded)
         if self._pipeline is None or count > self._most:
@@ -141,12 +146,15 @@ class DaliViews(DeviceViews):
         self._scheduled.append((plan, pipeline))
 
     def _take(self, device: torch.device) -> Tensor:
-        """The oldest scheduled batch's resized crops, uint8 ``(N, 3, *size)``; the host waits for its own part alone."""
+        """The oldest scheduled batch's resized crops, uint8 ``(N, 3, *size)``, on the ``device`` that it was scheduled for.
+
+        The copy is this process's own: DALI uses its buffers again. The batches after it are not waited for.
+        """
         _, pipeline = self._scheduled.popleft()
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device).cuda_stream
             (made,) = pipeline.outputs(cuda_stream=stream)
-            pixels = torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
+            pixels = torch.from_dlpack(made.as_tensor()).clone()
         else:
             (made,) = pipeline.outputs()
             pixels = torch.from_numpy(np.array(made.as_tensor()))
@@ -159,7 +167,11 @@ class DaliViews(DeviceViews):
             pipeline.outputs()
 
     def _build(self, device: torch.device) -> Any:
-        """A pipeline: encoded pictures -> whole pictures, changed, cut and resized; or cut while they are decoded."""
+        """A pipeline for batches of up to ``_most`` pictures: encoded -> uint8 ``(*size, 3)`` each.
+
+        Where transforms come before the crop whole pictures are decoded, changed and cut; else they are cut as they are
+        decoded. It uses the process's share of the machine's cores.
+        """
         from nvidia.dali import fn, pipeline_def, types
 
         gpu = device.type == "cuda"
@@ -224,7 +236,10 @@ class DaliViews(DeviceViews):
 
 
 def _amount(parameters: dict[str, Any] | None) -> np.ndarray:
-    """Of a change of a whole picture: its angle in degrees, 1 for a flip, 0 where chance has not chosen it."""
+    """The amount of a change of a whole picture, float32 without axes: its angle in degrees, 1 for a flip.
+
+    It is 0 where chance has not chosen the change (``parameters`` None).
+    """
     amount = 0.0 if parameters is None else parameters.get("angle", 1.0)
     return np.array(amount, np.float32)
 

@@ -58,9 +58,9 @@ class Plan:
     """What the device needs beside the pixels. No dataclass: Lightning would send one to the device piece by piece.
 
     Args:
-        recipes: of each view in the batch.
+        recipes: of each view in the batch, in order.
         mixes: of the pairs that are mixed.
-        encoded: the pictures' files, where the device decodes them.
+        encoded: each picture's file as uint8 ``(bytes,)``, for the engine ``dali``; else empty.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Plan:
         self.encoded = list(encoded)
 
 
-def check(augment: Augment, source: Source, engine: str = "device") -> None:
-    """Checks that the device can make these views.
+def check(augment: Augment, engine: str = "device") -> None:
+    """Checks that the device can make these views; called when the data module is made.
 
     Raises:
         UserError: a transform of the user's, which takes pictures in the loader; or RandAugment, which draws random
@@ -85,13 +85,14 @@ def check(augment: Augment, source: Source, engine: str = "device") -> None:
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:
-    """Draws a view of a picture as ``v2.Compose(chain)`` would: the same random numbers in the same order.
+    """Draws a view of a picture as ``v2.Compose(chain)`` would: the same random numbers, from torch's CPU generator, in the
+    same order.
 
     Args:
         chain: transforms of :func:`kd.data.transforms.train_transform`.
         height: of the picture in pixels.
         width: of the picture in pixels.
-        size: height and width of the view.
+        size: height and width of the view in pixels.
     """
     crop_number = crop_of(chain)
     box = (0, 0, height, width)
@@ -128,7 +129,7 @@ def _with_tensors(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
-    """The place in a chain of the transform that cuts and resizes; those before it change whole pictures."""
+    """The place in a chain (from 0) of the transform that cuts and resizes; those before it change whole pictures."""
     for number, transform in enumerate(chain):
         if isinstance(transform, v2.RandomResizedCrop | Whole):
             return number
@@ -144,7 +145,7 @@ class CutSet(Samples):
         augment: the views.
         seed: of the run.
         max_pixels: a picture that claims more is not decoded.
-        source: of the split.
+        source: of the split; None: class ids.
     """
 
     def __init__(
@@ -156,24 +157,16 @@ class CutSet(Samples):
         max_pixels: int = MAX_PIXELS,
         source: Source | None = None,
     ) -> None:
-        """Arguments as of :class:`Samples`.
-
-        Args:
-            split: pictures and labels.
-            size: height and width of a view, in pixels.
-            augment: which transforms make a view.
-            seed: of the run.
-            max_pixels: a larger picture is refused.
-            source: decides the kind of target; None: class ids.
-        """
+        """Builds the chain of transforms whose parameters are drawn; the arguments are the class's."""
         super().__init__(split, seed, source, max_pixels)
         self.chain: list[v2.Transform] = list(train_transform(size, augment).transforms)
         self.size = size
         self.sends_whole_pictures = augment.before_resize  # the device changes them before it cuts
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
-        """One sample: the picture cut to what its view shows, the recipe for the rest, the target cut likewise, its
-        key.
+        """One sample: the picture cut to what its view shows, the recipe for the rest, the target cut likewise, its key.
+
+        With ``augment.before_resize`` the picture stays whole, as it is changed before it is cut.
 
         The recipe is drawn under (seed, index, view) alone, as the engine ``torch`` draws it.
 
@@ -215,13 +208,14 @@ def pack(
     """Samples -> a batch for :class:`DeviceViews`, all cuts in one tensor: one transfer.
 
     Args:
-        stack: targets -> one tensor.
+        stack: targets -> one tensor, as :meth:`kd.data.targets.Targets.pack` does.
         draw_mixes: keys of the samples -> which pairs are mixed, and how.
         samples: of a :class:`CutSet`.
         encoded: the samples hold files, which the plan carries; there is no ``pixels`` then.
 
     Returns:
-        ``pixels`` uint8 ``(sum of 3 height width,)``, ``plan``, ``target``, ``index`` ``(N,)`` and ``view``.
+        ``pixels`` uint8 ``(sum of 3 height width,)``, ``plan``, ``target``, ``index`` ``(N,)`` and ``view``, that of the
+        first sample.
     """
     cuts, recipes, targets, keys = zip(*samples, strict=True)
     plan = Plan(list(recipes), draw_mixes(keys))
@@ -337,8 +331,8 @@ class DeviceViews:
 
         Args:
             images: ``(N, 3, H, W)``.
-            target: of the batch.
-            drawn: the pictures' places in the batch.
+            target: of the batch, ``(N, ...)``; class ids stay as they are.
+            drawn: the pictures' places in the batch, with parameters that a flip does not have.
             axis: -1 mirrors left and right, -2 top and bottom.
         """
         numbers = []
@@ -419,7 +413,7 @@ def resize_together(
 
 
 ROOM = 2**25
-"""Values, 3 a pixel, that are resized together; padding to the batch's largest picture counts too. 400 MB of memory."""
+"""Values, 3 a pixel, that are resized together; padding to the batch's largest picture counts too. 400 MB of GPU memory."""
 
 
 def _padded(

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from kd.data.foodtag.pen import Colour, Pen, Point, arc, box, polar, shade
 
 _SHADOW = (20, 16, 14, 70)
-_SIZES = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)  # of each of 1, 2, ... pieces on a dish
+_SIZES = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)
+"""Radius of each of 1, 2, ... 6 pieces on a dish, in units of the dish's."""
 
 
 class Food(NamedTuple):
@@ -31,11 +32,11 @@ FOODS: list[Food] = []
 
 
 def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen], None]], None]:
-    """Registers a drawing as a class.
+    """Registers a drawing as a class: a decorator. Labels are the order of the functions, which is that of their names.
 
     Args:
         kcal: of a usual portion.
-        most: up to so many pieces fill the dish; each is drawn by the function, alike but for its place and turn.
+        most: up to so many pieces (6 at most) fill the dish; each is drawn by the function, alike but for place and turn.
         spin: how far a piece is turned at most, in radians.
     """
 
@@ -164,7 +165,7 @@ def burger(pen: Pen) -> None:
 
 
 def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
-    """A burger's filling ``kind``, ``height`` high, whose upper edge is at ``y``."""
+    """Draws a burger's filling: ``meat``, ``leaf``, ``cheese`` or ``slice``, about ``height`` high, upper edge at ``y``."""
     if kind == "leaf":
         edge = []
         for i in range(16):
@@ -461,7 +462,7 @@ def ice_cream(pen: Pen) -> None:
 
 
 def _draw_waffle(pen: Pen, width: float, fill: Colour) -> None:
-    """The lines of a cone, half of whose rim is ``width`` wide."""
+    """Draws the crossing lines of an ice cream's cone, half of whose rim is ``width`` wide, from its rim (y = 0) down."""
     for place in (-0.6, -0.2, 0.2, 0.6):
         start_x = place * width
         distance = 1 - abs(place)  # from the rim's end

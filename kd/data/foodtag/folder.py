@@ -49,7 +49,7 @@ def build(
 ) -> Path:
     """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder: ``SPLIT/FOOD/SEED.jpg`` below.
 
-    A damaged set is drawn again.
+    A damaged set is drawn again. One of several processes draws, under a lock; the others check what it has drawn.
 
     Args:
         cache_dir: where the set's folder is made; a lock beside it keeps other processes out.
@@ -104,13 +104,16 @@ def _jobs(train_per_class: int, val_per_class: int) -> list[Job]:
 
 
 def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
-    """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums.
+    """Draws every picture below ``root``, by worker processes on the cores this process may use; writes the list of sums.
 
     Args:
         root: a new folder.
         train_per_class: training pictures of each class.
         val_per_class: validation pictures, likewise.
         portions: draw portions of any size, not the usual one.
+
+    Raises:
+        RuntimeError: a worker has ended before its share was drawn.
     """
     total = len(_jobs(train_per_class, val_per_class))
     count = max(1, min(cores(), total // 20))  # workers, of 20 pictures or more each
@@ -131,7 +134,10 @@ def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bo
 
 
 def _follow(workers: Sequence[subprocess.Popen[str]], total: int) -> list[str]:
-    """The lines that the workers print, one a picture, beside a progress bar of ``total``; no worker is left behind."""
+    """The lines that the workers print, one a picture, in the order of their arrival, beside a progress bar of ``total``.
+
+    Ends once all workers have ended; after an error they are killed.
+    """
     lines = []
 
     def follow_one(worker: subprocess.Popen[str]) -> None:

@@ -42,7 +42,7 @@ _FINE_FROM = 8  # pixels: blobs of a smaller radius have the coarse outline
 
 
 def pick_colour(rng: random.Random, *names: str) -> Colour:
-    """A random colour of one of the named kinds, RGB in 0..255."""
+    """A random colour of one of the kinds ``names`` (of ``_COLOURS``; one named twice is twice as likely), RGB in 0..255."""
     name = rng.choice(names)
     low_hue, high_hue, low_saturation, high_saturation, low_value, high_value = _COLOURS[name]
     hue = rng.uniform(low_hue, high_hue) / 60
@@ -59,7 +59,7 @@ def pick_colour(rng: random.Random, *names: str) -> Colour:
 
 
 def shade(colour: Colour, light: float) -> Colour:
-    """The colour, lighter (``light`` > 1) or darker (< 1); channels stay at most 255."""
+    """The colour with all channels, also alpha, times ``light``: lighter (> 1) or darker (< 1); at most 255."""
     return tuple(min(255, int(channel * light)) for channel in colour)
 
 
@@ -163,7 +163,7 @@ class Pen:
         self.canvas.polygon(self.pixels(points), fill=fill)
 
     def line(self, points: Sequence[Point], width: float, fill: Colour) -> None:
-        """A line; its width is in units of the frame."""
+        """A line through the points; its width is in units of the frame, at least a pixel."""
         width_in_pixels = max(1, round(width * self.scale))
         self.canvas.line(self.pixels(points), fill, width_in_pixels, "curve")
 
@@ -177,7 +177,7 @@ class Pen:
         turn: float = 0,
         wobble: float = 0.04,
     ) -> None:
-        """An ellipse with an irregular outline.
+        """A filled ellipse with an irregular outline; lengths in units of the frame.
 
         Args:
             x: of the centre.
@@ -218,7 +218,7 @@ class Pen:
     def ball(
         self, x: float, y: float, rx: float, fill: Colour, ry: float = 0, turn: float = 0
     ) -> None:
-        """A rounded body: dark at the rim, light towards one side. Arguments as of :meth:`blob`."""
+        """A rounded body: dark at the rim, light towards the upper left of the frame. Arguments as of :meth:`blob`."""
         ry = ry or rx
         layers = (  # size and light, from the rim to the lightest spot
             (1.0, 0.74),
@@ -234,7 +234,7 @@ class Pen:
             self.blob(centre_x, centre_y, rx * size, colour, ry=ry * size, turn=turn, wobble=0.03)
 
     def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
-        """``count`` random places between the radii ``inner`` and ``reach``, evenly over the area."""
+        """``count`` random places between the radii ``inner`` and ``reach`` of the frame, about evenly over the area."""
         places = []
         for _ in range(count):
             radius = self.rng.uniform(inner**2, reach**2) ** 0.5
@@ -255,8 +255,8 @@ class Pen:
 
         Args:
             count: of the blobs.
-            reach: the outer radius.
-            size: a blob's usual radius.
+            reach: the outer radius, in units of the frame as all lengths.
+            size: a blob's usual long radius; 0.6 to 1.3 times it is drawn.
             fills: colours; each blob takes one, lighter or darker.
             inner: the inner radius.
             slim: a blob's short radius to its long one.

@@ -16,7 +16,7 @@ SIZE = 80
 
 _CANVAS = 2 * SIZE  # drawn at twice the size, then halved
 _SPREAD = 0.2  # how far pose, light, focus and clutter vary, 0 .. 1; low, so that a small ViT learns in two minutes
-_PORTIONS = (0.55, 1.05)  # sides of portions, of the usual one's
+_PORTIONS = (0.55, 1.05)  # smallest and largest side of a portion, as a multiple of the usual one's
 _SHADOW = (20, 16, 14)
 
 # Coordinates of all pixels: of the canvas in pixels, of the finished picture from -1 to 1.
@@ -30,7 +30,7 @@ def portion_of(label: int, seed: int) -> float:
 
 
 def calories_of(label: int, seed: int) -> float:
-    """Of such a portion, in kcal: the food's calories times the area that it covers."""
+    """The calories of the portion of :func:`portion_of`, in kcal: those of a usual portion times its area (side squared)."""
     return FOODS[label].kcal * portion_of(label, seed) ** 2
 
 
@@ -40,7 +40,7 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     Args:
         label: index into :data:`~kd.data.foodtag.dishes.CLASSES`.
         seed: the same (label, seed, portion) gives the same pixels, whoever else draws random numbers.
-        portion: size of the dish, 1 is the usual one.
+        portion: side of the food, as a multiple of the usual one; the dish below it stays.
     """
     rng = random.Random(f"{VERSION}/{label}/{seed}")
     noise = np.random.RandomState(rng.getrandbits(32))
@@ -167,7 +167,7 @@ def _shadow(frame: Pen) -> None:
 
 
 def _dish(pen: Pen) -> None:
-    """What the food lies on: a plate, a board, a tray or nothing."""
+    """Draws what the food lies on, a little larger than the pen's unit disc: a plate, a board, a tray or nothing."""
     fill = pen.pick("cream", "cream", "cream", "chocolate", "metal", "any")
     size = pen.rng.uniform(1.12, 1.45)
     kind = pen.rng.choice(("none", "plate", "plate", "plate", "board", "tray"))
@@ -189,7 +189,9 @@ def _dish(pen: Pen) -> None:
 
 
 def _clutter(pen: Pen) -> None:
-    """Something in front: cutlery, chopsticks, leaves, drops of sauce, fingers or a napkin."""
+    """Draws something in front, over a part of the food: a fork, chopsticks, leaves, drops of sauce, fingers, a napkin; or
+    (two times of eight) nothing.
+    """
     rng = pen.rng
     kind = rng.choice(("fork", "sticks", "leaf", "sauce", "hand", "napkin", "none", "none"))
     turn = rng.uniform(0, 6.28)
@@ -229,7 +231,7 @@ def _clutter(pen: Pen) -> None:
 
 
 def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState) -> Image.Image:
-    """Light and camera: focus, colour temperature, vignette, a cast shadow, noise. Halves the picture's sides.
+    """The finished picture, RGB ``SIZE`` x ``SIZE``, after light and camera: focus, colours, vignette, shadow, noise.
 
     Args:
         image: RGB, twice as large as the result.

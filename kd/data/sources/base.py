@@ -18,7 +18,9 @@ class Split(Protocol):
 
     @property
     def targets(self) -> Sequence[Target]:
-        """Class ids, or lists of them."""
+        """Of each picture a class id (-1 without a label), a list of ids or of numbers; 0 where it has a mask. Their number
+        is the split's length.
+        """
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``."""
@@ -27,14 +29,14 @@ class Split(Protocol):
         """Its path, or another name that a person can find it by."""
 
     def target(self, i: int) -> Target:
-        """A class id, a list of ids (several labels), or a mask (uint8, ``(1, H, W)``)."""
+        """The target of picture ``i``: as ``targets`` has it, or its mask, uint8 ``(1, H, W)``."""
 
     def stamp(self, i: int) -> str:
-        """What differs once the picture's content does (size and time of change), or nothing where it can't change."""
+        """What differs once the picture's content does (size and time of change), or "" where it can't change."""
 
 
 class Source:
-    """Base of all sources. Subclasses fill ``classes`` and the two splits in :meth:`load`.
+    """Base of all sources. Subclasses set ``classes`` and return a split in :meth:`load`.
 
     Arguments of two sources share a name only where they mean the same: replacing a recipe's source on the command line
     carries over the ones that both have.
@@ -68,11 +70,13 @@ class Source:
 
     @cached_property
     def place(self) -> Place:
-        """Where the source's files are; a URL is listed at the first use."""
+        """Where the files below ``root`` are; a URL is listed at the first use, by each process that uses it."""
         return place_of(self.root, self.key, self.cache_bytes)
 
     def load(self, split: str) -> Split:
-        """The split ``"train"`` or ``"val"``; sets ``classes`` too. Downloads or draws what is missing.
+        """The split ``"train"``, ``"val"``, or another one that the source has (``kd-eval split=test``); sets ``classes``.
+
+        Downloads or draws what is missing. Every process of a run calls it.
 
         Raises:
             UserError: the data is missing or unusable; the message names ``data.source`` and the file or folder.
@@ -80,7 +84,7 @@ class Source:
         raise NotImplementedError
 
     def has(self, split: str) -> bool:
-        """Whether the source has a split of that name. Without ``"val"`` a part of ``"train"`` is held out for it."""
+        """Whether the source has a split of that name; here, any. Without ``"val"`` a part of ``"train"`` is held out."""
         return True
 
     def describe(self) -> str:
@@ -115,11 +119,11 @@ class Parts:
         return stamp_of(*self.part(i))
 
     def key(self, i: int) -> str:
-        """What picture ``i`` is, see :func:`key_of`; whether it stays when the set is moved is up to its own split."""
+        """What picture ``i`` is, see :func:`key_of`, as its own split says it."""
         return key_of(*self.part(i))
 
     def size(self, i: int) -> int:
-        """Bytes of the encoded picture ``i``."""
+        """Bytes of the file of picture ``i``, see :func:`size_of`."""
         return size_of(*self.part(i))
 
 
@@ -186,13 +190,13 @@ def bytes_of(cache_gb: float | None) -> int | None:
 
 
 def fetch(split: Split, numbers: Iterable[int]) -> None:
-    """Before pictures are read: brings those that lie elsewhere onto this disk, several at once."""
+    """Before pictures are read: brings those that lie in a store onto this disk, several at once; else does nothing."""
     if hasattr(split, "fetch"):
         split.fetch(numbers)
 
 
 def size_of(split: Split, i: int) -> int:
-    """Bytes of the file of picture ``i``; 0 where it has none of its own."""
+    """Bytes of the file of picture ``i``; 0 where it has none of its own (in a shard, in a table)."""
     if hasattr(split, "size"):
         return int(split.size(i))
     with suppress(OSError):  # not every source has files
@@ -201,7 +205,7 @@ def size_of(split: Split, i: int) -> int:
 
 
 def labelled(split: Split, label: str) -> Split:
-    """The same split, of which messages say which one it is."""
+    """The same split, which messages then call ``label`` (:func:`named`)."""
     with suppress(AttributeError):  # one of someone's own may take no attributes
         split.label = label  # type: ignore[attr-defined]
     return split
@@ -220,7 +224,7 @@ def named(split: Split, i: int) -> str:
 
 
 def stamp_of(split: Split, i: int) -> str:
-    """The stamp of a picture; nothing where a source of someone's own has none."""
+    """The stamp of a picture (:meth:`Split.stamp`); "" where a source of the user's has none."""
     if hasattr(split, "stamp"):
         return split.stamp(i)
     return ""
@@ -229,7 +233,8 @@ def stamp_of(split: Split, i: int) -> str:
 def key_of(split: Split, i: int) -> str:
     """What a picture is: it changes when the picture's content does. Caches of teachers' answers are found by it.
 
-    A pack's key is the same wherever the pack lies; of all other splits it holds the path, and so changes with the folder.
+    A pack's key is the same wherever the pack lies; that of all other splits holds the picture's name, which is a path for
+    most, and so changes with the folder.
     """
     if hasattr(split, "key"):
         return split.key(i)
@@ -250,7 +255,7 @@ def fingerprint(split: Split) -> str:
 
 
 def content(split: Split) -> str:
-    """A hash of a split's pictures in order, whatever their labels."""
+    """A hash of a split's pictures (:func:`key_of`) in order, whatever their labels; it names a teacher's cache."""
     return _hash(f"{key_of(split, i)}\0" for i in range(len(split.targets)))
 
 

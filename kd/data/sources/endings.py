@@ -15,6 +15,8 @@ from kd.storage.objects import is_url, listed
 def complete_endings(paths: Sequence[str], key: str) -> tuple[list[str], str]:
     """The paths with the endings of their pictures; a path that names a file stays as it is, and so does a missing one.
 
+    A path with a picture's ending is not looked up; the folder of any other is listed once.
+
     Args:
         paths: of a list's pictures, or their URLs.
         key: of the list, for messages.
@@ -23,7 +25,7 @@ def complete_endings(paths: Sequence[str], key: str) -> tuple[list[str], str]:
         The paths in their order, and a note for the user; "" where none was completed.
 
     Raises:
-        UserError: two pictures fit a path.
+        UserError: two pictures fit a path, or the folder of a URL can't be listed.
     """
     folders: dict[str, dict[str, list[str]]] = {}
     complete_paths = []
@@ -109,9 +111,10 @@ def check_some_exist(
 
 
 def _holder_of(missing: Path, start: str, list_folder: str) -> str | None:
-    """The folder from which the path of a missing picture leads to a file, with or without its ending; None: no such folder.
+    """The folder from which the path of a missing picture leads to a file, with or without its ending.
 
-    The list's folder is searched, the working folder, and the folders in both.
+    The list's folder is searched, the working folder, and the folders in both. None: no such folder, or the list gives a
+    path that is not below ``start``.
 
     Args:
         missing: the picture, an absolute path.

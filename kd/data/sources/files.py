@@ -16,10 +16,10 @@ class FileSplit:
     """A split of picture files.
 
     Args:
-        paths: of the pictures.
-        targets: one each.
-        left_out: how many other files lie beside them, by the ending of their names.
-        place: of the pictures named by URLs; all others are on this disk.
+        paths: of the pictures, or URLs.
+        targets: one each, in the same order.
+        left_out: how many other files lie beside them, by the ending of their names; for messages.
+        place: reads the pictures named by URLs; all others are on this disk.
     """
 
     def __init__(
@@ -29,14 +29,7 @@ class FileSplit:
         left_out: dict[str, int] | None = None,
         place: Place = DISK,
     ) -> None:
-        """Stores the files as text.
-
-        Args:
-            paths: of the pictures, or URLs.
-            targets: of each, in the same order.
-            left_out: how many files were passed over, by ending.
-            place: that reads them.
-        """
+        """Stores the paths as text; the arguments are the class's."""
         # Strings: thousands of Path objects make workers slow to start.
         self.paths = [str(p) for p in paths]
         self.targets = list(targets)
@@ -68,7 +61,7 @@ class FileSplit:
 
     @property
     def store(self) -> Store | None:
-        """The store that its files are in, where they are in one."""
+        """The store that its URLs are in; None: all files are on this disk."""
         if isinstance(self.place, Store):
             return self.place
         return None
@@ -91,7 +84,7 @@ class FileSplit:
         return self.paths[i]
 
     def target(self, i: int) -> Target:
-        """The target of sample ``i``: a class id, labels, or numbers."""
+        """The target of sample ``i``, as ``targets`` has it: a class id (-1 without a label), ids, or numbers."""
         return self.targets[i]
 
 

@@ -26,7 +26,6 @@ from kd.storage.objects import is_url
 
 Note = Callable[[str], None]  # takes a line for the person who reads the run
 
-
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 """Endings of files that are most likely tables of pictures, where they lie beside these."""
 
@@ -70,7 +69,11 @@ class ImageFolder(Source):
         self._loaded: dict[str, FileSplit] = {}  # by split: each is listed once
 
     def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
+        """See :meth:`Source.load`. Any other split is the folder of its name below ``root``, or one whose name means it.
+
+        Raises:
+            UserError: no such folder, no pictures, or a class that the training split lacks.
+        """
         if "train" not in self._loaded:
             self._loaded["train"] = self._load_train()
         if split in self._loaded:
@@ -83,7 +86,12 @@ class ImageFolder(Source):
         return listed
 
     def _no_folder(self, split: str, folder: str) -> UserError:
-        """The mistake of a split without a folder; it names the setting that says the split, if one does."""
+        """The error, for the caller to raise, of a split without a folder; it names the setting that decides the folder.
+
+        Args:
+            split: ``train``, ``val``, or a name from a command.
+            folder: that was looked for.
+        """
         if self.folders.get(split) is not None:
             key = f"data.source.{split}"
         elif split in self.folders or self.key != Source.key:
@@ -96,7 +104,11 @@ class ImageFolder(Source):
         )
 
     def _load_train(self) -> FileSplit:
-        """The training split; its class folders with a picture become the classes."""
+        """Lists the training split; its class folders with a picture become the source's classes, in order of name.
+
+        Raises:
+            UserError: no such folder, no class folders or pictures, or folders that may be splits or tables instead.
+        """
         folder = self._folder("train")
         if self.folders["train"] is not None and not self.place.is_folder(folder):
             raise self._no_folder("train", folder)
@@ -144,13 +156,17 @@ class ImageFolder(Source):
         )
 
     def _noted(self, split: str) -> Note:
-        """Adds lines to the source's notes, each with the split's name before it."""
+        """A function that adds a line to the source's notes, with the split's name before it."""
         return lambda line: self.note(f"{split}: {line}")
 
     # -- which folders are the splits --------------------------------------------------------------------------------
     @cached_property
     def _layout(self) -> SplitFolders:
-        """Which folders are the splits: those of the settings, else by their names."""
+        """Which folders are the splits: those of the settings, else by their names; what is guessed is noted.
+
+        Raises:
+            UserError: folders that may be splits or classes, or two that may be the same split.
+        """
         root = joined(self.root)
         names = _visible(self.place, root)
         splits = [name for name in names if split_of(name)]
@@ -215,7 +231,14 @@ class ImageFolder(Source):
         return any(file.lower().endswith(IMAGE_SUFFIXES) for file in files)
 
     def _are_classes(self, root: str, names: Sequence[str], splits: Sequence[str]) -> bool:
-        """Whether the root's folders are classes: none has a split's name, or one has, with pictures, among others."""
+        """Whether the root's folders are classes: none has a split's name, or one alone has, and pictures lie in it and in
+        another folder (which is noted).
+
+        Args:
+            root: the source's folder.
+            names: of all its folders.
+            splits: those of them whose names mean a split.
+        """
         if not splits:
             return True
         others = [name for name in names if name not in splits and self._has_pictures(root, name)]
@@ -229,7 +252,15 @@ class ImageFolder(Source):
     def _doubt_train(
         self, root: str, train: str, names: Sequence[str], splits: Sequence[str]
     ) -> None:
-        """Refuses a folder ``train`` of vehicles: it may be a class beside other classes."""
+        """Refuses the only folder with a split's name beside two or more folders of pictures: ``train`` may be a class of
+        vehicles.
+
+        Args:
+            root: the source's folder.
+            train: the folder that was chosen to train on.
+            names: of all folders of the root.
+            splits: those of them whose names mean a split.
+        """
         others = [name for name in names if name not in splits and self._has_pictures(root, name)]
         if [*splits] == [train] and len(others) > 1:
             raise UserError(
@@ -239,7 +270,9 @@ class ImageFolder(Source):
             )
 
     def _doubt_classes(self, root: str, names: Sequence[str]) -> None:
-        """Refuses folders that hold the same folders, such as the splits ``entrenamiento`` and ``prueba``."""
+        """Refuses class folders of which more than half hold the same two or more folders, as splits with unusual names do
+        (``entrenamiento`` and ``prueba``).
+        """
         holders_by_inner: dict[tuple[str, ...], list[str]] = {}
         for name in names:
             folders = _visible(self.place, joined(root, name))
@@ -287,7 +320,7 @@ class ImageFolder(Source):
                 )
 
     def _folder(self, split: str) -> str:
-        """The path or URL of a split's folder; a user's error where a given one is not below the root of a store."""
+        """The path or URL of a split's folder; a UserError where one from the settings is not below the root of a store."""
         name = self._name(split)
         root = joined(self.root)
         folder = joined(root, name)
@@ -297,7 +330,11 @@ class ImageFolder(Source):
         return folder
 
     def _name(self, split: str) -> str:
-        """The folder of a split, relative to the root: as the layout, or its name among the root's folders, has it."""
+        """The folder of a split, relative to the root; ``.`` is the root itself.
+
+        ``train`` and ``val`` are those of the layout, or of their own name; any other split the folder of its name, else one
+        whose name means it. The folder need not exist.
+        """
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
         root = joined(self.root)
@@ -308,7 +345,7 @@ class ImageFolder(Source):
         return choose(names, split, self.key, self.root, has_setting=False) or split
 
     def has(self, split: str) -> bool:
-        """Whether the split has a folder; a name in the settings counts, :meth:`load` refuses a missing one."""
+        """Whether the split has a folder; a name of ``val`` in the settings counts: :meth:`load` refuses a missing one."""
         if split == "val":
             return self._layout.val is not None
         return self.place.is_folder(joined(self.root, self._name(split)))
@@ -356,7 +393,7 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
 
 
 def _no_classes(key: str, path: str, splits: str = "") -> UserError:
-    """The mistake of a folder without folders; ``splits``: what else may be in it."""
+    """The error, for the caller to raise, of a folder without folders; ``splits``: what else may be in it."""
     return UserError(
         f"{key}: no class folders in {path} (expected {splits}<class>/*.jpg; recipe=foundation_vit takes pictures "
         "without labels)"
@@ -364,7 +401,7 @@ def _no_classes(key: str, path: str, splits: str = "") -> UserError:
 
 
 def classes_below(folder: str, key: str) -> list[str]:
-    """The labels that the folders below ``folder``, a path or URL, stand for."""
+    """The labels that the folders in ``folder``, a path or URL, stand for, sorted; errors as of :func:`class_folders`."""
     root = joined(expanded(folder))
     return sorted({plain(name) for name in class_folders(root, key, place_of(root, key))})
 

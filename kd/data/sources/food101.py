@@ -24,8 +24,8 @@ class Food101(Source):
         self.download = download
 
     def load(self, split: str) -> FileSplit:
-        """Downloads the set where ``download`` is set, once for all processes of a machine, and reads the split's
-        lists.
+        """Downloads the set where it is missing and ``download`` is set, under a lock: one process of a machine does, the
+        others find it. Then reads the list of the split; ``val`` is the set's ``test``.
 
         Raises:
             UserError: the set is not there, can't be downloaded, or ``data_dir`` is a URL.

@@ -27,7 +27,7 @@ class FoodTagMini(ImageFolder):
         self.val_per_class = val_per_class
 
     def load(self, split: str) -> FileSplit:
-        """Draws the set where it is not drawn yet, then reads it as an image folder."""
+        """Draws the set where it is not drawn yet (one process of a machine does), then reads it as an image folder."""
         if not self.root:
             self.root = str(foodtag.build(cache_dir(), self.train_per_class, self.val_per_class))
         return super().load(split)
@@ -37,7 +37,7 @@ class FoodTagMini(ImageFolder):
         return split in self.folders
 
     def describe(self) -> str:
-        """The set's name and folder, and how one's own pictures are given."""
+        """The set's name and folder ("" before :meth:`load`), and how one's own pictures are given."""
         return f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
 
 
@@ -59,7 +59,9 @@ class FoodTagCalories(Source):
         self.classes = ["calories"]
 
     def load(self, split: str) -> FileSplit:
-        """Draws the set where it is not drawn yet; targets are ``[kcal]``."""
+        """Draws the set where it is not drawn yet (one process of a machine does); the target of a picture is ``[kcal]``,
+        by the class and seed in its path.
+        """
         root = foodtag.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
         paths, _ = pictures_below(f"{root}/{split}")
         targets = []

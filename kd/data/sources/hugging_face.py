@@ -76,7 +76,11 @@ class HuggingFace(Source):
         """By the same name, kd's split of each row where a column names it."""
 
     def load(self, split: str) -> Split:
-        """See :meth:`Source.load`. Any other split's name is one that the data set has."""
+        """See :meth:`Source.load`. Any other split is one that the data set has, or that its column of splits names.
+
+        Raises:
+            UserError: no such split or pictures, or labels that are missing or unknown.
+        """
         train = self._rows("train")
         rows = train
         if split != "train":
@@ -107,7 +111,10 @@ class HuggingFace(Source):
         return _HuggingFaceSplit(rows.data, column, targets, self.path)
 
     def _rows(self, split: str) -> LabelledRows:
-        """The rows of a split: of the data set's own split, or of the training split where a column says so."""
+        """The rows of a split: of the data set's own split, or of its training split where it has no other.
+
+        Where a column names the rows' splits, those of ``split`` alone; a UserError where there are none.
+        """
         name = self._name(split)
         name_read = name
         if name_read is None:
@@ -189,7 +196,11 @@ class HuggingFace(Source):
         return data
 
     def _labelled(self, data: HubTable) -> LabelledRows:
-        """The rows with the text of their labels; of a column of class ids also the classes' names."""
+        """The rows with the text of their labels, "" without one; of a column of class ids also the classes' names.
+
+        Raises:
+            Unfit: a row has several labels.
+        """
         column = self.columns[1]
         if column is None:
             return LabelledRows(data, labels=[""] * len(data), names=None)
@@ -212,7 +223,9 @@ class HuggingFace(Source):
 
     # -- which splits there are --------------------------------------------------------------------------------------
     def _split_names(self) -> list[str]:
-        """The data set's splits; none where they can't be listed: :meth:`load` says what is wrong."""
+        """Names of the data set's splits, asked for once (of the hub too); none where they can't be listed: :meth:`load`
+        raises the error.
+        """
         if self._names is None:
             try:
                 import datasets
@@ -224,7 +237,7 @@ class HuggingFace(Source):
         return self._names
 
     def _name(self, split: str) -> str | None:
-        """The data set's name of a split; None where it has none."""
+        """The data set's name of a split; None where it has no ``val``. A guess is noted; a UserError where two fit."""
         name = self.given.get(split)
         if name not in (None, "auto"):
             return name
@@ -282,7 +295,7 @@ class _HuggingFaceSplit:
             data: with the pictures still encoded.
             column: that holds them.
             targets: class ids, by row.
-            path: of the data set, for names of pictures.
+            path: of the data set: picture ``i`` of this split is called ``path[i]``.
         """
         self.data = data
         self.column = column
@@ -290,7 +303,9 @@ class _HuggingFaceSplit:
         self.path = path
 
     def read(self, i: int) -> bytes:
-        """The encoded bytes of picture ``i``: from the table itself, or from the file that it names."""
+        """The encoded bytes of picture ``i``: from the table itself, or from the file that it names (an OSError where that
+        can't be read).
+        """
         picture = self.data[i][self.column]
         if picture["bytes"] is not None:
             return picture["bytes"]
@@ -298,7 +313,7 @@ class _HuggingFaceSplit:
             return file.read()
 
     def stamp(self, i: int) -> str:
-        """The same for all pictures: ``datasets`` hashes the files that it has built the set from."""
+        """The same for all pictures of the split: ``datasets``' hash of what it has built these rows from."""
         return str(self.data._fingerprint)
 
     def name(self, i: int) -> str:

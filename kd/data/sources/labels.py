@@ -1,7 +1,7 @@
 """What all sources do with labels: how a label is written, which classes there are, what is doubted.
 
 A source finds text or numbers; :func:`plain` makes labels of them, :func:`cells` finds several labels in one cell, and
-:func:`class_names` the classes, from the training pictures alone. The rules are in kd/data/README.md.
+:func:`in_order` numbers the classes, which are those of the training pictures. The rules are in kd/data/README.md.
 """
 
 import re
@@ -69,7 +69,8 @@ FRACTION = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def doubts(classes: Sequence[str]) -> list[str]:
-    """What a person should know of a list of classes: names that hardly differ, and numbers that are not the ids.
+    """Notes on a list of classes, for the user: names that hardly differ, numbers that are not the class ids, names that
+    may mean "no label", names that may be several labels, and numbers that may be measured ones. Empty without doubts.
 
     >>> doubts(["red round", "red", "blue round", "blue red", "round red", "blue"])[0][:38]
     'warning: 4 classes are made of 3 words'
@@ -125,7 +126,12 @@ def doubts(classes: Sequence[str]) -> list[str]:
 
 
 def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
-    """Notes on classes that the data set itself lists, and of which no training picture is: they keep their ids."""
+    """Notes on classes that the data set itself lists, and of which no training picture is: they keep their ids.
+
+    Args:
+        classes: names by id.
+        targets: class ids of the training pictures.
+    """
     used = set(targets)
     empty = [name for i, name in enumerate(classes) if i not in used]
     if not empty:
@@ -136,7 +142,7 @@ def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
 
 
 def left_out(reasons: Mapping[str, str]) -> str:
-    """A note on classes that have no usable picture and are no classes for that reason."""
+    """A note on classes that have no usable picture and so get no id; ``reasons``: by name, why they have none."""
     texts = [f"'{name}' ({reason})" for name, reason in reasons.items()]
     return f"{_classes(len(texts))} without a usable picture left out: {_some_of(texts)}"
 
@@ -269,7 +275,8 @@ def _list_in(value: object) -> list[str] | None:
 def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
     """What separates labels in cells of text, as far as the cells show it ("none": nothing), and notes on it.
 
-    A character separates labels if the parts of the cells that have it are labels of other cells too.
+    A character separates labels if the parts of the cells that have it are labels of other cells too: at least the share
+    :data:`RECURRING` of them, or :data:`CERTAIN`. A ``;`` always does where a picture may have several labels.
 
     Args:
         texts: of the cells.
@@ -297,6 +304,7 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
             texts_by_label.update(labels_of_text)
             if mark in text.strip(mark):
                 labels |= labels_of_text
+        # Shares of these labels: those that are in another text too, and those that are a cell by themselves.
         count = max(1, len(labels))
         recurring = sum(texts_by_label[label] > 1 for label in labels) / count
         alone = sum(label in cells_by_text for label in labels) / count

@@ -64,6 +64,7 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
 
     Raises:
         Unfit: columns are missing, or contents contradict each other.
+        csv.Error, KeyError, TypeError, ValueError, AttributeError: it is no such list.
     """
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
@@ -171,7 +172,15 @@ def _no_column(
     path: Column,
     numbers: bool,
 ) -> Unfit:
-    """A column of labels or numbers that a list does not have; of numbers, the columns that have some are suggested."""
+    """The error, for the caller to raise, of a column ``name`` that a list does not have.
+
+    Args:
+        name: of labels, or of numbers.
+        names: of all columns.
+        records: the rows, by column.
+        path: the column of the paths.
+        numbers: whether it is of numbers: then the columns that have some are suggested.
+    """
     there = ", ".join(map(str, names))[:120]
     if not numbers:
         return Unfit(f"has no column {name} (data.source.label_column; it has {there})")
@@ -317,7 +326,8 @@ def _table(
 
 
 def _sniffed(first: str, path: Column) -> str:
-    """The delimiter by which the first line has the column of the paths.
+    """The delimiter by which the first line has the column of the paths; else the first of :data:`DELIMITERS` that is in the
+    line, or a comma.
 
     >>> _sniffed("id;path;label", "path"), _sniffed("a.jpg\\tx;y", 0), _sniffed("path", "path")
     (';', '\\t', ',')
@@ -335,7 +345,11 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
 
     Args:
         content: of the file.
-        split_column: a field of its pictures that names their split; None: none.
+        split_column: a field of its pictures that names their split; None: found by its name and values; "none": no
+            field does.
+
+    Raises:
+        Unfit: two pictures of one id, or an annotation of an unknown picture or category.
     """
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
     pictures = content["images"]
@@ -373,7 +387,13 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
 
 
 def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:
-    """The rows of Ultralytics' NDJSON: its first line describes the data set, each further one a picture."""
+    """The rows of Ultralytics' NDJSON: its first line describes the data set, each further one a picture.
+
+    A picture without a split is of ``train``; its label is a list of class names, empty without one.
+
+    Raises:
+        Unfit: a class or a split that is unknown.
+    """
     names = {}
     for number, name in dict(records[0].get("class_names") or {}).items():
         names[str(number)] = str(name)

@@ -40,7 +40,11 @@ from kd.storage.objects import is_url
 
 
 class ListedPictures(NamedTuple):
-    """The pictures of a split: paths, the labels of each (numbers for a regression), and files that were left out."""
+    """The pictures of a split: paths, the labels of each, and how many files were left out, by ending.
+
+    Labels are a list for each picture: empty without a label; for a regression the cells of the columns of numbers, None
+    for a missing one.
+    """
 
     paths: list[str]
     labels: list[list[Any]]
@@ -143,7 +147,7 @@ class Manifest(Source):
         self._several = multi_label
 
     def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`. Any other split's name is one that the list's column of splits has."""
+        """See :meth:`Source.load`. Any other split has a list of its own (``test``), or rows of the training list."""
         train = self._listed("train")
         pictures = train
         if split != "train":
@@ -157,9 +161,13 @@ class Manifest(Source):
         )
 
     def _ids(self, split: str, pictures: ListedPictures, train: ListedPictures) -> list[Any]:
-        """The targets of a split: class ids, with ``multi_label`` lists of them, or -1 for all where no picture has a label.
+        """The targets of a split: class ids, with ``multi_label`` lists of them (empty for a picture without a label), or -1
+        for all where no training picture has a label.
 
         Also sets :attr:`classes`, from the training pictures.
+
+        Raises:
+            UserError: a label that no training picture has.
         """
         self.classes = in_order({label for labels in train.labels for label in labels})
         self.note(*doubts(self.classes))
@@ -208,7 +216,10 @@ class Manifest(Source):
         return rows
 
     def _place(self, split: str, paths: list[str]) -> Place:
-        """Where a split's pictures are: the listed URLs, or this disk."""
+        """Where a split's pictures are: a store of the URLs among its paths, whose folders are listed here; else this disk.
+
+        The training list names the store's copies on this disk, for all splits.
+        """
         urls = [path for path in paths if is_url(path)]
         if not urls:
             return DISK
@@ -231,7 +242,7 @@ class Manifest(Source):
         return str(Path(file).parent)
 
     def check_files(self, paths: Sequence[str], split: str, key: str) -> None:
-        """Refuses a split of which no file is on this disk; ``key`` begins the message.
+        """Refuses a split of which no file is on this disk; ``key`` begins the message. Not for lists of URLs.
 
         Raises:
             UserError: see :func:`~kd.data.sources.endings.check_some_exist`.
@@ -245,7 +256,11 @@ class Manifest(Source):
         return complete_endings([joined(root, expanded(row.path)) for row in rows], key)
 
     def _content(self, split: str) -> ListContent:
-        """The whole list of a split, which may hold other splits too."""
+        """The whole list of a split, which may hold other splits too; read once, and its notes are added to the source's.
+
+        Raises:
+            UserError: the list is not there, or is no list of pictures.
+        """
         is_listed_apart = bool(self.lists.get(split))
         key = f"data.source.{split if is_listed_apart else 'train'}"
         file = self._file(split)
@@ -263,7 +278,11 @@ class Manifest(Source):
         return self._contents[file]
 
     def _rows(self, split: str) -> list[Row]:
-        """The rows of a split; none where its list was not given, and no row of the training list belongs to it."""
+        """The rows of a split; none where its list was not given, and no row of the training list belongs to it.
+
+        Raises:
+            UserError: the split's list names splits, but no row of this one.
+        """
         content = self._content(split)
         rows = content.rows
         listed_apart = bool(self.lists.get(split))
@@ -292,7 +311,11 @@ class Manifest(Source):
         return self._pictures[split]
 
     def _read(self, split: str) -> ListedPictures:
-        """The pictures of a split with their labels; files that no reader decodes are left out and counted."""
+        """The pictures of a split with their labels; files that no reader decodes are left out and counted.
+
+        Raises:
+            UserError: no such split, no pictures, or labels that are missing, contradict each other or can't be parted.
+        """
         file = self._file(split)
         where = f"data.source.{split}: {file}"
         listed_rows = self._rows(split)
@@ -336,14 +359,23 @@ class Manifest(Source):
 
     @cached_property
     def _train_separator(self) -> str:
-        """What separates labels in the training list, and so in all others."""
+        """What separates labels in the training list's cells ("none": nothing), and so in all other lists."""
         values = [row.label for row in self._rows("train")]
         return cells(values, self._several).separator
 
     def _labels(
         self, paths: Sequence[str], values: Sequence[object], separator: str | None
     ) -> list[list[str]]:
-        """The labels of each picture; ``separator`` None: found in the values themselves."""
+        """The labels of each picture: one, or with ``multi_label`` any number.
+
+        Args:
+            paths: for messages.
+            values: the cells with the labels.
+            separator: as of :func:`cells`; None: found in the values themselves.
+
+        Raises:
+            Unfit: a picture has no label, or several, where it must have one.
+        """
         read = cells(values, self._several, separator)
         self.note(*read.notes)
         if self._several:

@@ -53,7 +53,7 @@ class Disk:
         return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
 
     def files(self, folder: str) -> list[str]:
-        """Names of all entries in a folder, unsorted."""
+        """Names of all entries in a folder, its folders too, unsorted."""
         return [entry.name for entry in os.scandir(folder)]
 
     def below(self, folder: str) -> Iterator[str]:
@@ -107,28 +107,23 @@ class Disk:
 class Store:
     """Files in an object store, by URL, listed once; each is read whole by one request and kept on the local disk.
 
-    Pickled with what it has listed: a loader's process lists nothing. ``root`` names its copies, ``limit`` their bytes.
+    A pickled one knows the files, so that a loader's process lists nothing, but not their folders.
 
     Args:
-        root: names its copies.
+        root: names the folder of its copies.
         limit: most bytes of copies, of all processes of the machine; None: all that were read.
     """
 
     def __init__(self, root: str, limit: int | None = None) -> None:
-        """A store without files yet, see :meth:`of`.
-
-        Args:
-            root: URL that all files are below.
-            limit: most bytes of copies on this disk; None: all may be kept.
-        """
+        """A store without files yet, see :meth:`of` and :meth:`holding`; the arguments are the class's."""
         self.root = root
         self.limit = limit
-        self._states: dict[str, str] = {}  # size and hash by URL
-        self._urls: list[str] = []  # sorted, to find folders in
+        self._states: dict[str, str] = {}  # by URL, size and a hash of ETag and time: "SIZE-HASH"
+        self._urls: list[str] = []  # sorted, to find folders in; of :meth:`of` alone
 
     @classmethod
     def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
-        """All files below ``root``.
+        """All files below the URL ``root``; ``limit`` as of the class.
 
         Raises:
             UserError: they can't be listed; the message names ``key``.
@@ -147,7 +142,13 @@ class Store:
     def holding(
         cls, root: str, files: Iterable[str], key: str, limit: int | None = None
     ) -> "Store":
-        """These files alone: their folders are listed, without what is below those.
+        """These files alone: their folders are listed, without what is below those; of others nothing is known.
+
+        Args:
+            root: names the folder of its copies.
+            files: URLs; one that is not there is left out, and :meth:`open` refuses it.
+            key: the setting that names them, for messages.
+            limit: as of the class.
 
         Raises:
             UserError: a folder can't be listed; the message names ``key``.
@@ -177,7 +178,7 @@ class Store:
         return self._urls[first:end]
 
     def is_folder(self, folder: str) -> bool:
-        """A store has no empty folders."""
+        """Whether a file is below the URL: a store has no empty folders."""
         return bool(self._in(folder))
 
     def folders(self, folder: str) -> list[str]:
@@ -201,7 +202,9 @@ class Store:
         )
 
     def open(self, file: str) -> IO[bytes]:
-        """A file's content, from the local copies where it is among them; else it is fetched whole, and copied there.
+        """A file's content, from the local copies where it is among them; else it is fetched whole by this process.
+
+        A fetched file is copied to this disk, unless that is full.
 
         Raises:
             FileNotFoundError: the listing does not have it.
@@ -218,7 +221,7 @@ class Store:
         return _kept(cache_dir() / "pictures" / _hash(self.root)[:16], self.limit)
 
     def _copy(self, file: str) -> str:
-        """Path of a file's copy below the folder of copies; a file that has changed has another."""
+        """Path of a listed file's copy, relative to the folder of copies; a file that has changed has another."""
         name = _hash(f"{file}\0{self._states[file]}")
         return f"{name[:2]}/{name[2:32]}"
 
@@ -266,8 +269,8 @@ def _hash(text: str) -> str:
 
 
 def _check_plain(url: str, key: str) -> None:
-    """Refuses URLs that can't be listed: web servers, and one file system within another; ``key`` begins the
-    message.
+    """Refuses URLs that can't be listed (web servers, one file system within another), by a UserError that begins with
+    ``key``.
     """
     if "::" in url:
         raise UserError(
@@ -289,7 +292,7 @@ def is_hidden(name: str) -> bool:
 
 
 def ending_of(file: str) -> str:
-    """A file's ending in lower case, for a count of files that are left out."""
+    """A file's ending in lower case with its dot, or "no ending": for a count of files that are left out."""
     return os.path.splitext(file)[1].lower() or "no ending"  # noqa: PTH122 - a Path each is slow
 
 
@@ -334,7 +337,7 @@ def joined(root: str, *names: str) -> str:
 
 
 def list_at(file: str, key: str) -> bytes:
-    """What is in a file that names others.
+    """The bytes of a list of pictures, a path or URL; at most :data:`LARGEST_LIST` of them. ``key`` begins messages.
 
     Raises:
         UserError: it is not there, or can't be read.
@@ -343,11 +346,17 @@ def list_at(file: str, key: str) -> bytes:
         return content_of(file, key)
     if not Path(file).is_file():
         raise UserError(f"{key}: {file} not found")
-    return bytes_of(file, LARGEST_LIST)
+    try:
+        return bytes_of(file, LARGEST_LIST)
+    except OSError as error:
+        raise UserError(f"{key}: {file} can't be read: {error.strerror or error}") from error
 
 
 def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:
-    """Paths of all pictures below a folder, sorted, and how many other files there are by ending, none hidden."""
+    """Paths (or URLs) of all pictures below a folder at any depth, sorted, and how many other files there are by ending.
+
+    Hidden files and folders, and those of :data:`JUNK`, count as neither.
+    """
     pictures: list[str] = []
     others: Counter[str] = Counter()
     for file in place.below(folder):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MaskSplit(FileSplit):
-    """Picture files, each with a mask of its size: one byte a pixel, the class id."""
+    """Picture files, each with a mask of its size: one byte a pixel, the class id. ``targets`` is 0 for each picture."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class MaskSplit(FileSplit):
         Args:
             paths: of the pictures.
             masks: of their masks, in the same order.
-            classes: how many ids a mask may hold.
-            ignore: the id that does not count; None: all do.
-            place: that reads both.
-            left_out: how many files were passed over, by ending.
+            classes: how many class ids a mask may hold, from 0.
+            ignore: a further value that a mask may hold, of pixels that take no part; None: no such value.
+            place: reads both where they are URLs.
+            left_out: how many files beside the pictures were passed over, by ending.
         """
         super().__init__(paths, [0] * len(paths), left_out, place)
         self.masks = [str(p) for p in masks]
@@ -140,7 +140,9 @@ class SegmentationFolder(Source):
         self.cache_bytes = bytes_of(cache_gb)
 
     def _name(self, split: str) -> str:
-        """The folder of a split below both folders: ``split``, or one whose name means it (``Training``)."""
+        """Name of a split's folder in both folders: ``split``, else one among the pictures' folders whose name means it
+        (``Training``), else ``split`` again, which :meth:`load` refuses.
+        """
         images = joined(self.root, self.folders[0])
         names = []
         if self.place.is_folder(images):
@@ -151,7 +153,7 @@ class SegmentationFolder(Source):
         return chosen or split
 
     def load(self, split: str) -> MaskSplit:
-        """See :meth:`Source.load`.
+        """See :meth:`Source.load`; files in folders within the split's folder are not read. No mask is opened.
 
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.

@@ -16,7 +16,7 @@ MOST_SHARDS = 1_000_000
 
 
 def expanded_places(places: str | Sequence[str] | None) -> str | list[str] | None:
-    """Places whose ``~`` is the user's folder; None for no place."""
+    """The places of a setting (one, or a list) with ``~`` as the user's folder; None for no place."""
     if places is None or places == "":
         return None
     if isinstance(places, str):
@@ -25,10 +25,11 @@ def expanded_places(places: str | Sequence[str] | None) -> str | list[str] | Non
 
 
 def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) -> list[str] | None:
-    """The shards of a folder whose names mean the split, where the folder's shards are of several splits; else None.
+    """The shards of a folder whose names mean the split, where names tell splits apart; else None.
 
-    The split may be in the names of the files, or in those of folders below. A test split validates where there is no
-    validation split; the list is empty where there is neither.
+    Shards in the folder itself: their names must be of several splits; the list is empty where none is of this one. No
+    shards there: those in the folder below whose name means the split; None without such a folder. A test split validates
+    where there is no validation split.
 
     Args:
         places: the setting; only a single folder is looked into.
@@ -36,8 +37,8 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
         key: of the setting, for messages.
 
     Raises:
-        UserError: some shards have a split's name and others none, none is of ``train`` where that is wanted, or two
-            folders mean the split.
+        UserError: some shards have a split's name and others none (but for those of ``train`` alone), none is of ``train``
+            where that is wanted, or two folders mean the split.
     """
     if not isinstance(places, str) or not Path(places).is_dir():
         return None
@@ -79,10 +80,10 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
 
 
 def shards_of(places: str | Sequence[str], key: str) -> list[str]:
-    """The tar files that folders, patterns and lists name, in order.
+    """Paths of the tar files that folders, patterns and lists name, in order.
 
     Raises:
-        UserError: one that names none, or a missing file.
+        UserError: one that names none, a missing file, or a URL.
     """
     shards: list[str] = []
     for place in [places] if isinstance(places, str) else places:
@@ -97,7 +98,11 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
 
 
 def _shards_at(place: str, key: str) -> list[str]:
-    """The files that a folder, a list (``.txt``) or a pattern names; they need not exist."""
+    """The files that a folder, a list or a pattern names; those of a list and of braces need not exist.
+
+    A list is a ``.txt`` file with one path a line, relative to its folder. A pattern has braces (:func:`braces`), and
+    ``*``, ``?`` and ``[]`` as of :mod:`glob`. A URL is refused.
+    """
     if "://" in place or place.startswith("pipe:"):
         raise UserError(
             f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)"

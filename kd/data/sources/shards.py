@@ -46,10 +46,11 @@ class Shards(Source):
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split
 
     def load(self, split: str) -> Split:
-        """Reads a split's index; the classes become the source's.
+        """Reads a split's index; the classes become the source's. Shards are not opened.
 
         Raises:
-            UserError: no index or a damaged one, or a shard on this disk that is shorter than its index says.
+            UserError: no index or a damaged one, other classes than those of ``train``, or a shard on this disk that is
+                missing or shorter than its index says.
         """
         index, digest = self._index(split)
         training_index = index
@@ -83,20 +84,24 @@ class Shards(Source):
 
     @property
     def kind(self) -> Targets:  # type: ignore[override]
-        """Masks where the training index has them, else class ids."""
+        """Masks where the training index has them, else class ids; the first use reads the index."""
         if "masks" in self._index("train")[0]:
             return Masks()
         return Targets()
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
-        """The value of a mask's pixels that take no part."""
+        """The value of a mask's pixels that take no part; None without masks or such a value."""
         index, _ = self._index("train")
         value: int | None = index.get("ignore_index")
         return value
 
     def _index(self, split: str) -> tuple[dict[str, Any], str]:
-        """A split's index, and a hash of it; read once."""
+        """A split's index (:func:`kd.data.pack.pack` says what it holds), and a hash of it, 16 hex digits; read once.
+
+        Raises:
+            UserError: no index, or a damaged one.
+        """
         if split in self._indices:
             return self._indices[split]
         files, path = file_system(self.root)
@@ -167,6 +172,9 @@ def _check_masks(masks: object, count: int, ignored: object) -> None:
         masks: offset and size of each, as the index has them.
         count: of the pictures.
         ignored: the value of ignored pixels, or None.
+
+    Raises:
+        ValueError: says what is wrong.
     """
     if masks is not None:
         is_list = isinstance(masks, list) and len(masks) == count
@@ -179,7 +187,15 @@ def _check_masks(masks: object, count: int, ignored: object) -> None:
 
 
 def _check_sample(i: int, sample: object, target: object, shards: int, class_ids: range) -> None:
-    """Refuses the sample number ``i`` unless it is [shard, offset, size] and has one of the class ids."""
+    """Refuses the sample number ``i``, by a ValueError, unless it is [shard, offset, size] and has one of the class ids.
+
+    Args:
+        i: its number, for the message.
+        sample: its place, from the index.
+        target: its class id, likewise.
+        shards: how many the pack has.
+        class_ids: those that the index may hold; -1 alone without classes.
+    """
     if not _are_integers(sample, 3):
         raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
     shard_number, *place = sample
@@ -213,19 +229,14 @@ class ShardSplit:
         root: folder or URL of the pack.
         index: the content of the split's index.
         digest: a hash of it.
-        cache_bytes: see :class:`Shards`.
+        cache_bytes: most bytes of a URL's copies on this disk; None: all may be kept.
     """
 
     def __init__(
         self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None
     ) -> None:
-        """Takes an index that was checked; shards are opened when they are first read.
-
-        Args:
-            root: folder or URL of the pack.
-            index: of the split, as ``kd-pack`` writes it.
-            digest: of the index: names the copies of a URL's blocks.
-            cache_bytes: most bytes of these; None: all may be kept.
+        """Takes an index that was checked (:func:`check_index`); shards are opened when they are first read. The arguments
+        are the class's; ``digest`` also names the folder of a URL's copies.
         """
         self.root = root
         self.digest = digest
@@ -253,10 +264,10 @@ class ShardSplit:
         return self._read(*self.samples[i])
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
-        """``size`` bytes of a shard from ``offset`` on; each process opens a shard once.
+        """``size`` bytes of the shard number ``shard`` from ``offset`` on; each process opens a shard once, and for good.
 
         Raises:
-            OSError: the shard ends before.
+            OSError: the shard ends before, or can't be opened or fetched.
         """
         if self._remote is not None:
             return self._remote.read(self.shards[shard], offset, size)
@@ -270,7 +281,12 @@ class ShardSplit:
         return data
 
     def target(self, i: int) -> Target:
-        """The target of the picture ``i``; where the pack has masks its mask, uint8 ``(1, H, W)``."""
+        """The class id of the picture ``i`` (-1 without a label); where the pack has masks its mask, uint8 ``(1, H, W)``.
+
+        Raises:
+            RuntimeError: the mask is damaged.
+            OSError: it can't be read.
+        """
         if self.masks is None:
             return self.targets[i]
         from torchvision import tv_tensors
@@ -307,7 +323,7 @@ class ShardSplit:
         return stamps
 
     def ends(self) -> dict[str, int]:
-        """Where the last picture or mask of each shard ends, in bytes."""
+        """By the shard's name, where the last picture or mask of this split ends in it, in bytes."""
         ends: dict[str, int] = {}
         for i, (shard_number, offset, size) in enumerate(self.samples):
             end = offset + size

@@ -41,7 +41,7 @@ FALSE = {"0", "0.0", "false", "no", "f", "n", ""}
 
 
 class Unfit(ValueError):
-    """What a list lacks, as the end of a sentence about it."""
+    """What is wrong with a list, as the end of a sentence that begins with its name: the source makes a UserError of it."""
 
 
 def split_of(name: object) -> str | None:
@@ -121,7 +121,7 @@ def may_name_split(column: Column) -> bool:
 
 
 class RowSplits(NamedTuple):
-    """The split of each row of a list, and what a person should know about how it was found."""
+    """The split of each row of a list, and notes for the user on how it was found."""
 
     splits: list[str | None] | None  # None: no column names splits. A row of None is in no split
     notes: list[str]
@@ -139,7 +139,8 @@ def splits_by_row(
         one_hot: whether columns of 0 and 1 may be classes: one of the name ``train`` alone is a class then.
 
     Raises:
-        Unfit: two columns contradict each other, or a column names splits in some rows and something else in others.
+        Unfit: two columns contradict each other, a column names splits in some rows and something else in others, or the
+            column ``wanted`` is missing or names no splits.
     """
     if wanted == "none":
         return RowSplits(splits=None, notes=[])
@@ -234,7 +235,7 @@ def _some(values: Iterable[object]) -> str:
 
 
 def _flags(columns: Mapping[Column, Sequence[object]]) -> dict[Column, str]:
-    """The columns of yes and no, and the split that each is about."""
+    """By column of yes and no, the split that its name is about; all other columns are left out."""
     flags = {}
     for column, values in columns.items():
         split = _flag(column, values)

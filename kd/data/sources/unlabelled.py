@@ -12,7 +12,8 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.objects import is_url
 
-DRAWN = (5, 2)  # Pictures of each kind of food that are drawn to train on and to validate with
+DRAWN = (5, 2)
+"""Pictures of each kind of food that are drawn: to train on (a part is held out), and others that are not read."""
 
 
 class Pictures(Source):
@@ -39,6 +40,7 @@ class Pictures(Source):
 
     def load(self, split: str) -> FileSplit:
         """The pictures of :func:`unlabelled_folder`; where no folder was given (``root=null``), food is drawn to train on.
+        ``classes`` stay empty.
 
         Raises:
             UserError: no folder was given for the split, or no pictures are in it.
@@ -54,7 +56,7 @@ class Pictures(Source):
         return unlabelled_folder(folder, self.note, key, self.cache_bytes, split)
 
     def has(self, split: str) -> bool:
-        """Whether a folder was given for the split."""
+        """Whether a folder was given for the split; not for ``train`` before :meth:`load` has drawn one."""
         return self.folders.get(split) is not None
 
     def describe(self) -> str:
@@ -78,7 +80,7 @@ def unlabelled_folder(
         root: the folder or URL; what its own name says does not count.
         note: takes a line about the pictures that are left out.
         key: the setting that names ``root``, for messages.
-        cache_bytes: as of a source.
+        cache_bytes: bytes that copies of remote files may take; None: no bound.
         split: ``train`` leaves out folders of validation and test pictures, ``val`` those of training pictures.
 
     Raises:

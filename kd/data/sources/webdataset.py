@@ -43,7 +43,8 @@ FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "cate
 LABELS = ("cls", "json", "txt")
 """Endings of a sample's files that may hold its label."""
 MAX_LABEL = 2**20  # bytes of a member that holds a label
-CAPTIONS = 0.5  # texts of which more than this share are different, and many, name no classes
+CAPTIONS = 0.5
+"""Texts of which more than this share are different, and more than 1,000, are captions: they name no classes."""
 
 Sample = tuple[str, int, int, str | None, dict[str, Any]]
 """Name in the shard, the picture's first byte and its size, the label, and the JSON fields that may name its split."""
@@ -57,7 +58,7 @@ class Shard:
     samples: list[Sample]
     """Samples with a picture, in order."""
     left_out: dict[str, int]
-    """How many samples have no readable picture, by the ending of what they have."""
+    """Of samples without a readable picture, how many files there are by ending; "no picture" counts those with none."""
 
 
 class WebDataset(Source):
@@ -94,7 +95,11 @@ class WebDataset(Source):
         self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def load(self, split: str) -> "TarSplit":
-        """See :meth:`Source.load`; a split that was not given is one that the training shards have."""
+        """See :meth:`Source.load`; a split that was not given is one that the training shards have.
+
+        Raises:
+            UserError: no such split, or labels that are missing, unknown or not clear.
+        """
         train = self._split("train")
         self._check_labels(train)
         self.classes = self._class_names(train)
@@ -139,7 +144,7 @@ class WebDataset(Source):
         return f"WebDataset {self.places['train']}"
 
     def _split(self, split: str) -> dict[str, Shard]:
-        """The shards of a split by name, with the split's samples alone; a user's error where it has none."""
+        """The shards of a split by path, with the split's samples alone; read once. A UserError where it has none."""
         if split in self._shards:
             return self._shards[split]
         places = self.places.get(split)
@@ -155,7 +160,9 @@ class WebDataset(Source):
         return shards
 
     def _of_train(self, split: str) -> dict[str, Shard]:
-        """What the training shards have of another split: in shards of its name, or in samples that name it."""
+        """What the training shards have of another split: in shards of its name, or in samples that name it; {} for
+        nothing.
+        """
         train = self.places["train"]
         named = shards_of_split(train, split, "data.source.train")
         if named is not None and split != "train":
@@ -168,7 +175,13 @@ class WebDataset(Source):
         return {}
 
     def _row_splits(self, shards: dict[str, Shard]) -> list[str | None] | None:
-        """The split that each sample's JSON names; None where none does."""
+        """The split that each sample's JSON names, None for a sample in no split; None where no JSON names splits.
+
+        In the order of the samples. How the splits were found is noted.
+
+        Raises:
+            UserError: fields of the JSON contradict each other.
+        """
         samples = [sample for shard in shards.values() for sample in shard.samples]
         fields = [sample[4] for sample in samples]
         names = sorted({name for sample_fields in fields for name in sample_fields})
@@ -185,7 +198,10 @@ class WebDataset(Source):
         return splits
 
     def _of_split(self, shards: dict[str, Shard], split: str) -> dict[str, Shard]:
-        """The shards with the samples whose JSON names the split; with all where no JSON names splits."""
+        """The shards with the samples whose JSON names the split; with all where no JSON names splits.
+
+        Samples of ``test`` are those of ``val`` where no JSON names ``val``. A UserError where none is of ``train``.
+        """
         splits = self._row_splits(shards)
         if splits is None:
             return shards
@@ -201,7 +217,11 @@ class WebDataset(Source):
         return parts
 
     def _indexed(self, split: str, places: str | Sequence[str]) -> dict[str, Shard]:
-        """What the shards of some places hold, of all splits; ``split``: whose places they are."""
+        """What the shards of some places hold, by path, whatever split their samples name; ``split``: whose places they are.
+
+        Raises:
+            UserError: no shards, or no pictures in them.
+        """
         key = f"data.source.{split}"
         names = self._files_of(split, places)
         shards = {}
@@ -215,7 +235,7 @@ class WebDataset(Source):
         return shards
 
     def _files_of(self, split: str, places: str | Sequence[str]) -> list[str]:
-        """The shards that places name; ``split``: whose places they are."""
+        """Paths of the shards that places name, of a folder those of the split; ``split``: whose places they are."""
         key = f"data.source.{split}"
         names = shards_of_split(places, split, key)
         if names:
@@ -236,7 +256,7 @@ class WebDataset(Source):
                 self._files_of(split, places)
 
     def _check_labels(self, shards: dict[str, Shard]) -> None:
-        """All or none of the samples have a label, and texts are no captions."""
+        """Refuses training shards of which some samples have a label and some none, or several in one, or captions."""
         labels = _labels(shards)
         have_label = [label is not None for label in labels]
         if any(have_label) and not all(have_label):
@@ -276,7 +296,7 @@ class WebDataset(Source):
                 )
 
     def _class_names(self, shards: dict[str, Shard]) -> list[str]:
-        """The classes' names by id; none where no sample has a label."""
+        """The classes' names by id: the user's, else the labels in order; none where no training sample has a label."""
         labels = {label for label in _labels(shards) if label is not None}
         if not self.names or not labels:
             return in_order(labels)
@@ -290,17 +310,12 @@ class TarSplit(ShardSplit):
     """A split of shards that have no index of their own.
 
     Args:
-        shards: samples by shard.
-        targets: class ids in the same order.
+        shards: by path.
+        targets: class ids of all samples in the order of the shards; -1 without labels.
     """
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
-        """Takes the samples of all shards in order.
-
-        Args:
-            shards: by path or URL.
-            targets: class ids of all samples.
-        """
+        """Takes the samples of all shards in order; the arguments are the class's."""
         places = []
         self.names = []
         for shard_number, shard in enumerate(shards.values()):
@@ -331,7 +346,7 @@ def _labels(shards: dict[str, Shard]) -> list[str | None]:
 
 
 def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
-    """How many samples of all shards have no readable picture, by the ending of what they have."""
+    """As :attr:`Shard.left_out`, of all shards together."""
     counts: Counter[str] = Counter()
     for shard in shards.values():
         counts.update(shard.left_out)
@@ -340,7 +355,9 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
 def index(shard: str, label: str, key: str) -> Shard:
-    """What a shard holds; from the user's cache folder where the shard has not changed.
+    """What a shard holds; from the user's cache folder where the shard (path, size, time) and ``label`` have not changed.
+
+    Every process calls it; one of them reads the headers, under a lock.
 
     Args:
         shard: path of the tar file.
@@ -450,7 +467,8 @@ def _label(
 
 
 def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """The short fields of a sample's JSON whose names or values may say which split it belongs to.
+    """The fields (text, whole number, yes or no) of a sample's JSON whose names or values may say which split it belongs to;
+    {} without JSON, or where it can't be read.
 
     Args:
         shard: open.

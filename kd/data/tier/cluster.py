@@ -46,7 +46,7 @@ def _own_tensor(array: np.ndarray) -> Tensor:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on both sides for views to be the same to the last bit."""
+    """Version by library of what must be the same on both sides for views to be the same to the last bit."""
     import kd
 
     return {
@@ -57,7 +57,9 @@ def versions() -> dict[str, str]:
 
 
 def differing(greeting: dict[str, str]) -> str:
-    """What of a maker's ``greeting`` (version by library) is not the same here, for people; "" for nothing."""
+    """The libraries of which a maker's ``greeting`` (:meth:`BatchMaker.greet`) has another version than this process, for a
+    message; "" for none.
+    """
     differences = []
     for name, version in versions().items():
         version_there = greeting.get(name)
@@ -67,7 +69,7 @@ def differing(greeting: dict[str, str]) -> str:
 
 
 class BatchMaker:
-    """Runs on a machine of the tier, in a process of its own."""
+    """Makes batches on a machine of the tier: a Ray actor, in a process of its own; training processes call its methods."""
 
     def __init__(self) -> None:
         """Runs in the maker's process, on one core and without a GPU; it can make nothing before :meth:`learn`."""
@@ -113,7 +115,7 @@ class BatchMaker:
             start: ``time.perf_counter()`` when the work began.
 
         Returns:
-            The batch, its tensors as arrays, or the reason; seconds since ``start``.
+            The batch, its tensors as arrays, or the reason as text; seconds since ``start``.
         """
         try:
             batch = collate(samples())
@@ -170,7 +172,7 @@ class GpuMaker(BatchMaker):
             keys: of the samples, in order.
 
         Returns:
-            The batch, or a message where a picture can't be read; and the seconds that it took.
+            As of :meth:`BatchMaker.make`: the batch, its tensors as arrays, or a message; and the seconds that it took.
         """
         torch.set_num_threads(1)  # of this thread: calls come in several
         start = time.perf_counter()
@@ -202,10 +204,10 @@ class GpuMaker(BatchMaker):
 
 
 class RayCluster:
-    """The cluster, joined by this process or started for it.
+    """The cluster, joined by this process or started for it. Every training process has one.
 
     Args:
-        spec: where it is.
+        spec: ``data.tier``: the cluster's address, the label of its data machines.
 
     Raises:
         UserError: Ray is not installed.
@@ -222,7 +224,9 @@ class RayCluster:
         self._cores_a_gpu: dict[str, float] = {}
 
     def join(self) -> None:
-        """Joins the cluster, or starts one on this machine. Call it from the main thread: Ray ends with its thread.
+        """Joins the cluster, or without an address starts one on this machine; one that the user's code has joined is used.
+
+        Call it from the main thread: Ray ends with its thread.
 
         Raises:
             UserError: no cluster was found, or none of its machines carries the label.
@@ -290,7 +294,7 @@ class RayCluster:
         )
 
     def leave(self) -> None:
-        """Leaves the cluster; ends what this process has started for it."""
+        """Leaves the cluster and ends what this process has started for it; one joined by the user's code stays joined."""
         self.joined = False
         if self._mine:
             with suppress(Exception):
@@ -304,10 +308,12 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """Name and cores of the machines that carry the label, by id. Also stores how many cores there are to each GPU.
+        """(Name, number of cores) of each machine that carries the label, by its id in the cluster.
+
+        Also stores how many cores there are to each GPU, for :meth:`start`.
 
         Args:
-            gpus: those with GPUs, and how many, instead.
+            gpus: only those with GPUs, and the number of these in place of the cores.
 
         Raises:
             RunError: this machine is no longer part of the cluster.
@@ -329,12 +335,12 @@ class RayCluster:
         return machines
 
     def start(self, node: str, share: float, gpu: bool = False) -> Any:
-        """Starts a maker on a machine.
+        """Starts a maker on a machine; returns Ray's handle, before the maker runs.
 
         Args:
-            node: its id.
-            share: of a core, or of a GPU.
-            gpu: with a GPU, and its part of the machine's cores to decode for it.
+            node: the machine's id, as of :meth:`machines`.
+            share: of a core, or of a GPU, that it requests; in (0, 1].
+            gpu: a :class:`GpuMaker`, with its part of the machine's cores to decode for it.
         """
         where = {
             "label_selector": {**self.spec.selector, "ray.io/node-id": node},
@@ -352,7 +358,7 @@ class RayCluster:
         return kind.remote(decoders, options)
 
     def end(self, maker: object) -> None:
-        """Ends a maker; nothing happens where it has ended or Ray is gone."""
+        """Ends a maker, by its handle; nothing happens where it has ended or Ray is gone."""
         if self.ray.is_initialized():  # else Ray would start a cluster for the call
             with suppress(Exception):
                 self.ray.kill(maker)
@@ -362,15 +368,15 @@ class RayCluster:
         return tuple(self.ray.put(part) for part in work)
 
     def finished(self, calls: Sequence[object], timeout: float) -> list[object]:
-        """At most one of several calls that has ended, by a result or an error; an empty list after ``timeout`` seconds."""
+        """One of several calls (Ray's references) that has ended, by a result or an error; [] after ``timeout`` seconds."""
         return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
 
     def result(self, call: object) -> Any:
-        """Waits for a call to a maker and returns what it gave.
+        """Waits for a call to a maker, by Ray's reference, and returns what it gave.
 
         Raises:
-            MakerEnded: the maker is gone (the argument: for lack of memory), or what it had made was lost.
-            UserError: its code raised an error; the message has the last line.
+            MakerEnded: the maker is gone (the argument: whether for lack of memory), or what it had made was lost.
+            UserError: its code raised an error, or it could not start; the message has the last line.
         """
         failed = self.ray.exceptions
         try:

@@ -35,8 +35,8 @@ class TierLoader(DataLoader):
     """A ``DataLoader`` whose batches are made by the tier.
 
     Args:
-        tier: that makes them.
-        work: the number of their kind.
+        tier: makes them.
+        work: the number of their kind, as of :attr:`Tier.works`.
         batches: the keys of each batch.
     """
 
@@ -50,7 +50,7 @@ class TierLoader(DataLoader):
         self.stream: Stream | None = None
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        """One pass; a pass before it that was not finished is given up."""
+        """One pass, whose batches are begun at once; a pass before it that was not finished is given up."""
         # Every loader of torch draws a seed here: the same chance after.
         torch.empty((), dtype=torch.int64).random_()
         if self.stream is not None:
@@ -59,7 +59,7 @@ class TierLoader(DataLoader):
         return self._pass(self.stream)
 
     def _pass(self, stream: Stream) -> Iterator[Batch]:
-        """The batches of one pass in order; the pass is given up when its reader stops."""
+        """The batches of one pass in order, each once it is there; the pass is given up when its reader stops."""
         try:
             while (batch := self.tier.next(stream)) is not None:
                 yield batch
@@ -71,9 +71,9 @@ class Tier:
     """The tier, as one training process sees it.
 
     Args:
-        spec: where it is.
-        makers: of this process; default: its share of all cores of the tier.
-        rank: gives this training process's number, and how many there are; called when the first batch is read.
+        spec: ``data.tier``: where it is, and how many MB of batches are requested ahead.
+        makers: how many make batches for this process; None: one on each core of its share of the tier's cores.
+        rank: gives this training process's number, and how many there are; called when the first pass begins.
 
     Raises:
         UserError: Ray is not installed.
@@ -105,7 +105,7 @@ class Tier:
         self.waited_s = 0.0
 
     def connect(self) -> None:
-        """Joins the cluster, in the main thread; :meth:`RayCluster.join` says what can be wrong with it."""
+        """Joins the cluster, in the main thread, unless it is joined; errors as of :meth:`RayCluster.join`."""
         if not self.cluster.joined:
             self.cluster.join()
             atexit.register(self.close)
@@ -127,7 +127,10 @@ class Tier:
         self._reset()
 
     def use_gpus(self) -> bool:
-        """From now on one process for each GPU makes batches, and no other, if the tier has any; :meth:`connect`."""
+        """From now on one process for each GPU makes batches, and no other, if the tier has any: returns whether it has.
+
+        To fill caches of a teacher: call it before the first pass. Joins the cluster first (:meth:`connect`).
+        """
         self.connect()
         self.on_gpus = bool(self.cluster.machines(gpus=True))
         return self.on_gpus
@@ -136,7 +139,7 @@ class Tier:
     def loader(
         self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]
     ) -> TierLoader:
-        """See :class:`TierLoader`. The same work again is known to the makers already.
+        """See :class:`TierLoader`. The makers get the same two objects ``data`` and ``collate`` once, however many loaders.
 
         Args:
             data: gives samples for keys; sent to the makers.
@@ -173,10 +176,11 @@ class Tier:
         return stream
 
     def next(self, stream: Stream) -> Batch | None:
-        """Its next batch, once it is there; None at its end.
+        """The next batch of a pass, in its order: waits until it is there; None at its end. The training process calls it.
 
         Raises:
             RunError: the tier can make no more batches; a picture can't be read.
+            UserError: a maker has other versions of libraries, or can't make these batches.
         """
         start = time.monotonic()
         with self._lock:
@@ -208,7 +212,8 @@ class Tier:
             return {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
-        """Raises in the training process what has failed in a thread, or that no batch comes any more.
+        """Raises in the training process what has failed in a thread, or that no batch comes any more: after :data:`LOST_S`
+        without an answer of the cluster, or :data:`PATIENCE_S` without a batch.
 
         Args:
             waiting_since: seconds of ``time.monotonic()``, when the wait for a batch began.
@@ -229,8 +234,8 @@ class Tier:
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
     def _start_threads(self) -> None:
-        """Starts the two daemon threads: one gives batches to makers and takes them, one polls which machines are
-        there.
+        """Starts makers on the machines that are there, and the two daemon threads: one gives batches to makers and takes
+        them, one polls which machines are there. Call it with the lock.
         """
         self._look()
         self._answered = self._at_work = time.monotonic()
@@ -250,7 +255,7 @@ class Tier:
                     self._fail(RunError(f"data.engine: lost the Ray cluster: {first_line(error)}"))
 
     def _fail(self, error: Exception) -> None:
-        """Ends the run by ``error``; with the lock."""
+        """Ends the run by ``error``, raised by :meth:`next`; the first error counts. Call it with the lock."""
         self._failed = self._failed or error
         self._lock.notify_all()
 
@@ -370,7 +375,10 @@ class Tier:
             self._lock.notify_all()
 
     def _welcome(self, maker: Worker, greeting: dict[str, str]) -> None:
-        """Reads a maker's first words, :meth:`BatchMaker.greet`: other library versions than here end the run."""
+        """Reads a maker's first words, :meth:`BatchMaker.greet`: it gets batches from now on. Call it with the lock.
+
+        Other versions of libraries than here end the run.
+        """
         name = maker.machine.name
         wrong = differing(greeting)
         if wrong:

@@ -20,9 +20,10 @@ from kd.data.sampler import Key
 DEPTH = 2
 """Batches that a maker has in hand: one under way, and one so that it never waits for the next."""
 TRIES = 3
-"""Makers that may end over one batch before the batch is to blame, or end on one machine in a row."""
+"""After so many makers have ended over one batch the batch is to blame. After so many times a machine's makers have ended in
+a row the machine is left out."""
 SLOW = 4.0
-"""Times the usual time, and a batch that is waited for is given to a second machine as well; see :data:`SLOW_S`."""
+"""A batch that takes so many times the usual time is given to a second machine as well; see :data:`SLOW_S`."""
 SLOW_S = 1.0
 """Seconds that a batch must be late at least, to be given to a second machine."""
 MB = 10**6
@@ -118,7 +119,7 @@ class Stream:
         Args:
             work: number of the kind of batches.
             batches: the keys of each batch, in order.
-            most: bytes of batches that may be requested and not yet used.
+            most: bytes of this pass's batches that may be requested and not yet used; one batch always may be.
         """
         self.work = work
         self.batches = batches
@@ -131,7 +132,10 @@ class Stream:
         self.all_asked = False
 
     def ahead(self, makers: int) -> int:
-        """How many batches may be asked for and not used: what the makers can hold, and memory allows."""
+        """How many batches may be requested and not used: what the makers can hold and two more, as far as memory allows.
+
+        Before the size of a batch is known it is one.
+        """
         if not self.batch_bytes:
             return 1
         held_by_makers = DEPTH * makers + 2
@@ -144,7 +148,7 @@ class Stream:
         return self.all_asked and self.used == self.asked
 
     def ask(self, makers: int) -> BatchJob | None:
-        """The next batch to be made, where one more may be asked for; None: later, or there is none.
+        """The next batch to be made, where one more may be requested; None: not yet, or the pass has no more.
 
         Args:
             makers: how many are ready, which bounds how far ahead batches are made.
@@ -182,8 +186,8 @@ class Scheduler:
         Args:
             rank: number of this training process.
             world_size: training processes that share the tier.
-            makers: of this process; None: its share of all cores.
-            one_each: whether a core (or GPU) of the tier runs at most one maker.
+            makers: how many of this process; None: one on each core (or GPU) of its share.
+            one_each: whether a core (or GPU) of the tier runs at most one maker; then ``makers`` is a bound.
         """
         self.rank = rank
         self.world_size = world_size
@@ -199,10 +203,10 @@ class Scheduler:
 
     # -- machines ----------------------------------------------------------------------------------------------------
     def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
-        """Takes over which machines are in the cluster, and shares them out anew.
+        """Takes over which machines are in the cluster, and shares them out anew. A machine that was left out stays so.
 
         Args:
-            found: name and cores by the machine's id.
+            found: name and cores (or GPUs) by the machine's id.
 
         Returns:
             The machines that have left since the last call.
@@ -221,11 +225,14 @@ class Scheduler:
 
     @property
     def working(self) -> list[Machine]:
-        """The machines that are in the cluster."""
+        """The machines that are in the cluster and were not left out."""
         return [m for m in self.machines.values() if not m.gone]
 
     def _share_out(self) -> None:
-        """How many makers of this process each machine gets: cores in turn, so that every process gets as many."""
+        """Sets how many makers of this process each machine is to have: cores in turn, so that every process gets as many.
+
+        Each process does so for itself, by its rank.
+        """
         machines = self.working
         for machine in machines:
             machine.wanted = 0
@@ -262,7 +269,7 @@ class Scheduler:
         return 1.0 / max(1, makers_a_core)
 
     def missing(self) -> list[Machine]:
-        """Machines on which makers are still to be started, once for each maker."""
+        """Machines on which makers of this process are still to be started: each as often as makers are missing there."""
         running = Counter(maker.machine for maker in self.makers)
         missing = []
         for machine in self.working:
@@ -352,7 +359,8 @@ class Scheduler:
 
         Args:
             maker: that has ended.
-            memory: whether for lack of memory; then its machine gets one maker fewer.
+            memory: whether for lack of memory; then its machine, if it has two cores or more, counts one core fewer. A
+                machine on which :data:`TRIES` times its makers end in a row is left out.
 
         Returns:
             The batch that is to blame: :data:`TRIES` makers have ended over it; None while no batch is.
@@ -388,7 +396,9 @@ class Scheduler:
         return None
 
     def take(self, stream: Stream) -> Batch | Exception | None:
-        """The next batch of a pass in order; None where it is not made yet. Raised errors arrive as values."""
+        """The next batch of a pass in order; None where it is not made yet. Why it was not made comes as an exception, not
+        raised.
+        """
         batch = stream.ready.pop(stream.used, None)
         if batch is not None:
             stream.used += 1
