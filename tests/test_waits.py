@@ -196,7 +196,7 @@ def waits_of_third_step(
 def trainer_at(batch: int) -> Any:
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=batch))
     return SimpleNamespace(fit_loop=loop, accumulate_grad_batches=1, current_epoch=0, global_rank=0, world_size=1,
-                           is_global_zero=False)  # fmt: skip
+                           is_global_zero=False, global_step=batch + 1)  # fmt: skip
 
 
 def with_loss(name: str) -> tuple[kd.DistillationModule, str]:

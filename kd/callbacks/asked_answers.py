@@ -12,11 +12,13 @@ from kd.storage.writing import write_json
 from kd.teachers import Address, OwnTeacher, RunTeacher
 
 COUNTED = ("asked", "requests", "repeated", "seconds", "price")
-"""What :meth:`kd.teachers.Address.report` says that can be added."""
+"""What can be added of :meth:`kd.teachers.Address.report`: pictures asked, requests, how many of them were repeated,
+seconds of waiting, and the price in the currency of the settings.
+"""
 
 
 def addresses_of(teacher: RunTeacher | None) -> dict[str, Address]:
-    """A run's teachers behind an address, by name."""
+    """A run's teachers behind an address, by name ("" for a single one); {} without any."""
     addresses = {}
     for name, member in teacher.members.items() if teacher is not None else ():
         if isinstance(member, OwnTeacher) and isinstance(member.given, Address):
@@ -39,7 +41,10 @@ class AskedAnswers(Callback):
         self._addresses: dict[str, Address] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reads what earlier processes of the run have asked, and counts from here on."""
+        """Reads what earlier processes of the run have asked, and has each answered request written from here on.
+
+        Nothing without a teacher behind an address. What this process has asked before, in the preflight, counts too.
+        """
         run = RunContext.of(trainer)
         self._addresses = addresses_of(run.module.teacher)
         if not self._addresses:
@@ -54,7 +59,7 @@ class AskedAnswers(Callback):
         self._write()  # what the preflight has asked
 
     def _write(self) -> None:
-        """Replaces the file: the earlier processes, and this one as it stands."""
+        """Replaces the file: the earlier processes, and this one so far."""
         now = {name: address.report() for name, address in self._addresses.items()}
         write_json(self._file, {"processes": [*self._earlier, now]})
 
@@ -76,7 +81,8 @@ def asked_by_run(folder: Path, name: str, now: Mapping[str, Any]) -> dict[str, f
         now: what this process has asked, where the run has not counted yet.
 
     Returns:
-        The sums of :data:`COUNTED`, and ``processes``: how many there were.
+        The sums of :data:`COUNTED`, without those that no process reports (``price``), and ``processes``: how many there
+            were, over all ranks, at least 1.
     """
     reports: list[Mapping[str, Any]] = []
     for file in sorted(folder.glob("asked*.json")):

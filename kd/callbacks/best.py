@@ -44,14 +44,20 @@ class Best(Callback):
         self.metric = monitor.removeprefix("val/")
         self.sign = -1 if mode == "min" else 1
         self.newest: dict[str, Metrics] = {}
+        """By student ("" for a single one): the metrics of its newest validation, without ``val/``."""
         self.best: dict[str, Metrics] = {}
+        """Likewise of its best one, with ``epoch`` (from 1; 0: the start) and ``step`` (optimizer steps done); without
+        students of which no epoch was validated."""
         self.start: dict[str, Metrics] = {}
-        # the highest value so far, which the best may miss by its error
+        """Likewise of the validation before the first step, where that may be the best."""
         self.top: Metrics = {}
+        """By student: the highest value of the metric so far, negated where lower is better; the best may miss it by its
+        error."""
         self.improved: set[str] = set()
+        """The students for which the newest validation was the best."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Has a start that may be the best validated: Lightning's trial validation, of the whole set.
+        """Has a start that may be the best validated: makes Lightning's trial validation one of the whole set.
 
         Not in a resumed run, nor in a trial run. The first process decides for all, as it alone knows how the students
         start (:attr:`kd.distill.student.Student.answers_at_its_start`).
@@ -69,16 +75,19 @@ class Best(Callback):
             write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes each student's newest metrics, and whether they are its best; all ranks decide alike."""
+        """Notes each student's newest metrics, and writes its weights where they are its best; all ranks must call it.
+
+        A validation is the best only where all ranks find so. A trial validation of a few batches is passed over.
+        """
         self.improved = set()
         if is_trial_validation(trainer):
             return
         run = RunContext.of(trainer)
-        # after the task's
-        found = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
+        # kl last, as summaries show metrics in this order
+        logged = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
-            now = {k.removeprefix(place): float(v) for k, v in found if k.startswith(place)}
+            now = {k.removeprefix(place): float(v) for k, v in logged if k.startswith(place)}
             if trainer.sanity_checking:
                 answers = from_first(trainer.strategy, student.answers_at_its_start)
                 is_better = answers and self._note_start(name, now)
@@ -100,7 +109,7 @@ class Best(Callback):
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _note_start(self, name: str, metrics: Metrics) -> bool:
-        """Keeps a student's metrics before the first step; False where the monitored one is not known.
+        """Keeps a student's metrics before the first step; False where the monitored one is missing or not finite.
 
         It becomes the best at the first validation of an epoch: without any the last weights are exported.
         """
@@ -111,7 +120,10 @@ class Best(Callback):
         return True
 
     def _is_better(self, name: str, pictures: int) -> bool:
-        """Whether a student's newest metrics are better than its best ones; ``pictures`` were validated.
+        """Whether a student's newest metrics are better than its best ones; updates :attr:`top`.
+
+        The first epoch is, unless its metric is NaN; of a start (``epoch`` 0) see the class. ``pictures`` were validated:
+        the standard error is that of accuracy (``acc1``) on so many, 0 for any other metric.
 
         Within a standard error of the highest value the closeness to the teacher decides first, else the metric does. An
         epoch that is no further below the start replaces it, since training moves a student away from the start's answers.

@@ -42,7 +42,7 @@ class Confusions(ExactMetric):
 
         Args:
             columns: the teacher's answers ``(N,)``, as places among its logits.
-            target: class ids ``(N,)``.
+            target: class ids ``(N,)``; each picture has one, >= 0.
             index: the pictures' numbers ``(N,)``; even ones are one half, odd ones the other.
         """
         ones = torch.ones_like(target, dtype=torch.long)
@@ -64,7 +64,9 @@ class ClassOrder:
     classes: list[int]
     """The class of each column."""
     reached: float
-    """Its accuracy in this order, in [0, 1]."""
+    """The teacher's accuracy in this order, in [0, 1]: on all pictures for a rule's; else on the half of them that the
+    order was not matched on (``classes`` is then matched on all).
+    """
     rule: str = ""
     """The way of sorting names that gives this order; "" where none does."""
 
@@ -109,7 +111,7 @@ def better_order(counts: Tensor, names: Sequence[str] = ()) -> ClassOrder | None
 
     Args:
         counts: of :class:`Confusions`, ``(2, C, C)``.
-        names: of the data's classes, by class id.
+        names: of the data's classes, by class id; () tries no sorting.
 
     >>> swapped = torch.tensor([[0, 20], [20, 0]])
     >>> better_order(torch.stack([swapped, swapped]))
@@ -163,13 +165,15 @@ def sorted_orders(names: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _accuracy(counts: Tensor, order: Tensor) -> float:
-    """Of a teacher whose columns mean the classes ``order`` ``(C,)``, from its counts ``(C, C)``."""
+    """In [0, 1], of a teacher whose columns mean the classes ``order`` ``(C,)``, from its counts ``(C, C)``: pictures by
+    column and class.
+    """
     right = counts.gather(1, order[:, None]).sum()
     return float(right) / max(1, int(counts.sum()))
 
 
 def _is_clear(counts: Tensor, order: Tensor) -> bool:
-    """Whether an order of classes is clearly better than the data's, and than guessing (paired tests).
+    """Whether an order of classes is clearly better than the data's (a sign test), and than guessing (a binomial one).
 
     Args:
         counts: pictures by the teacher's column and their class, ``(C, C)``.

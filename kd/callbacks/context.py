@@ -71,7 +71,7 @@ class RunContext:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; Lightning's default folder without the callback ``RunFolder``."""
+        """The run's folder; before the callback ``RunFolder`` has claimed it, or without one, Lightning's default folder."""
         return self.module.folder or Path(self.trainer.default_root_dir)
 
     @property

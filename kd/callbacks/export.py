@@ -17,34 +17,38 @@ from kd.storage.checkpoints import damage, newest_whole
 
 @dataclass
 class Export(Callback):
-    """Writes the student of the best epoch. Must precede the callbacks that report."""
+    """Writes the student of its best epoch, or each of several. Must precede the callbacks that report."""
 
     best: Best
     """Which validation is the best."""
     save: Callable[[Any, Path, Path | None], None]
-    """Writes a student's weights to a file: from a checkpoint, or as they are (None)."""
+    """Writes a student to a file, and a folder beside it: with the weights of a checkpoint, or as they are (None)."""
     _written: bool = False
+    """Whether the end of the training was seen, on whichever process."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the file on rank 0. Of several students each has written its best epoch already."""
         self._write(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run that has nothing left to train may have been killed before it wrote its student."""
+        """Writes the file where no training came before it: a resumed run that has nothing left to train may have been
+        killed before it wrote its student.
+        """
         if not self._written:
             self._write(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """A run that a rule or a limit of its own has stopped leaves its student too."""
+        """Writes the file where a rule or a limit of the monitor has stopped the run; after any other error nothing."""
         if isinstance(exception, RunStopped):
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        """Writes each student's ``student.safetensors``, on the first process, once.
+        """Writes each student's ``student.safetensors``, on the first process; nothing where no step was made.
 
-        A single student is always written; of several, those whose best epoch has not been written during training.
+        A single student is always written, from the checkpoint that :meth:`_best` finds. Of several only those that have
+        no file of a best epoch, which :class:`kd.callbacks.best.Best` writes during training: by their last weights.
         """
         self._written = True
         if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
@@ -60,9 +64,10 @@ class Export(Callback):
                 )
 
     def _best(self, trainer: Trainer, path: Path) -> Path | None:
-        """The checkpoint that the student's file is written from: the best epoch's, or the last where it is damaged.
+        """The checkpoint that a single student's file is written from: the best epoch's, or the last where it is damaged.
 
-        None: the student in memory is the one. Of a sharded student only a checkpoint holds the whole weights.
+        None: the student in memory is the one, as no validation has chosen an epoch, or no whole checkpoint is left. Of a
+        sharded student only a checkpoint holds the whole weights: without a best epoch its last one is taken.
 
         Args:
             trainer: of the run.

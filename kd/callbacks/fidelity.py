@@ -16,6 +16,7 @@ from torch import Tensor
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext, is_trial_validation, validation_logits
 from kd.callbacks.host_copies import HostCopies
+from kd.callbacks.preemption import RunStopped
 from kd.callbacks.preflight import Preflight
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
@@ -33,7 +34,10 @@ SIDE = 112  # pixels of a thumbnail's longer side: two dozen of them take some 1
 
 
 class FidelityRecord(Callback):
-    """Writes how faithful the student is at each best validation, from passes that the run makes anyway."""
+    """Writes how faithful the student is at each best validation, from passes that the run makes anyway.
+
+    Each process compares its share of the pictures. Must follow ``best``, whose decision it reads.
+    """
 
     def __init__(self, preflight: Preflight, best: Best) -> None:
         """Stores the arguments.
@@ -45,6 +49,7 @@ class FidelityRecord(Callback):
         self.preflight = preflight
         self.best = best
         self._found: dict[str, Compared | None] = {}
+        """By student: the comparison of the present validation; None of a task that has none."""
         self._seen: HostCopies[Compared] = HostCopies()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -55,7 +60,11 @@ class FidelityRecord(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
-        """Takes in the students' logits that the validation step returns, by name; maps are too large to copy."""
+        """Takes in the students' logits that the validation step returns, by name.
+
+        Logits ``(N, C)`` are compared on the host once they have come there, without a wait; maps, too large to copy, at
+        once where they are.
+        """
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         self.preflight.keep_as_it_comes(run)
@@ -71,16 +80,17 @@ class FidelityRecord(Callback):
                 self._compare(found, logits, target, index)
 
     def _add(self, wait: bool) -> None:
+        """Compares the batches that have come to the host; with ``wait`` all."""
         for found, tensors in self._seen.take(wait):
             self._compare(found, *tensors)
 
     def _compare(self, found: Compared, logits: Tensor, target: Tensor, index: Tensor) -> None:
-        """Adds a batch to a comparison, with the teacher's kept logits where there are some.
+        """Adds a batch to a comparison, with the teacher's logits where the preflight has kept them for all its pictures.
 
         Args:
             found: takes the batch.
-            logits: the student's, ``(N, C, ...)``.
-            target: the batch's labels.
+            logits: the student's, ``(N, C, ...)``, on whichever device the comparison is to run.
+            target: the batch's labels, likewise.
             index: numbers of its pictures, ``(N,)``.
         """
         taught = None
@@ -91,7 +101,10 @@ class FidelityRecord(Callback):
         found.update(logits, taught, target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Merges the ranks' counts, and logs ``val/kl`` where a teacher was compared."""
+        """Merges the ranks' counts, and logs ``val/kl`` (nats) where a teacher was compared; all ranks must call it.
+
+        Of several students each is logged as ``<student>/val/kl``.
+        """
         self._add(wait=True)
         if not is_trial_validation(trainer):
             self.preflight.all_came()
@@ -103,7 +116,7 @@ class FidelityRecord(Callback):
                 pl_module.log(f"{name}/val/kl" if name else "val/kl", found.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes ``fidelity.json`` of each student whose validation was its best."""
+        """Writes ``fidelity.json`` of each student whose validation was its best, on rank 0."""
         run = RunContext.of(trainer)
         for name in self.best.improved if trainer.is_global_zero else ():
             if (whole := self._found[name]) is not None:
@@ -112,7 +125,20 @@ class FidelityRecord(Callback):
                 )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Without a validation of an epoch the last weights are exported, which were not compared: the start was."""
+        """Removes a student's ``fidelity.json`` where no epoch was validated: it is then about the start, and the last
+        weights, which were not compared, are exported.
+        """
+        self._forget_starts(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """As :meth:`on_train_end` where a rule or a limit has stopped the run, which then exports as well."""
+        if isinstance(exception, RunStopped):
+            self._forget_starts(trainer)
+
+    def _forget_starts(self, trainer: Trainer) -> None:
+        """Removes the ``fidelity.json`` of each student of which no epoch was validated, on rank 0."""
         run = RunContext.of(trainer)
         for name in run.students.named() if trainer.is_global_zero else ():
             if name not in self.best.best:
@@ -120,7 +146,7 @@ class FidelityRecord(Callback):
 
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:
-    """The comparisons of all processes as one, added into the first; None where no process has one."""
+    """The comparisons of all processes as one, added into the first, in place; None where no process has one."""
     known = [found for found in each if found is not None]
     if not known:
         return None
@@ -137,9 +163,9 @@ def write(
 
     Args:
         folder: of the run or student.
-        found: of all validation pictures.
-        data: reads the examples' thumbnails.
-        split: that was validated.
+        found: the comparison over all pictures.
+        data: reads the pictures that are shown as examples.
+        split: that was validated, ``val`` in a run.
         classes: names, in the order of the logits.
     """
     content = found.result(classes)
@@ -156,10 +182,13 @@ def write(
 def examples(
     found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The kept mistakes by kind, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name.
+    """The kept mistakes by kind (``lost``, ``both_wrong``), worst first: ``name``, ``image`` (a data URL), and the answers.
+
+    ``name`` is the file's with its folder's. The answers are as of :func:`_named`; of a segmentation they are drawn in the
+    ``image``, and ``panels`` names its parts from left to right.
 
     Args:
-        found: of all validation pictures.
+        found: the comparison over all pictures.
         data: reads the pictures.
         split: that was validated.
         classes: names by id.
@@ -231,6 +260,9 @@ def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str
         picture: uint8 ``(H, W, 3)``.
         maps: class ids ``(H, W)`` by name, ``truth`` among them.
         classes: how many there are; other ids don't count.
+
+    Returns:
+        ``image``, a data URL of all in one picture, and ``panels``, their names from left to right.
     """
     palette = colours(classes)
     truth_HW = maps["truth"].numpy()
@@ -244,7 +276,7 @@ def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str
 
 
 def thumbnail(picture: np.ndarray, side: int = SIDE) -> str:
-    """uint8 ``(H, W, 3)`` -> a JPEG of at most ``side`` pixels as a data URL."""
+    """uint8 ``(H, W, 3)`` -> a JPEG as a data URL, made smaller where its longer side has more than ``side`` pixels."""
     small = Image.fromarray(picture)
     small.thumbnail((side, side))
     buffer = io.BytesIO()

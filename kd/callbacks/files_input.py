@@ -12,10 +12,12 @@ from kd.proof.luck import is_clearly_more
 from kd.teachers.frozen import FrozenTeacher
 
 PICTURES = 512
-"""Pictures that are compared at most; fewer where the weights' own input is larger."""
+"""How many pictures each process compares, rounded up to equally many of each batch; fewer where the weights' own input
+is larger.
+"""
 
 FEWEST = 64
-"""Pictures that are compared at least, however large the input is."""
+"""The least number in place of :data:`PICTURES`, however large the weights' own input is."""
 
 LEAST_GAIN = 0.02
 """Share of the pictures that the weights' own input must get right in addition."""
@@ -26,15 +28,12 @@ class FilesInput:
 
     Args:
         teacher: as it is set; its weights name another input (``named_input``).
-        batches: of the validation set; from each as many pictures are compared.
+        batches: of the validation, in this process; of each equally many pictures are compared.
     """
 
     def __init__(self, teacher: FrozenTeacher, batches: int) -> None:
-        """Builds the teacher again with the input that its weights name, and decides how many pictures compare the two.
-
-        Args:
-            teacher: has a ``named_input``.
-            batches: of the validation, over which the pictures are spread.
+        """Builds the teacher again with the input that its weights name, and decides how many pictures compare the two;
+        arguments as of the class.
         """
         named = teacher.named_input
         assert named is not None
@@ -49,16 +48,18 @@ class FilesInput:
         pictures = max(FEWEST, pictures)
         self.of_each_batch = math.ceil(pictures / max(1, batches))
         self.counts = torch.zeros(4, dtype=torch.long, device=teacher.device)
-        """Pictures that both inputs get right, the weights' own alone, the set one alone, and all: ``(4,)``."""
+        """Pictures of this process that both inputs get right, the weights' own alone, the set one alone, and all that
+        were compared: ``(4,)``.
+        """
 
     @torch.no_grad()
     def look(self, batch: Batch, logits: Tensor, target: Tensor) -> None:
-        """Compares on a batch.
+        """Adds a batch's first pictures to :attr:`counts`; nothing waits for the device.
 
         Args:
             batch: with uint8 pictures; padding is left out. Float pictures are prepared already and not compared.
-            logits: of the teacher as it is set, ``(N, C)``.
-            target: class ids ``(N,)``.
+            logits: of the teacher as it is set, without padding, ``(N, C)``.
+            target: class ids ``(N,)``, likewise, all >= 0.
         """
         rows = real_rows(batch)
         images = batch["image"][rows][: self.of_each_batch]

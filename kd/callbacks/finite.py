@@ -1,7 +1,7 @@
 """Stops the run when the loss is NaN or infinite, before a bad checkpoint is written."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -9,28 +9,44 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.context import RunContext, output_of
+from kd.callbacks.hooks import after_step
 from kd.callbacks.host_copies import HostCopies
 from kd.data.batch import Batch
 from kd.errors import RunError
 from kd.models.sharding import own
+from kd.module.pace import loss_of_batch
 
-RISEN = 3.0  # times the first loss, or more: the training had diverged before
+RISEN = 3.0  # a loss of more than so many times the first one: the training had diverged before
 SHOWN = 16  # indices that the message names
+
+
+class _Batch(NamedTuple):
+    """A batch whose loss is on its way to the host."""
+
+    number: int
+    """From 0, over the whole run."""
+    step: int
+    """Number of its optimizer step, from 0, as in ``metrics.csv``."""
+    pictures: Tensor
+    """Numbers of its pictures, ``(N,)``."""
 
 
 class Finite(Callback):
     """Stops at a NaN or infinite loss, names step, rate and batch, and keeps such weights out of checkpoints.
 
+    Each process checks the losses of its own batches, so one may stop alone; the others then fail in their next collective.
+
     Args:
-        rate: the learning rate, as the message names it; a rate that is too high is the usual reason.
+        rate: the learning rate, as the message names it (``optim.lr=0.001``); a rate that is too high is the usual
+            reason.
     """
 
     def __init__(self, rate: str = "optim.lr") -> None:
-        """No loss is known yet; ``rate`` is the setting that messages name as the usual reason."""
+        """No loss is known yet; ``rate`` as of the class."""
         self._rate = rate
-        self._first_loss: float | None = None  # of this process
+        self._first_loss: float | None = None  # of this process, since it began or resumed
         self._before = 0.0  # the loss of the batch before
-        self._losses: HostCopies[tuple[int, Tensor]] = HostCopies()
+        self._losses: HostCopies[_Batch] = HostCopies()
 
     def on_train_batch_end(
         self,
@@ -40,14 +56,18 @@ class Finite(Callback):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Checks the losses that have arrived on the host, without a wait, and begins to copy this one.
+        """Checks the losses that have arrived on the host, without a wait, and begins to copy this one, for a later call.
 
         Raises:
             RunError: a loss is NaN or infinite.
         """
         self._look(trainer, wait=False)
-        tag = trainer.fit_loop.epoch_loop.total_batch_idx, batch["index"]
-        self._losses.add(tag, output_of(outputs)["loss"].detach())
+        step = trainer.global_step
+        if after_step(trainer, batch_idx):
+            step -= 1  # it counts the batch's own step already
+        of_batch = _Batch(trainer.fit_loop.epoch_loop.total_batch_idx, step, batch["index"])
+        loss = loss_of_batch(output_of(outputs)["loss"], trainer, batch_idx)
+        self._losses.add(of_batch, loss.detach())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Waits for the epoch's last losses and checks them.
@@ -84,32 +104,33 @@ class Finite(Callback):
         """Reads the losses that have come from the device; raises RunError at the first that is NaN or infinite.
 
         Args:
-            trainer: for the step and epoch in the message.
+            trainer: for the epoch and rank in the message.
             wait: whether all losses are waited for.
         """
-        for (batch, index), [loss] in self._losses.take(wait):
+        for batch, [loss] in self._losses.take(wait):
             if math.isfinite(loss):
                 self._before = float(loss)
                 if self._first_loss is None:
                     self._first_loss = self._before
                 continue
             self._losses.clear()
-            numbers = [int(i) for i in index]
+            numbers = [int(i) for i in batch.pictures]
             named = ", ".join(map(str, numbers[:SHOWN]))
             more = ""
             if len(numbers) > SHOWN:
                 more = f" and {len(numbers) - SHOWN} more"
-            step = batch // trainer.accumulate_grad_batches
             epoch = trainer.current_epoch + 1
-            where = f"(step {step}, epoch {epoch}, rank {trainer.global_rank})"
-            text = f"the loss is {float(loss)} in batch {batch} of the run {where}; the usual reason is {self._rate}"
+            where = f"(step {batch.step}, epoch {epoch}, rank {trainer.global_rank})"
+            text = f"the loss is {float(loss)} in batch {batch.number} of the run {where}; the usual reason is {self._rate}"
             if self._diverged():
                 rise = f"the loss was {self._before:.3g} in the batch before, {self._first_loss:.3g} at the start"
                 raise RunError(f"{text}: {rise}")
             raise RunError(f"{text}; training pictures: {named}{more}")
 
     def _diverged(self) -> bool:
-        """Whether the batch before was abnormal too: the pictures of this one are not the reason."""
+        """Whether the loss had risen to more than :data:`RISEN` times the first one already in the batch before: then the
+        pictures of this batch are not the reason.
+        """
         return self._first_loss is not None and abs(self._before) > RISEN * max(
             abs(self._first_loss), 1e-6
         )

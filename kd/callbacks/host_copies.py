@@ -19,7 +19,8 @@ class HostCopies(Generic[Tag]):
     def add(self, tag: Tag, *tensors: Tensor) -> None:
         """Begins to copy tensors to the host without a wait; ``tag`` comes back with them from :meth:`take`.
 
-        Where none is on a GPU they are kept as they are, without a copy: the caller must not change them in place.
+        Where none is on a CUDA device they are kept as they are, without a copy: the caller must not change them in
+        place.
         """
         done = None
         if any(tensor.device.type == "cuda" for tensor in tensors):
@@ -32,10 +33,12 @@ class HostCopies(Generic[Tag]):
         self._pending.append((tag, list(tensors), done))
 
     def take(self, wait: bool = False) -> Iterator[tuple[Tag, list[Tensor]]]:
-        """Copies that have arrived, in the order of :meth:`add`; with ``wait`` all of them, of any shapes.
+        """Copies that have arrived, in the order of :meth:`add`, each once; with ``wait`` all that were begun.
+
+        A copy that has not arrived holds back those after it. Without a CUDA device all have arrived.
 
         Yields:
-            The tag that was given with the tensors, and their copies on the host.
+            The tag that was given with the tensors, and their copies on the host, in the order of the arguments.
         """
         while self._pending:
             tag, tensors, done = self._pending[0]

@@ -19,9 +19,9 @@ class LastCheckpoint(Checkpoint):
     """Saves the whole state of training at each epoch's end, and every few steps or minutes where set.
 
     Args:
-        dirpath: the folder; set later where it is not known yet.
-        every_n_steps: save after so many optimizer steps, too.
-        every_n_minutes: save after so many minutes, too (by the first process's clock).
+        dirpath: folder of ``last.ckpt``; None: :class:`kd.callbacks.run_folder.RunFolder` sets the run's ``checkpoints``.
+        every_n_steps: save after so many optimizer steps since the last save, too; None: not by steps.
+        every_n_minutes: likewise after so many minutes, by the first process's clock.
     """
 
     def __init__(
@@ -30,13 +30,7 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: int | None = None,
         every_n_minutes: float | None = None,
     ) -> None:
-        """Stores the arguments; time counts from here.
-
-        Args:
-            dirpath: of ``last.ckpt``; None: the run's checkpoints.
-            every_n_steps: optimizer steps from one checkpoint to the next; None: not by steps.
-            every_n_minutes: minutes, likewise.
-        """
+        """Stores the arguments, which are the class's; time counts from the training's start."""
         self.dirpath = dirpath
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
@@ -52,13 +46,14 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks.
+        """Puts the epoch's batch counter right where the checkpoint's run had batches of another size, or other ranks.
 
-        Lightning calls it before it restores its loops from the same dict, which is changed in place.
+        Lightning calls it before it restores its loops from the same dict, which is changed in place. The counter over
+        all epochs stays as it was.
 
         Args:
             checkpoint: its content; below the data module's class name, ``samples``: pictures of the epoch that all
-                processes together have done.
+                processes together have done. Without any (saved at an epoch's end) nothing is changed.
         """
         data = RunContext.of(trainer).data
         state = checkpoint.get(type(data).__qualname__, {})
@@ -85,7 +80,9 @@ class LastCheckpoint(Checkpoint):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Saves where it is time; the epoch's last batch is left to the epoch's end."""
+        """Saves after an optimizer step where so many steps or minutes are up; the epoch's last batch is left to the
+        epoch's end.
+        """
         if trainer.is_last_batch or not after_step(trainer, batch_idx):
             return
         steps_are_up = (
@@ -107,7 +104,10 @@ class LastCheckpoint(Checkpoint):
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Saves now; all ranks must call it."""
+        """Saves now; all ranks must call it. The file before becomes ``previous.ckpt``.
+
+        With ``checkpoint.asynchronous`` the file may be on the disk only later.
+        """
         trainer.save_checkpoint(self.path)
         self._saved_at_step = trainer.global_step
         self._saved_at = time.monotonic()

@@ -15,7 +15,11 @@ class LearningRate(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Logs each student's learning rate, at steps where a logger takes it: a call costs 0.7 ms."""
+        """Logs each student's learning rate, at steps where a logger takes it: a call costs 0.7 ms.
+
+        With ``optim.layer_decay`` it is the last layer's, the highest; else all of a student's parameters have it. Of
+        several students each is logged as ``<student>/train/lr``.
+        """
         run = RunContext.of(trainer)
         if not logs_now(run.module):
             return
@@ -23,7 +27,7 @@ class LearningRate(Callback):
         optimizers = each_of(optimizer)
         for name, of_student in zip(run.students.named(), optimizers, strict=True):
             metric = f"{name}/train/lr" if name else "train/lr"
-            highest_lr = max(group["lr"] for group in of_student.param_groups)  # the last layer's
+            highest_lr = max(group["lr"] for group in of_student.param_groups)
             run.module.log(metric, highest_lr)
 
 
@@ -31,7 +35,11 @@ class LastStep(Callback):
     """Validates at the end of a run that ``max_steps`` cuts short; logs the last step of each epoch."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Has the loggers take an epoch's last step, and ends training at ``max_steps``."""
+        """Has the loggers take an epoch's last step; at ``max_steps`` sets ``trainer.should_stop``.
+
+        By that Lightning validates once more, in an epoch that has a validation, and logs the step; it ends training at
+        ``max_steps`` anyway.
+        """
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
         elif trainer.is_last_batch:

@@ -30,9 +30,12 @@ Tree = TypeVar("Tree")  # nested dicts and lists of plain values
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
     """A logger's class path and arguments, with what was left at its default put into the run's folder and name.
 
+    An argument that equals its default counts as left. A default folder (MLflow's ``mlruns``) lies in the run's folder; a
+    CSVLogger and TensorBoard write to a folder called ``csv`` or ``tensorboard`` there.
+
     Args:
-        spec: ``class_path`` and ``init_args``.
-        run: the run's folder, ``.../<recipe>/<number>``.
+        spec: ``class_path`` and ``init_args``; it stays as it is.
+        run: the run's folder, ``.../<recipe>/<number>``; ``RUN`` in the arguments stands for it.
     """
     module, _, name = spec["class_path"].rpartition(".")
     logger_class = getattr(import_module(module), name)
@@ -58,10 +61,10 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
             continue
         default = defaults[key]
         if given.get(key, default) == default:
-            place = ""
-            if key == "save_dir":
-                place = Path(str(default)).name
-            given[key] = value if place in ("", "None", "_empty'>") else f"{value}/{place}"
+            folder = ""
+            if key == "save_dir" and isinstance(default, str | Path):  # else None, or it has none
+                folder = Path(default).name
+            given[key] = f"{value}/{folder}" if folder else value
     return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
 
 
@@ -84,12 +87,14 @@ def in_folder(tree: Tree, run: Path) -> Tree:
 
 
 def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) -> dict[str, Any]:
-    """MLflow's arguments with a database for all runs, unless they name a server: it writes plain files no more.
+    """MLflow's arguments with a database for all runs, unless they or ``MLFLOW_TRACKING_URI`` name a server.
+
+    MLflow no longer writes plain files.
 
     Args:
         given: the arguments in the settings.
-        defaults: the class's own.
-        runs: the folder of all runs, where the database lies.
+        defaults: the class's own, by name.
+        runs: the folder of all runs, where the database ``mlflow.db`` lies, unless ``save_dir`` names another.
     """
     if given.get("tracking_uri") or defaults["tracking_uri"]:  # the default is MLFLOW_TRACKING_URI
         return given
@@ -112,7 +117,7 @@ def continue_file(logger: CSVLogger, step: int) -> None:
 
 @dataclass
 class Loggers(Callback):
-    """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters."""
+    """Builds the loggers once the run has a folder, on every rank; rank 0 gives them all settings as hyper-parameters."""
 
     specs: Sequence[dict[str, Any]]
     """``class_path`` and ``init_args`` of each."""
@@ -122,18 +127,26 @@ class Loggers(Callback):
     """The run's settings by dotted key."""
 
     def __post_init__(self) -> None:
-        self._resumed_at: int | None = None  # the first step of this process, in a resumed run
+        self._resumed_at: int | None = None  # optimizer steps that a resumed run has done before
         self._checkpoint_is_new = False
         self._boards: list[TensorBoardLogger] = []
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, int]
     ) -> None:
-        """Keeps the step that a resumed run starts at."""
+        """Keeps the step that a resumed run starts at, and makes the loggers where :meth:`on_fit_start` came before."""
         self._resumed_at = checkpoint["global_step"]
+        if trainer.strategy.restore_checkpoint_after_setup:
+            self._make(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the loggers below the run's folder, and gives them the settings.
+        """Makes the loggers, unless the run resumes with a strategy that reads the checkpoint only after this (FSDP)."""
+        comes_later = trainer.strategy.restore_checkpoint_after_setup
+        if not (RunContext.of(trainer).module.resumed and comes_later):
+            self._make(trainer)
+
+    def _make(self, trainer: Trainer) -> None:
+        """Makes the loggers below the run's folder, on every rank, and gives them the settings.
 
         A killed run has logged steps after its last checkpoint, which the resumed run makes again: a CSVLogger's file
         and TensorBoard's events lose them, W&B, MLflow and Comet do not receive them again.
@@ -164,7 +177,7 @@ class Loggers(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, int]
     ) -> None:
-        """Notes that a run may resume here: what was logged before is written with the next batch."""
+        """Notes that a run may resume here: what was logged before is written when the next batch begins."""
         self._checkpoint_is_new = True
 
     def on_train_batch_start(

@@ -15,32 +15,40 @@ class MetricsCSV(LazyCSVLogger):
     """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's logger would overwrite it)."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(
-            save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1
-        )  # a kill loses no row
+        """Nothing is opened before the first row; ``run_dir``: the folder of the file."""
+        # each row is written at once: a kill loses none
+        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)
 
     @property
     def _file(self) -> Path:
         return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
 
     def make_writer(self, kind: type[CSVWriter] = CSVWriter) -> CSVWriter:
-        """Lightning's writer, which continues the file of a resumed run with that file's columns; ``kind``: its
-        class.
+        """Lightning's writer, which continues the file of a resumed run with that file's columns.
+
+        Called for the first row. Lightning's writer would remove the file, so it is put aside meanwhile, and back; one that
+        a kill has left aside is put back too.
+
+        Args:
+            kind: class of the writer; that of a user's CSVLogger also writes the hyper-parameters.
         """
         aside = file_for(self._file.with_name(f"{self._file.name}.part"))
         if file_for(self._file).is_file():
-            move(self._file, aside)  # Lightning's writer removes a file of this name
+            move(self._file, aside)
         with warnings.catch_warnings():  # Lightning's, that it deletes files: none is here now
             warnings.filterwarnings("ignore", "Experiment logs directory")
             writer = kind(log_dir=self.log_dir)
         if aside.is_file():
             move(aside, self._file)
-            writer.metrics_keys = text_of(self._file, LARGEST_LOG).splitlines()[0].split(",")
+            header, *_ = text_of(self._file, LARGEST_LOG).splitlines()
+            writer.metrics_keys = _cells(header)
         return writer
 
     def drop_from(self, step: int) -> None:
-        """Drops the rows of ``step`` and later: a resumed run makes these steps again. Damaged rows go too; a file
-        without a header is put aside as ``metrics.csv.damaged``.
+        """Drops the rows of ``step`` (optimizer steps from 0) and later, which a resumed run makes again.
+
+        Damaged rows go too; a file without a whole header is put aside as ``metrics.csv.damaged``. Without a file nothing
+        happens. Must come before the first row of this process.
         """
         aside = self._file.with_name(f"{self._file.name}.part")
         for file in (self._file, aside):
@@ -52,14 +60,14 @@ class MetricsCSV(LazyCSVLogger):
         header, *rows = text_of(self._file, LARGEST_LOG, errors="replace").splitlines(
             keepends=True
         ) or [""]
-        names = header.rstrip("\r\n").split(",")
+        names = _cells(header)
         if "step" not in names or not header.endswith("\n"):
             move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
             return
         cells = []
         for row in rows:
             if row.endswith("\n"):
-                cells.append((row, row.rstrip("\r\n").split(",")))
+                cells.append((row, _cells(row)))
         at = names.index("step")
         kept = []
         for row, values in cells:
@@ -69,7 +77,10 @@ class MetricsCSV(LazyCSVLogger):
         write_text(self._file, "".join([header, *kept]))
 
     def rows(self) -> list[tuple[int, dict[str, float]]]:
-        """The step and the metrics of each whole row; empty without a file."""
+        """Step and metrics of each row that has a step; empty without a file.
+
+        A row has the metrics, ``epoch`` among them, whose cells are numbers: most cells of the file are empty.
+        """
         if not self._file.is_file():
             return []
         rows = []
@@ -78,14 +89,16 @@ class MetricsCSV(LazyCSVLogger):
             step = cells.pop("step", None) or ""
             metrics: dict[str, float] = {}
             for name, text in cells.items():
-                with suppress(TypeError, ValueError):  # a damaged cell
+                with suppress(TypeError, ValueError):  # an empty or damaged cell
                     metrics[name] = float(text)
             if step.isdecimal():
                 rows.append((int(step), metrics))
         return rows
 
     def save(self) -> None:
-        """Does nothing before the first row: Lightning saves before :meth:`drop_from` has cut a resumed run's file."""
+        """Writes the rows; nothing before the first one, as Lightning saves before :meth:`drop_from` has cut a resumed
+        run's file.
+        """
         if self.has_writer:
             super().save()
 
@@ -97,6 +110,7 @@ class StudentCSV(MetricsCSV):
     """``metrics.csv`` of one of several students."""
 
     def __init__(self, path: Path, name: str) -> None:
+        """``path``: the student's folder; ``name``: its name."""
         super().__init__(path)
         self._student = f"{name}/"
 
@@ -104,14 +118,26 @@ class StudentCSV(MetricsCSV):
         """Writes the student's metrics under the names that a single student's have; rows without any are skipped.
 
         Args:
-            metrics: of all students, by name.
-            step: optimizer steps done.
+            metrics: of all students, by name (``<student>/train/loss``); ``epoch`` is everyone's.
+            step: number of the optimizer step, from 0; None: as of Lightning's logger.
         """
-        own = {}
-        for k, v in metrics.items():
-            if k.startswith(self._student):
-                own[k.removeprefix(self._student)] = v
-        if own:
-            super().log_metrics(
-                own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step
-            )
+        of_student = {}
+        for name, value in metrics.items():
+            if name.startswith(self._student):
+                of_student[name.removeprefix(self._student)] = value
+        if not of_student:
+            return
+        if "epoch" in metrics:
+            of_student["epoch"] = metrics["epoch"]
+        super().log_metrics(of_student, step)
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a CSV file, with or without its end; [] of one that is damaged.
+
+    >>> _cells('step,"val/mae_height, cm"\\r\\n')
+    ['step', 'val/mae_height, cm']
+    """
+    with suppress(csv.Error):
+        return next(csv.reader([line]), [])
+    return []

@@ -12,7 +12,7 @@ from kd.tasks import Task
 from kd.teachers.answer import ALL
 
 PICTURES = 8
-"""Of the first validation batch: so many are drawn."""
+"""How many are drawn at most, from the first process's first validation batch."""
 
 
 class Predictions(Callback):
@@ -20,7 +20,11 @@ class Predictions(Callback):
 
     @torch.no_grad()
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the files on rank 0; all ranks run the models, which may be sharded."""
+        """Writes the files on rank 0; all ranks run the models, which may be sharded.
+
+        The students answer by the weights of the last step (their average, where they have one), not by those of the best
+        epoch that is exported. A teacher without a classifier is left out.
+        """
         run = RunContext.of(trainer)
         data = run.data
         task = run.module.task

@@ -36,7 +36,7 @@ class RunStopped(Preempted):
     """Training stopped by a rule or a limit of the run, with a checkpoint to resume from.
 
     Args:
-        reason: the rule's name.
+        reason: the name of the rule or limit (``BudgetSpent``).
         checkpoint: the file.
     """
 
@@ -49,9 +49,9 @@ class RunStopped(Preempted):
 
 
 class Preemption(Closing):
-    """Turns the first SIGTERM, SIGHUP, SIGUSR1 or SIGINT into a checkpoint and :class:`Preempted`.
+    """Turns the first SIGTERM, SIGHUP, SIGUSR1 or SIGINT, and a job's SIGUSR2, into a checkpoint and :class:`Preempted`.
 
-    A second SIGINT ends the run at once.
+    A second SIGINT ends the run at once, by a KeyboardInterrupt.
 
     Schedulers warn a job before they end it: SLURM by what ``--signal`` names, as Lightning's guide does SIGUSR1 and
     submitit SIGUSR2. Outside of a job SIGUSR2 is the monitor's (:class:`kd.monitor.system.System`).
@@ -78,7 +78,10 @@ class Preemption(Closing):
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handles SIGTERM, SIGINT and SIGHUP from here on, in the main thread; under nohup SIGHUP stays ignored."""
+        """Handles SIGTERM, SIGINT, SIGUSR1, SIGHUP and, in a job, SIGUSR2 from here on; under nohup SIGHUP stays ignored.
+
+        In any other thread than the main one no signal is handled; :meth:`stop_for` works all the same.
+        """
         if threading.current_thread() is not threading.main_thread():
             return  # Python handles signals in the main thread alone
         numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
@@ -91,7 +94,10 @@ class Preemption(Closing):
             self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
-        """Stops the run as a signal would, with :class:`RunStopped`. Any thread of rank 0 may call it."""
+        """Stops the run as a signal would, with :class:`RunStopped`. Any thread of rank 0 may call it.
+
+        The first reason counts.
+        """
         self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -107,7 +113,7 @@ class Preemption(Closing):
                 say_in_handler(stopping(number, when))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes that no step is being made: one follows before the run can stop."""
+        """Notes that no step is being made, for the line about a signal: the run stops after the next step."""
         self._validates = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -123,6 +129,9 @@ class Preemption(Closing):
         batch_idx: int,
     ) -> None:
         """Saves and stops where a signal or a rule asks for it on any rank; all ranks stop at the same step.
+
+        After an epoch's last batch nothing is saved here: the epoch's validation and checkpoint follow, then
+        :meth:`on_train_epoch_start` stops; after the last epoch the training has ended anyway.
 
         Raises:
             Preempted: on a signal.
@@ -141,12 +150,16 @@ class Preemption(Closing):
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stops between two epochs, where the signal came in an epoch's last step."""
+        """Stops between two epochs, where the ranks agreed to at an epoch's last batch."""
         if self._stop_after_epoch:
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> NoReturn:
-        """Raises once the checkpoint is on disk: a launcher kills all processes when the first one ends."""
+        """Raises once the checkpoint is on disk: a launcher kills all processes when the first one ends.
+
+        A rank that has received a signal raises Preempted with it; the others RunStopped for rank 0's reason, or Preempted
+        with SIGTERM.
+        """
         trainer.strategy.checkpoint_io.teardown()
         reason = from_first(trainer.strategy, self._reason)
         trainer.strategy.barrier()
@@ -155,9 +168,9 @@ class Preemption(Closing):
         raise Preempted(self._received or signal.SIGTERM, self._last.path)
 
     def interruption(self, error: BaseException) -> Preempted | None:
-        """An error as an interruption, if it is one or follows from the signal; else None.
+        """An error as an interruption, if it is one or a loader worker's death after a signal; else None.
 
-        The run's status depends on it.
+        The run's status in ``summary.json`` and the exit status depend on it.
         """
         if isinstance(error, Preempted):
             return error

@@ -49,13 +49,13 @@ class Findings:
     """A preflight's findings."""
 
     val: dict[str, dict[str, float]]
-    """The metrics of each teacher, and of all together."""
+    """The metrics of each teacher by its name, and of all together under "" (of a single one that alone)."""
     counts: Tensor
-    """How often each class is the target, ``(C,)``, in the whole split where it lists class ids."""
+    """How often each class is the target, ``(C,)``: of one class a picture in the whole split, else in what was seen."""
     total: int
-    """The number of targets seen."""
+    """The number of targets (pictures, of masks pixels) seen, over all processes."""
     decided: Tensor | None
-    """The teacher's decisions by index, of this process's share."""
+    """The teacher's decisions by the pictures' numbers, ``(pictures of the split, ...)``: 0 but for this process's share."""
     index: list[int] = field(default_factory=list)
     """Numbers of the pictures whose logits are kept."""
     logits: Tensor | None = None
@@ -65,7 +65,7 @@ class Findings:
     unclear: list[str] = field(default_factory=list)
     """The names of teachers that may be no better than guessing: so few pictures can't tell."""
     pictures: int = 0
-    """How many pictures the teachers have seen."""
+    """How many pictures the teachers have seen, over all processes."""
     classes: int = 0
     """How many classes were the target of a picture that the teachers have seen."""
     remedies: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,10 @@ class Findings:
 
 
 class SharedPreflight:
-    """What a preflight has found of one teacher and validation set, kept for later runs: a search has many."""
+    """What a preflight has found of one teacher and validation set, kept for later runs: a search has many.
+
+    Each process has a file of its own, in the folder that the environment's :data:`FOLDER` names.
+    """
 
     def __init__(self, run: RunContext) -> None:
         """Computes the file's name, from all that the findings depend on; without :data:`FOLDER` there is no file."""
@@ -121,7 +124,7 @@ class SharedPreflight:
         return findings if all_have_one else None
 
     def write(self, findings: Findings, kept: KeptLogits) -> None:
-        """Keeps what was found, and the logits that it was found by."""
+        """Keeps what this process has found, and the logits of its share, ``kept``, in place of those in ``findings``."""
         if self.file is None:
             return
         rows = kept.rows
@@ -153,17 +156,24 @@ class Preflight(Callback):
         self.mode = mode
         self.lists = lists
         self.teacher_val: dict[str, float] = {}
+        """Metrics of all teachers together, by name; {} where nothing was measured."""
         self.members: dict[str, dict[str, float]] = {}
-        # what mends the teacher, as the preflight has found; of several teachers each one's
+        """Likewise of each of several; {} for a single one."""
         self.remedy = ""
+        """What mends the teacher, for a message, of several each one's joined by semicolons; "" where nothing is off."""
         self.pictures = 0
+        """How many pictures these metrics are of, over all processes; 0 where nothing was measured."""
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
-        self.kept: KeptLogits | None = (
-            None  # of all teachers together, for who compares the students with them
-        )
+        self.kept: KeptLogits | None = None
+        """The logits of all teachers together, of this process's share, to compare students with; None: there are none."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Runs the teacher over this process's share of the validation set before training.
+        """Runs the teacher over this process's share of the validation set before training; all processes must call it.
+
+        What an earlier run has found of the same (:class:`SharedPreflight`) is taken in its place. The results go to
+        :attr:`teacher_val`, :attr:`members`, :attr:`kept` and the module's validation, which then does not run the teacher
+        again; the first process prints a line for each teacher. Nothing is measured without a teacher, a validation or a
+        fit, with ``mode`` off, and of a teacher without a classifier.
 
         Raises:
             UserError: the teacher is too weak to teach, and ``mode`` is ``stop``.
@@ -240,14 +250,15 @@ class Preflight(Callback):
     def keep_as_it_comes(self, run: RunContext) -> None:
         """Without a preflight: keeps what the teacher has answered to the validation batch that was just measured.
 
-        Students are then compared with it as after a preflight, and the same epoch is the best one.
+        Students are then compared with it as after a preflight, and the same epoch is the best one. Called after each
+        batch of the validations up to :meth:`all_came`; then, and after a preflight, it does nothing.
         """
         taught = run.module.validation.taught
         if self._keep_as_it_comes and self.kept is not None and taught is not None:
             self.kept.add(*taught)
 
     def all_came(self) -> None:
-        """After a whole validation: all of the teacher's answers are kept."""
+        """After a whole validation: all of the teacher's answers are there, and no more are kept."""
         self._keep_as_it_comes = False
 
     @part_of_the_start("preflight: teacher on val")
@@ -317,7 +328,10 @@ class Preflight(Callback):
     def _order_remedy(
         self, trainer: Trainer, teacher: RunTeacher, confusions: Confusions, classes: list[str]
     ) -> str:
-        """The key that brings a teacher's classes into the order in which it is clearly better; "" without one."""
+        """What brings a teacher's classes into the order in which it is clearly better, for a message; "" without one.
+
+        The first process writes the list of classes that it names to :attr:`lists`. All processes must call it.
+        """
         order = better_order(confusions.compute(), classes)
         if order is None or self.lists is None:
             return ""
@@ -334,7 +348,13 @@ class Preflight(Callback):
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Where the teacher is not to run in training, all answers of the next epoch must be there."""
+        """Where the teacher is not to run in training (``cache: only``), all answers of the next epoch must be there.
+
+        All processes must call it.
+
+        Raises:
+            UserError: names the cache's key, and how many answers are missing in all processes together.
+        """
         caches = [cache for cache in RunContext.of(trainer).module.caches.values() if cache.only]
         if not caches:
             return
@@ -365,7 +385,8 @@ class Preflight(Callback):
         """Runs the teachers over the validation batches; all but ``run`` collect what they are given.
 
         Returns:
-            The decisions by the pictures' numbers, of this process's share, and how many pictures it has.
+            The decisions by the pictures' numbers, as :attr:`Findings.decided` has them (None where no batch had any), and
+            how many pictures this process has seen, without padding.
         """
         data = run.data
         batches = data.eval_batches("val")
@@ -409,7 +430,7 @@ class Preflight(Callback):
             trainer: says which process prints.
             run: its teachers and task.
             findings: of the preflight.
-            key: the teacher's name among several.
+            key: the teacher's name among several; "": all together, or the only one.
             note: follows the score in the line: that it was measured by an earlier run, or "".
 
         Raises:

@@ -18,10 +18,12 @@ from kd.teachers.answer import ALL
 
 
 class FeatureProbe(Callback):
-    """Measures the teachers once, and the students in each validation (``data.probe``).
+    """Measures the teachers once, and the students in each validation, on the pictures of ``data.probe``.
+
+    All processes take part: each runs its share of the pictures. Without ``data.probe`` nothing happens.
 
     Args:
-        preflight: keeps what is measured of teachers.
+        preflight: keeps what is measured of teachers, as ``teacher_val`` and ``members``.
     """
 
     def __init__(self, preflight: Preflight) -> None:
@@ -29,7 +31,10 @@ class FeatureProbe(Callback):
         self._loader: DataLoader | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Measures each teacher and, of several, their features side by side."""
+        """Measures each teacher and, of several, their features side by side, each scaled to length 1.
+
+        Only of a fit, and after the preflight's own ``setup``. The first process prints a line for each.
+        """
         run = RunContext.of(trainer)
         if (
             stage != "fit"
@@ -48,22 +53,31 @@ class FeatureProbe(Callback):
             seen.features[ALL] = torch.cat(
                 [F.normalize(x, dim=1) for x in seen.features.values()], dim=1
             )
-        found = {name: seen.accuracy(name) for name in seen.features}
+        accuracies = {name: seen.accuracy(name) for name in seen.features}
         several = len(members) > 1
-        self.preflight.teacher_val = found[ALL]
-        self.preflight.members = {name: found[name] for name in members} if several else {}
+        self.preflight.teacher_val = accuracies[ALL]
+        self.preflight.members = {name: accuracies[name] for name in members} if several else {}
         if not trainer.is_global_zero:
             return
-        for name, values in found.items() if several else [(next(iter(members)), found[ALL])]:
+        classified = len(seen.class_ids) - seen.bank
+        shown = accuracies
+        if not several:
+            shown = {next(iter(members)): accuracies[ALL]}
+        for name, values in shown.items():
             who = "the teachers together"
             if name or not several:
                 who = f"teacher {name}".strip()
             knn, ridge = (format_metric(metric, value) for metric, value in values.items())
-            asked = len(seen.class_ids) - seen.bank
-            print(f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {asked} pictures", flush=True)
+            print(
+                f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {classified} pictures",
+                flush=True,
+            )
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures the students, and logs it as ``val/knn1`` and ``val/probe1``."""
+        """Measures the students, and logs ``val/knn1`` and ``val/probe1``, shares in 0..1.
+
+        Of several students as ``<student>/val/...``. Not in Lightning's trial validation of a few batches.
+        """
         run = RunContext.of(trainer)
         if is_trial_validation(trainer) or run.data.probe is None:
             return
@@ -78,7 +92,10 @@ class FeatureProbe(Callback):
             pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
-        """The features that models, by name, give for the labelled pictures; a bar shows it in the first process."""
+        """The features that models, by name, give for the labelled pictures; all processes must call it.
+
+        The first one shows a bar.
+        """
         # once: it may have processes of its own
         self._loader = self._loader or run.data.eval_dataloader("probe")
         hidden = not run.trainer.is_global_zero

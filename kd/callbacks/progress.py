@@ -11,7 +11,28 @@ from kd.callbacks.context import RunContext, is_trial_validation
 from kd.callbacks.hooks import Closing
 from kd.callbacks.host_copies import HostCopies
 from kd.data.batch import Batch
+from kd.data.datamodule import DistillationDataModule
 from kd.progress import CALM, WholeItems, bar, drawn
+
+
+def _batches_of_run(trainer: Trainer, data: DistillationDataModule) -> tuple[int, int]:
+    """How many batches of each process the run has, as large as they are now, 0 without a bound; and how many are done.
+
+    A resumed run may have batches of another size than before. So its place in the epochs is that of the samples seen, and
+    what is left until ``max_steps`` that of its optimizer steps.
+    """
+    per_epoch = int(trainer.num_training_batches)
+    epoch, samples = data.position.at or (0, 0)
+    done = epoch * per_epoch + data.batches_before(samples)
+    left = []
+    if trainer.max_epochs and trainer.max_epochs > 0:
+        left.append(trainer.max_epochs * per_epoch - done)
+    if trainer.max_steps > 0:
+        steps = trainer.max_steps - trainer.global_step
+        left.append(steps * trainer.accumulate_grad_batches)
+    if not left:
+        return 0, done
+    return done + min(left), done
 
 
 def shape_of_bar(terminal: bool, has_end: bool) -> str:
@@ -32,17 +53,12 @@ class Progress(Closing):
     """Shows epoch, images/s, time left, the loss, ``limit()`` (what limits the run), and metrics once an epoch.
 
     Args:
-        limit: what limits the run, in words, or "".
-        whose: begins each line: ``teacher:`` where the teacher of another run is trained.
+        limit: gives in a few words what limits the run at this moment, or ""; called when the bar shows a new loss.
+        whose: begins each line: ``"teacher: "`` where the teacher of another run is trained.
     """
 
     def __init__(self, limit: Callable[[], str] | None = None, whose: str = "") -> None:
-        """Stores the arguments; the bar appears with the training.
-
-        Args:
-            limit: gives what limits the speed at this moment, in a few words for the bar.
-            whose: words before "epoch", of a training inside another command.
-        """
+        """Stores the arguments, which are the class's; the bar appears with the training."""
         self._limit = limit or (lambda: "")
         self._whose = whose
         self._bar: tqdm | None = None
@@ -51,27 +67,22 @@ class Progress(Closing):
         self._losses: HostCopies[None] = HostCopies()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the bar over the whole run on rank 0, at the position of a resumed run."""
+        """Opens the bar over the pictures of the whole run on rank 0, at the position of a resumed run."""
         run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
-        per_step = run.data.batch_size * trainer.world_size
-        epochs = max(trainer.max_epochs or 0, 0)
-        steps = epochs * trainer.num_training_batches if epochs else 0
-        if trainer.max_steps > 0:
-            most = trainer.max_steps * trainer.accumulate_grad_batches
-            steps = min(steps, most) if steps else most
-        done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        per_batch = run.data.batch_size * trainer.world_size
+        batches, done = _batches_of_run(trainer, run.data)
         terminal = sys.stderr.isatty()
         self._bar = WholeItems(
-            total=int(steps) * per_step or None,
-            initial=done * per_step,
+            total=batches * per_batch or None,
+            initial=done * per_batch,
             unit=" images",
             smoothing=0.1,
             dynamic_ncols=terminal,
             delay=0.0 if terminal else CALM,
             **drawn(),
-            bar_format=shape_of_bar(terminal, has_end=bool(steps)),
+            bar_format=shape_of_bar(terminal, has_end=bool(batches)),
         )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -125,7 +136,7 @@ class Progress(Closing):
         self._validation.update(min(of_all_processes, left))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes a line with the loss and the validation metrics."""
+        """Writes a line with the loss and the validation metrics to stderr, on rank 0; the IoU of each class is left out."""
         if self._validation is not None:
             self._validation.close()
             self._validation = None
@@ -151,7 +162,7 @@ class Progress(Closing):
         return f"{self._whose}epoch {trainer.current_epoch + 1:>3}"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the line of an epoch without validation, which :meth:`on_validation_end` does not; no bar shows it."""
+        """Prints an epoch's line in a run without validation (``limit_val_batches=0``), where no terminal's bar shows it."""
         without_validation = trainer.limit_val_batches == 0
         if self._bar is None or not without_validation or sys.stderr.isatty():
             return

@@ -41,7 +41,7 @@ class Beat:
     number: int
     """Writes so far: it stands still when the process does."""
     batches: int
-    """Starts and ends of training batches so far: equal on all ranks in a collective."""
+    """Starts and ends of training batches so far: equal on all ranks in a collective of a training step."""
     host: str
     """Name of its machine."""
     process: int
@@ -61,12 +61,12 @@ class Beat:
 def missing_ranks(
     before: dict[int, Beat], after: dict[int, Beat], batches: int, world_size: int
 ) -> dict[int, str]:
-    """The ranks that others wait for, with why.
+    """The ranks that others wait for, with why; {} without any.
 
     Args:
-        before: what the ranks had written.
+        before: what the ranks had written, by rank; without those that have written nothing.
         after: what they have written :data:`SILENT_S` later.
-        batches: count of a rank that waits.
+        batches: :attr:`Beat.batches` of a rank that waits.
         world_size: number of ranks.
 
     >>> stopped, late = Beat(7, 24, "a", 1), Beat(8, 22, "b", 2)
@@ -104,7 +104,10 @@ class RankWatch(Closing):
         self._done = threading.Event()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Starts the two threads once the process group is there."""
+        """Starts the two threads, one that writes and one that watches, once the process group is there.
+
+        Nothing in a run of a single process.
+        """
         if trainer.world_size == 1 or not dist.is_initialized():
             return
         self._rank = trainer.global_rank
@@ -138,7 +141,7 @@ class RankWatch(Closing):
         self._move(trainer, 0)
 
     def _move(self, trainer: Trainer, batches: int) -> None:
-        """Notes that this rank has come ``batches`` batches further, now."""
+        """Notes that this rank moves, and that so many more starts or ends of training batches are behind it (1 or 0)."""
         self._batches += batches
         self._step = trainer.global_step
         self._moved_at = time.monotonic()
@@ -149,9 +152,12 @@ class RankWatch(Closing):
         self._done.set()
 
     def explain(self, error: BaseException) -> RunError | None:
-        """The error of a collective that waited for ranks; None for any other error.
+        """A training's error as one that names the ranks that a collective has waited for; None for any other error.
 
         After a time-out it looks which are missing, where that is not known yet: for up to 14 s.
+
+        Args:
+            error: that ended the training on this rank.
         """
         if not self._world_size or not isinstance(error, RuntimeError):
             return None
@@ -203,7 +209,10 @@ class RankWatch(Closing):
                 )
 
     def _find_missing(self) -> tuple[str, int]:
-        """The missing ranks in words, and the lowest rank that waits for them."""
+        """The missing ranks in words, "" where none is, and the lowest rank that waits: takes 4 s, at most 14.
+
+        Where the store, which rank 0 holds, does not answer, rank 0 is the missing one.
+        """
         beats: list[dict[int, Beat]] = []
         reader = threading.Thread(target=self._read_twice, args=[beats], daemon=True)
         reader.start()
@@ -237,7 +246,7 @@ class RankWatch(Closing):
 
 
 def _connect() -> dist.TCPStore:
-    """A connection of its own to the store through which the process group has met."""
+    """A new connection, for one thread, to the store through which the process group has met."""
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ANSWER_S))

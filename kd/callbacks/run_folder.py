@@ -31,7 +31,7 @@ class RunFolder(Callback):
     resume: Path | None = None
     """The folder of the run that is resumed."""
     marker: Path | None = None
-    """A launcher's file that names the run."""
+    """A launcher's file, which gets the run's name as a line; None without a launcher."""
     name: str | None = None
     """Name of the run's folder; None: the next free number."""
     mirror: Mirror | None = None
@@ -45,6 +45,8 @@ class RunFolder(Callback):
     def lock(self) -> None:
         """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way.
 
+        The first process calls it before a resumed run trains; a new run's folder is locked when it is claimed.
+
         Raises:
             UserError: another process trains in it.
         """
@@ -53,7 +55,7 @@ class RunFolder(Callback):
         self._lock = lock_run(folder)
 
     def release(self) -> None:
-        """Gives the folder's lock back; other runs may train in it then."""
+        """Gives the folder's lock back, if this process has it; other runs may train in it then."""
         if self._lock is not None:
             with suppress(OSError):
                 self._lock.close()
@@ -68,7 +70,18 @@ class RunFolder(Callback):
         name = by_first(trainer.strategy, self._begin)
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
-        _move_paths(trainer, unclaimed(self.parent), self.path)
+        self._move_there(trainer, self.path)
+        self.metrics = [MetricsCSV(self.path)]
+        self.metrics += [
+            StudentCSV(run.student_folder(name), name) for name in run.students.named() if name
+        ]
+        trainer.loggers = [*trainer.loggers, *self.metrics]
+
+    def _move_there(self, trainer: Trainer, run: Path) -> None:
+        """Has the trainer's objects write to the folder ``run``: what was to go to :func:`unclaimed`, and checkpoints whose
+        folder was not given, which go to ``checkpoints`` in it. A second call changes nothing.
+        """
+        _move_paths(trainer, unclaimed(self.parent), run)
         # in the working folder: ModelCheckpoint's ``setup``, which has run, sets it where none was given
         default = str(Path(trainer.default_root_dir, "checkpoints"))
         for checkpoint in trainer.checkpoint_callbacks:
@@ -76,15 +89,14 @@ class RunFolder(Callback):
                 None,
                 default,
             ):
-                checkpoint.dirpath = str(self.path.resolve() / "checkpoints")
-        self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [
-            StudentCSV(run.student_folder(name), name) for name in run.students.named() if name
-        ]
-        trainer.loggers = [*trainer.loggers, *self.metrics]
+                checkpoint.dirpath = str(run.resolve() / "checkpoints")
 
     def _begin(self) -> str:
-        """Claims and makes the folder, with the settings of a new run; returns its name. A user's error if it can't."""
+        """Claims and makes the folder, with the settings of a new run; returns its name. The first process alone calls it.
+
+        Raises:
+            UserError: the folder can't be written, or :attr:`name` is taken.
+        """
         try:
             self.path = self.resume or self._claim()
             # loggers, profilers and callbacks write there by themselves
@@ -99,7 +111,12 @@ class RunFolder(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Points the files that a checkpoint's callbacks name to this run's folder: Lightning deletes such files."""
+        """Points the files that a checkpoint's callbacks name to this run's folder: Lightning deletes such files.
+
+        Lightning calls it before it loads these states. Most strategies do so before :meth:`on_fit_start`.
+        """
+        assert self.resume is not None
+        self._move_there(trainer, self.resume)
         states = checkpoint.get("callbacks", {})
         for own in trainer.checkpoint_callbacks:
             if (
@@ -110,7 +127,7 @@ class RunFolder(Callback):
                 states[own.state_key] = _here(states[own.state_key], Path(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run writes its settings, and drops rows of steps that it will make again."""
+        """A resumed run writes its settings on rank 0, and drops rows of steps that it will make again."""
         self.begun = True
         if self.resume and trainer.is_global_zero:
             self._write_settings()
@@ -118,13 +135,15 @@ class RunFolder(Callback):
                 metrics.drop_from(trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run with nothing left to train ends here, without :meth:`on_train_start`."""
+        """Begins what :meth:`on_train_start` would have, for a resumed run with nothing left to train; else no change."""
         self.begun = True
         if trainer.is_global_zero:
             self.follow()
 
     def _write_settings(self) -> None:
-        """Writes ``config.yaml``, points ``latest`` at the run, and begins to copy it to its store."""
+        """Writes ``config.yaml`` and the launcher's :attr:`marker`, points ``latest`` at the run, and begins to copy it to
+        its store. The first process alone calls it.
+        """
         assert self.path is not None
         write_text(self.path / "config.yaml", self.config)
         self._point_latest()
@@ -133,12 +152,19 @@ class RunFolder(Callback):
         self.follow()
 
     def follow(self) -> None:
-        """Begins to mirror the folder to the object store, where ``runs_dir`` is one."""
+        """Begins to mirror the folder to the object store, where ``runs_dir`` is one; unless it has."""
         if self.mirror and self.path:
             self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 
     def _claim(self) -> Path:
-        """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs."""
+        """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs.
+
+        A number is free here, and in the store that the run is copied to; another run's claim there leads to the next one.
+
+        Raises:
+            UserError: a run has the name already.
+            OSError: the folder or the store can't be written.
+        """
         self.parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdigit()]
         taken += self.mirror.numbers(self.parent.name) if self.mirror else []
@@ -163,7 +189,10 @@ class RunFolder(Callback):
                 number += 1
 
     def _point_latest(self) -> None:
-        """``latest`` names the newest run: a link, or a one-line file where links can't be made."""
+        """Makes ``latest``, beside the run, name it: a link, or a one-line file where links can't be made.
+
+        It is replaced at once; a folder in its place stays.
+        """
         assert self.path is not None
         latest = self.path.parent / "latest"
         fresh = self.path.parent / f".latest-{os.getpid()}"
@@ -181,7 +210,9 @@ def unclaimed(parent: Path) -> Path:
 
 
 def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
-    """Replaces ``before`` by the run's folder in the paths of the trainer, its callbacks, profiler and strategy."""
+    """Replaces ``before`` by the folder ``run`` in the paths below it that are attributes of the trainer, its callbacks,
+    profiler and strategy, as text or Path.
+    """
     profiler = trainer.profiler  # type: ignore[attr-defined]
     run = Path(os.path.realpath(run))
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

@@ -40,8 +40,9 @@ from kd.teachers.answer import ALL
 class Summary(Callback):
     """Times the steps and writes ``summary.json``.
 
-    ``step_ms_median`` is the time from one step's end to the next one's, so it includes the wait for data;
-    ``images_per_s`` follows from it. The first step of each epoch is left out.
+    ``step_ms_median`` is the time from one batch's end to the next one's, so it includes the wait for data, and a step of
+    accumulated batches takes several; ``images_per_s``, of all processes, follows from it. The first batch of each epoch
+    is left out.
     """
 
     folder: RunFolder
@@ -57,25 +58,27 @@ class Summary(Callback):
     best: Best
     """Which validation is each student's best."""
     content: dict[str, Any] = field(default_factory=dict)
-    """What was written last."""
+    """What was written last; {} on other ranks than 0."""
     _steps_ms: list[float] = field(default_factory=list)
     _last_step: float | None = None
+    """When the last batch ended, by ``time.perf_counter``; None before the first one of an epoch."""
     _started: float = field(default_factory=time.monotonic)
+    """When the run began, by ``time.monotonic``; a resumed run's is set back by the time spent before."""
     _optimizer_state: dict[str, float] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The first step of an epoch includes the loader's start."""
+        """Has the epoch's first batch left out of the times: it includes the loader's start."""
         self._last_step = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Notes the ms from one step's end to the next by the host's clock, without a wait for the device."""
+        """Notes the ms from one batch's end to the next by the host's clock, without a wait for the device."""
         now = time.perf_counter()
         if self._last_step is not None:
             self._steps_ms.append(1000 * (now - self._last_step))
         self._last_step = now
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes how large the optimizer's state is."""
+        """Notes how large the optimizer's state is; all ranks must call it."""
         self._optimizer_state = optimizer_state(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,8 +88,10 @@ class Summary(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Writes ``summary.json`` of a run that failed or was stopped, with the reason; the traceback goes to
-        ``error.txt``.
+        """Writes ``summary.json`` of a run that failed or was stopped, with the reason.
+
+        Of a failure the traceback goes to ``error.txt``, on other ranks than 0 to ``error.rank<r>.txt``. Nothing is written
+        before the run has written to its folder.
         """
         run = RunContext.of(trainer)
         stopped = (
@@ -105,7 +110,9 @@ class Summary(Callback):
                 write_text(self.folder.path / name, "".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: the best and the last epoch's metrics, and the time spent so far."""
+        """What a resumed run needs: the metrics of the best validation, the newest (``final``) and the start's, and ``top``,
+        as :class:`kd.callbacks.best.Best` has them by student; the seconds spent so far.
+        """
         return {
             "best": self.best.best,
             "top": self.best.top,
@@ -115,8 +122,10 @@ class Summary(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the metrics and the time so far from a checkpoint's ``state_dict``; a UserError where they are
-        something else.
+        """Gives a checkpoint's metrics to :attr:`best`, and counts the time from there.
+
+        Raises:
+            UserError: they are something else than numbers by name.
         """
         for name in ("best", "final", "top", "start"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
@@ -133,15 +142,15 @@ class Summary(Callback):
     def write(
         self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None
     ) -> None:
-        """Writes ``summary.json`` on rank 0, and one for each of several students; nothing before the run has written
-        its
-        folder.
+        """Writes ``summary.json`` on rank 0, and one for each of several students, then the report where there are records.
+
+        Nothing before the run has written to its folder.
 
         Args:
             trainer: of the run.
             run: the run.
             status: ``done``, ``failed``, ``interrupted`` or ``stopped: REASON``.
-            error: why it failed; then a full disk is not reported again.
+            error: why it ended before its time; then a full disk is not reported again. None: it has not.
         """
         if not self.folder.begun or not trainer.is_global_zero:
             return
@@ -160,8 +169,10 @@ class Summary(Callback):
             write_explained(self.folder.path, self.content)
 
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
-        """Each student's numbers: newest and best validation; ``student`` is the first, ``students`` all where they
-        have names.
+        """Each student's numbers: ``arch``, ``params``, ``lr`` (its peak), ``start``, and the metrics of its newest
+        validation (``val``), its best one and its start's.
+
+        ``student`` is the first, ``students`` are all by name, where they have names.
         """
         each = {}
         for name, s in students.items():
@@ -176,8 +187,8 @@ class Summary(Callback):
         )
 
     def _teacher(self, teacher: RunTeacher | None, folder: Path) -> dict[str, Any] | None:
-        """The teachers' metrics and sizes, and what was asked of an address, by this process and by the run in ``folder``;
-        None without a teacher.
+        """The teachers' metrics and sizes (of several each one's as ``members``), and what was asked of an address, by this
+        process and by the run in ``folder``; None without a teacher.
         """
         if teacher is None:
             return None
@@ -196,7 +207,11 @@ class Summary(Callback):
         return whole | several | ({"asked": asked} if asked else {})
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
-        """The whole ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys."""
+        """The whole ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys.
+
+        Seconds end with ``_s``, milliseconds with ``_ms``, MB of 2**20 bytes with ``_mb`` (``optimizer_state``: 10**6).
+        ``batch_size`` is of one process. What is not known is None.
+        """
         info = run.students.data_info
         data = run.data
         memory = run.module.memory
@@ -278,6 +293,7 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:
+    """A model's entry in the summary: its name, number of parameters, and validation metrics."""
     return {"arch": arch, "params": count_parameters(model), "val": val}
 
 

@@ -36,8 +36,12 @@ def with_run_ids(specs: Sequence[dict[str, Any]], run: Path) -> list[dict[str, A
     """Loggers with the ids that an earlier process of this run has left (:func:`save_run_ids`).
 
     Args:
-        specs: ``class_path`` and ``init_args`` of each logger; an id among the arguments counts before the file's.
+        specs: ``class_path`` and ``init_args`` of each logger; an id (or ``version``) among the arguments counts before
+            the file's.
         run: the run's folder.
+
+    Returns:
+        The same loggers in the same order, of which some have an id more; none has without the file ``loggers.json``.
     """
     saved_ids = mapping_of(run / FILE)
     continued = []
@@ -53,7 +57,10 @@ def with_run_ids(specs: Sequence[dict[str, Any]], run: Path) -> list[dict[str, A
 
 
 def continues_run(spec: Mapping[str, Any], run: Path) -> bool:
-    """Whether a logger continues a run that an earlier process of this training began, by ``loggers.json``."""
+    """Whether a logger, as :func:`with_run_ids` returns it, continues a run that an earlier process of this training began.
+
+    It does where its id is in ``loggers.json``, whichever logger has it there.
+    """
     argument = ID_ARGUMENTS.get(_class_name(spec), "")
     run_id = spec["init_args"].get(argument) or spec["init_args"].get("version")
     return bool(argument and run_id) and run_id in mapping_of(run / FILE).values()
@@ -83,8 +90,8 @@ def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> 
 
     Args:
         logger: one that continues a run.
-        resumed_at: the step that the training resumes at.
-        rows: of ``metrics.csv``, as the earlier process has left it.
+        resumed_at: the step that the training resumes at: optimizer steps done.
+        rows: of ``metrics.csv``, as the earlier process has left it, steps from ``resumed_at`` on included.
     """
     if isinstance(logger, WandbLogger):
         logged_until = _last_steps(_wandb_rows(logger, rows))
@@ -93,7 +100,7 @@ def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> 
     log_all = logger.log_metrics
 
     def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Logs the metrics whose step is new to the tracker."""
+        """In the logger's place: logs the metrics whose step is new to the tracker; nothing where only ``epoch`` is."""
         unlogged = {}
         for name, value in metrics.items():
             if step is None or step > logged_until.get(name, -1):
@@ -117,7 +124,7 @@ def _last_steps(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def _wandb_rows(logger: WandbLogger, rows: Sequence[Row]) -> list[Row]:
-    """What W&B has of the run that it continues: by its server, or by the files of the earlier processes.
+    """The rows that W&B has of the run that it continues: by its server, or by the files of the earlier processes.
 
     Args:
         logger: continues a run.
@@ -136,7 +143,10 @@ def _wandb_rows(logger: WandbLogger, rows: Sequence[Row]) -> list[Row]:
 
 
 def rows_of_wandb_file(file: Path) -> list[Row]:
-    """The whole rows of a file that an offline run has written; a killed process may have cut the last one."""
+    """The whole rows of a file that an offline run of W&B has written; a killed process may have cut the last one.
+
+    A row's step is Lightning's, from :data:`WANDB_STEP`; rows without it are passed over.
+    """
     from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore
@@ -155,7 +165,7 @@ def rows_of_wandb_file(file: Path) -> list[Row]:
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
-    """Gives a logger the run's settings as hyper-parameters.
+    """Gives a logger the run's settings, by dotted key, as hyper-parameters.
 
     MLflow refuses another value for a parameter that a run has: one that a resumed training changes keeps its first.
 
@@ -170,7 +180,7 @@ def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
 
 
 def _mlflow_parameters(logger: MLFlowLogger) -> Mapping[str, str]:
-    """The parameters that MLflow has of the logger's run; a user's error where it does not have the run."""
+    """The parameters, as texts by name, that MLflow has of the logger's run; a UserError where it does not have the run."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -246,7 +246,8 @@ class DistillationModule(Inference):
             sample: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None: there are
                 none.
             data: labels them, for a new classifier that is fitted to labels; None: it is not.
-            device: where the run trains, and the fits run; all models are where they were afterwards.
+            device: where the run trains, and the fits run (that to the teacher's answers runs where the models are); all
+                models are where they were afterwards.
 
         Returns:
             Messages for the user, of each student for which anything was done.
@@ -268,8 +269,8 @@ class DistillationModule(Inference):
         return messages
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
-        """From now on ``teacher`` (or a cache before it; None: nobody) answers in training; it is no submodule, so it is
-        neither saved nor trained.
+        """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
+        ``teacher`` as before. It is no submodule, so it is neither saved nor trained.
 
         May be called between epochs. What the loaders do for a cache (repeat its views, read its pixels) stays as it is:
         :mod:`kd.fit_to_machine` sets that where it chooses the teacher.
@@ -344,7 +345,7 @@ class DistillationModule(Inference):
             student.follow_precision()
 
     def on_train_start(self) -> None:
-        """Puts a resumed run, with its own settings, at its share of samples seen."""
+        """Puts a resumed run's schedule, with this run's own settings, at its share of samples seen; else no change."""
         self.resume.settle(self.trainer, self.data)
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
@@ -419,7 +420,11 @@ class DistillationModule(Inference):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips each student's gradients by their own norm, as if it were trained alone."""
+        """Clips each student's gradients as if it were trained alone (:func:`kd.module.pace.clip`), in place.
+
+        Lightning calls it once an accumulation window, before the optimizer's step, with ``trainer.gradient_clip_val`` and
+        ``gradient_clip_algorithm``.
+        """
         clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(
@@ -460,11 +465,11 @@ class DistillationModule(Inference):
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses another teacher, other data or classes, or an optimizer that its state does not fit.
+        """Refuses another teacher, other data or classes, or states that do not fit; restores what ``auto`` had chosen.
 
-        Lightning calls it with the checkpoint as read, before anything of it is loaded. Without a trainer
-        (:meth:`load_from_checkpoint`) nothing is compared. Optimizers are compared for a fit alone; a cache that
-        ``auto`` had chosen is restored in any case.
+        Lightning calls it with the checkpoint as read, before it loads anything of it (FSDP has loaded weights and
+        optimizers itself). Without a trainer nothing is compared. Weights, loops, optimizers and schedules are compared for
+        a fit alone; the batch size and the cache that ``auto`` had chosen are restored in any case.
 
         Raises:
             UserError: the first difference, by its key.

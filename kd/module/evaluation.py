@@ -91,7 +91,7 @@ def look(
         device: to run on; None: the batch's.
         members: keep the logits of each of several teachers, not only of all together.
         in_step: the students are in shards, so other ranks wait for this one's: the students run although all is
-            padding. A teacher in shards runs then too, unless its decisions are known.
+            padding. With it or without, a teacher in shards runs on padding too, unless its decisions are known.
 
     Returns:
         None where all is padding.
@@ -316,8 +316,8 @@ def metrics_of_student(
     Args:
         student: gives logits; moved to the device and in eval mode afterwards.
         prepare: uint8 pictures -> its input.
-        batches: of one split.
-        task: whose metrics are computed.
+        batches: of one split, in one process.
+        task: its metrics are computed; moved to the device, and added to what it has counted before.
         teacher: for ``agreement`` and its own metrics; None: without.
         device: of the computation; None: the CPU.
         listeners: receive each batch's logits, in order; nothing from a loader that gives no numbers of pictures.

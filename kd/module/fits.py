@@ -20,9 +20,10 @@ STEPS_OF_A_TRIAL = 100
 def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[[int], Tensor]:
     """A function that gives the fits of a run's start training pictures.
 
-    It takes how many (more than there are: all), and returns them as uint8 ``(N, 3, H, W)``, the same ones for the same
-    number: they are decoded once and stay in memory as long as the function. A trial run gets :data:`MOST_IN_A_TRIAL`
-    at most, and the first process prints a line that says so, once.
+    It takes how many (more than there are: all), and returns them as uint8 ``(N, 3, H, W)`` on the CPU, as validation
+    shows pictures; the same ones for the same number, in every process: they are decoded once and stay in memory as long
+    as the function. A trial run gets :data:`MOST_IN_A_TRIAL` at most, and the first process prints a line that says so,
+    once. Each process that calls it decodes them itself.
 
     Args:
         trainer: of the run.
@@ -55,12 +56,13 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 def why_trial(trainer: Trainer) -> str:
     """The setting that makes a run a trial, as ``trainer.KEY=VALUE`` for a message; "" for a run that trains.
 
-    A trial has ``fast_dev_run``, a limit on the batches of its epochs, or :data:`STEPS_OF_A_TRIAL` steps at most.
+    A trial has ``fast_dev_run``, a limit on the batches of its epochs (1 is one batch, 1.0 all of them), or
+    :data:`STEPS_OF_A_TRIAL` steps at most.
     """
     fast: Any = getattr(trainer, "fast_dev_run", False)
     if fast:
         return f"trainer.fast_dev_run={fast}"
-    if trainer.limit_train_batches != 1.0:
+    if trainer.limit_train_batches != 1.0 or isinstance(trainer.limit_train_batches, int):
         return f"trainer.limit_train_batches={trainer.limit_train_batches}"
     if 0 <= trainer.max_steps <= STEPS_OF_A_TRIAL:
         return f"trainer.max_steps={trainer.max_steps}"

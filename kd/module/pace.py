@@ -95,8 +95,25 @@ def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_id
     return loss * factor
 
 
+def loss_of_batch(loss: Tensor, trainer: Trainer, batch_idx: int) -> Tensor:
+    """The mean loss of a batch, from what Lightning hands to callbacks as a training step's ``loss``.
+
+    That is divided by ``accumulate_grad_batches``, and scaled by :func:`scale_for_short_accumulation`.
+
+    Args:
+        loss: a scalar, in the outputs of ``on_train_batch_end``.
+        trainer: of the run.
+        batch_idx: number of the batch in the epoch, from 0.
+    """
+    accumulate = trainer.accumulate_grad_batches
+    if accumulate == 1:
+        return loss
+    factor = short_window(trainer.num_training_batches, accumulate, batch_idx)
+    return loss * accumulate / factor
+
+
 def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor) -> None:
-    """Logs each student's terms as ``train/TERM`` in ``metrics.csv`` and loggers, where this step is logged.
+    """Logs each student's terms as ``train/TERM`` in ``metrics.csv`` and loggers, in the steps of :func:`logs_now`.
 
     Args:
         module: attached to its trainer.
@@ -117,7 +134,9 @@ def logs_now(module: LightningModule) -> bool:
     """Whether a logger takes this step's values: Lightning's ``log`` takes 0.7 ms a value, with or without a logger.
 
     It is so every ``trainer.log_every_n_steps`` optimizer steps, in an epoch's first and last batch and in the run's last
-    step, and always in a module without a trainer. Called in ``training_step``, for the step under way.
+    step, and always in a module without a trainer. Called from ``on_train_batch_start`` to ``training_step``, for the step
+    under way. Of an epoch's first batch they are for ``trainer.callback_metrics``, which the bar reads, where no logger is
+    due.
     """
     trainer: Any = trainer_of(module)
     if trainer is None:  # called by hand
@@ -134,10 +153,10 @@ def logs_now(module: LightningModule) -> bool:
 def clip(
     module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None
 ) -> None:
-    """Clips each optimizer's gradients, in place, as Lightning does, also beside a fused optimizer.
+    """Clips each optimizer's gradients, in place, also of a fused one, which Lightning refuses under ``bf16-mixed``.
 
     Several students' optimizers are clipped apart, each by the norm of its own gradients. A strategy that clips in its
-    own step (DeepSpeed) is left alone.
+    own step (DeepSpeed) is left alone. Where gradients are scaled Lightning clips, which knows whether they still are.
 
     Args:
         module: attached to its trainer.
@@ -146,12 +165,13 @@ def clip(
         algorithm: ``norm`` or ``value``; None: ``norm``.
     """
     strategy = module.trainer.strategy
-    if isinstance(strategy, Sharding) and strategy.clips_gradients:
+    if not value or (isinstance(strategy, Sharding) and strategy.clips_gradients):
         return
-    by_lightning = scales_gradients(module.trainer) or algorithm == "value" or not value
     for of_student in each_of(optimizer):
-        if by_lightning or not value:
-            module.clip_gradients(of_student, value, algorithm)
-            continue
         parameters = [p for group in of_student.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, value)
+        if scales_gradients(module.trainer):
+            module.clip_gradients(of_student, value, algorithm)
+        elif algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, value)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, value)

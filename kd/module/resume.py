@@ -20,7 +20,8 @@ class Resume:
 
     A run that saves calls :meth:`content`. One that resumes goes through the other methods in this order, by the hooks of
     its module: :meth:`check` and :meth:`check_states` when Lightning has read the checkpoint, :meth:`note` when the
-    optimizers are made and nothing is loaded into them yet, :meth:`settle` when all is loaded.
+    optimizers are made and nothing is loaded into them yet, :meth:`settle` when all is loaded. With FSDP :meth:`note` comes
+    first: the strategy itself reads the checkpoint, and checks and loads weights and optimizers, before Lightning has it.
 
     Args:
         students: that are trained.
@@ -33,7 +34,7 @@ class Resume:
     _made_with: list[list[dict[str, Any]]]
     """Settings of each of this run's optimizers, by parameter group; set by :meth:`note`."""
     _schedules: object = None
-    """States of a checkpoint's schedules, from :meth:`check_states` to :meth:`note`."""
+    """States of a checkpoint's schedules, from :meth:`check_states` to :meth:`note`; not with FSDP."""
     _optimizer_states: tuple[object, Mapping[str, Any]] | None = None
     """States of a checkpoint's optimizers, and the weights by name that they are for, from :meth:`check_states` to
     :meth:`note`; None: there is nothing to check."""
@@ -102,10 +103,16 @@ class Resume:
     def check_states(
         self, checkpoint: Mapping[str, Any], trainer: Trainer, module: nn.Module
     ) -> None:
-        """Compares what Lightning loads from a checkpoint with this run's own, before any of it is loaded.
+        """Compares what Lightning loads from a checkpoint with this run's own, before it loads any of it.
 
-        Weights, loops, precision and counters are compared now. The optimizers are made later: their states are kept for
-        :meth:`note`.
+        Weights, loops, precision and counters are compared now. The optimizers are made later: their states, and those of
+        the schedules, are kept for :meth:`note`. With FSDP they are made and loaded already, and the schedules are compared
+        now.
+
+        Args:
+            checkpoint: as read.
+            trainer: of this run; its loops and precision are compared, its ``ckpt_path`` begins a message.
+            module: whose weights are compared.
 
         Raises:
             UserError: the first part that does not fit.
@@ -121,11 +128,14 @@ class Resume:
             )
         for key in ("global_step", "epoch"):
             check_form(checkpoint.get(key, 0), 0, f"{place}: {key}")
+        self._schedules = checkpoint.get("lr_schedulers", [])
+        if trainer.strategy.restore_checkpoint_after_setup:
+            self._check_schedules(trainer)
+            return
         self._optimizer_states = (
             checkpoint.get("optimizer_states"),
             checkpoint.get("state_dict", {}),
         )
-        self._schedules = checkpoint.get("lr_schedulers", [])
 
     def note(self, trainer: Trainer, module: nn.Module) -> None:
         """Keeps the rates and decays of this run's optimizers, before Lightning loads a checkpoint's over them.
@@ -143,8 +153,12 @@ class Resume:
         self._optimizer_states = None  # it is as large as the model
         place = f"resume: {trainer.ckpt_path}"
         check_optimizers(trainer.optimizers, states, weights, module, place)
+        self._check_schedules(trainer)
+
+    def _check_schedules(self, trainer: Trainer) -> None:
+        """Compares the states of the checkpoint's schedules with this run's; a UserError where they do not fit."""
         schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        check_form(self._schedules, schedules, f"{place}: lr_schedulers")
+        check_form(self._schedules, schedules, f"resume: {trainer.ckpt_path}: lr_schedulers")
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
         """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen

@@ -29,11 +29,11 @@ SINGLE = {"fused": None, "foreach": False, "capturable": False}
 def check_form(value: object, expected: object, place: str) -> None:
     """Compares a state with the run's own: the same kind, the same keys or fewer, the same lengths, finite numbers.
 
-    It looks into mappings and lists, part by part. What is true or false, and what is a plain number, may be null.
+    It looks into mappings and lists, part by part. What is true or false in the run's own may be null; a number may not.
 
     Args:
         value: as it is in a checkpoint.
-        expected: the same part of this run's state; None takes any plain number.
+        expected: the same part of this run's state; None takes null, true, false or any plain number.
         place: names it in the message.
 
     Raises:
@@ -87,7 +87,7 @@ def _check_list(value: object, expected: Sequence[object], place: str) -> None:
 
 
 def _check_number(value: object, expected: float, place: str) -> None:
-    """Checks a number: finite, whole where the run's own is, and negative only where that is.
+    """Checks a number: finite and below :data:`MOST`, whole where the run's own is, and negative only where that is.
 
     Arguments as of :func:`_check_keys`.
     """
@@ -431,7 +431,9 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def _check_tensor(value: object, expected: Tensor, place: str) -> None:
-    """Refuses a checkpoint's value that is not a finite tensor of the shape and dtype of ``expected``."""
+    """Refuses a checkpoint's value that is not a finite tensor of the shape and dtype of ``expected``, or a single number
+    that is negative.
+    """
     wanted = _described(expected)
     if not isinstance(value, Tensor) or _described(value) != wanted:
         raise UserError(f"{place}: must be {wanted}, got {_shown(value)}")

@@ -21,7 +21,8 @@ def settle_once(
     To settle is to standardise the teacher's features and to fit the projections of feature losses, from the sample.
     Every process must call it.
 
-    A teacher whose weights the processes share answers only where all ask: then each computes.
+    A teacher whose weights the processes share answers only where all ask: then each computes, and takes over the first
+    one's standardisation.
 
     Args:
         trainer: of the run.

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.hooks import after_step
 from kd.data.batch import Batch
-from kd.optim import short_window
+from kd.module.pace import loss_of_batch
 from kd.storage.elsewhere import LARGEST_LOG, json_of, text_of
 from kd.storage.writing import appended, write_text
 
@@ -29,11 +29,13 @@ class Audit(Callback):
         self._losses: list[float] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens this rank's file, and drops steps after the one that training resumes at."""
+        """Chooses this rank's file, and drops from it the steps after the one that training resumes at.
+
+        Rank 0 does the same for files of ranks that this run no longer has.
+        """
         folder = RunContext.of(trainer).folder / "records"
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         for file in folder.glob("samples.rank*.jsonl"):
-            # a rank of the run before
             rank = int(file.stem.removeprefix("samples.rank"))
             is_gone = rank >= trainer.world_size
             if file == self._file or (is_gone and trainer.is_global_zero):
@@ -51,13 +53,9 @@ class Audit(Callback):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Adds the batch to its step, and writes the step's line (epoch, step, sample numbers, mean loss) once it is
-        complete.
-        """
+        """Adds the batch to its step, and writes the step's line, as of the class, once it is complete."""
         self._index += batch["index"].tolist()
-        accumulate = trainer.accumulate_grad_batches
-        divided = accumulate / short_window(trainer.num_training_batches, accumulate, batch_idx)
-        self._losses.append(float(output_of(outputs)["loss"]) * divided)
+        self._losses.append(float(loss_of_batch(output_of(outputs)["loss"], trainer, batch_idx)))
         if not after_step(trainer, batch_idx):
             return
         loss = sum(self._losses) / len(self._losses)
@@ -74,7 +72,7 @@ class Audit(Callback):
 
 
 def read(file: Path) -> Iterable[dict[str, Any]]:
-    """The lines of a record; one that was torn by a power cut ends it."""
+    """The lines of :class:`Audit`'s file, in order; a torn one, after a power cut, ends them, with all after it."""
     for line in text_of(file, LARGEST_LOG, errors="replace").splitlines():
         try:
             content = json_of(line)

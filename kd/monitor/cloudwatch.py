@@ -17,6 +17,7 @@ from kd.report.step_facts import mean
 from kd.settings import MonitorSettings
 
 AT_ONCE = 1000  # metrics in one request, at most
+# CloudWatch's unit by that of a gauge; others are sent without
 UNITS = {
     "s": "Seconds",
     "%": "Percent",
@@ -69,7 +70,7 @@ class CloudWatch(Outlet):
         self._thread.start()
 
     def _make_alarms(self) -> None:
-        """Alarms and dashboard are the namespace's: all runs write the same ones."""
+        """Writes alarms and dashboard, over those from before: they are the namespace's, all runs write the same ones."""
         for request in alarms(str(self._spec.cloudwatch), self._spec.cloudwatch_topic):
             self._client.put_metric_alarm(**request)
         self._client.put_dashboard(
@@ -91,7 +92,7 @@ class CloudWatch(Outlet):
         self._send()
 
     def _send(self) -> None:
-        """Sends all numbers, at most :data:`AT_ONCE` a request."""
+        """Sends all numbers of this moment, at most :data:`AT_ONCE` a request; a failure is reported, not raised."""
         data = list(self._data())
         namespace = self._spec.cloudwatch
         for start in range(0, len(data), AT_ONCE):
@@ -100,14 +101,16 @@ class CloudWatch(Outlet):
             self._try(put)
 
     def _try(self, call: Callable[[], object]) -> None:
-        """Calls ``call``; what it raises is reported once, and the training goes on."""
+        """Calls ``call``; what it raises is reported, the first time alone, and the training goes on."""
         try:
             call()
         except Exception as error:  # a monitor that can't be reached must not stop a run
             self.report_once(error, "cloudwatch")
 
     def _data(self) -> Iterator[dict[str, Any]]:
-        """Each finite number as an entry of CloudWatch's ``put_metric_data``; the cores' use is sent as their mean."""
+        """Each finite number as an entry of CloudWatch's ``put_metric_data``, with the time of now in UTC; the cores' use is
+        sent as their mean.
+        """
         now = datetime.now(UTC)
         for name, values in self.numbers.read().items():
             labels = GAUGES[name].dimensions
@@ -131,7 +134,7 @@ class CloudWatch(Outlet):
                     }
 
     def close(self, trainer: Trainer) -> None:
-        """Has the thread send the last values; waits for at most 30 seconds."""
+        """Has the thread send the last values; waits for at most 30 seconds. Safe to call again."""
         if self._thread is not None:
             self._end.set()
             self._thread.join(timeout=30)

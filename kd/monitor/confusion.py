@@ -19,15 +19,20 @@ MOST_CLASSES = 3000  # a matrix of more takes too much memory
 class Confusion(Recording):
     """Writes ``records/confusion.jsonl`` on rank 0: after each validation, of each student, a record.
 
-    ``right`` is each class's share of right answers and ``counts`` its pictures, by class id; ``pairs`` the most
-    frequent mistakes as ``[class, taken for, how often]``. Of tasks with one label a picture.
+    ``right`` is each class's share of right answers (None of a class without pictures) and ``counts`` its pictures, by
+    class id; ``pairs`` the :data:`PAIRS` most frequent mistakes as ``[class, taken for, how often]``, ids of classes. Of
+    tasks with one label a picture.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, Tensor] = {}
+        """By student: int64 ``(C * C + 1,)`` of this process, on the device; {} outside of a validation that counts."""
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts counting, for tasks with one class a picture and at most :data:`MOST_CLASSES` classes."""
+        """Starts counting, for tasks with one class a picture and at most :data:`MOST_CLASSES` classes.
+
+        Not in the validation before the first step.
+        """
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         if trainer.sanity_checking or not run.module.task.one_class or classes > MOST_CLASSES:
@@ -57,7 +62,7 @@ class Confusion(Recording):
             counts.index_add_(0, cell_N, torch.ones_like(cell_N))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sums over the ranks; rank 0 writes what is mixed up most."""
+        """Sums over the ranks, which all must call it; rank 0 writes what is mixed up most."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         writes = trainer.is_global_zero and run.module.folder is not None
@@ -77,7 +82,7 @@ class Confusion(Recording):
         Args:
             run: that is validated.
             matrix: ``(C, C)``, how often pictures of the class of a row were taken for that of a column.
-            about: the record's epoch and student.
+            about: the record's ``epoch``, from 0, and of several students ``student``.
         """
         classes = run.students.data_info.classes
         if self._writer is None:

@@ -17,10 +17,13 @@ from kd.storage.control_file import CONTROL, parse, read
 from kd.storage.elsewhere import RefusedFile
 
 LOOK_EVERY_S = 1.0
+"""Seconds between two readings of the file at least."""
 
 
 class Control(Callback):
-    """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches."""
+    """Rank 0 reads the file once a second at most; all ranks follow at the same batch, where they meet
+    (:func:`kd.callbacks.hooks.ranks_meet`).
+    """
 
     def __init__(self, watched: Watched, health: Health, kernels: Kernels, phases: Phases) -> None:
         """Stores the parts that commands change; the file is read while the run trains."""
@@ -30,7 +33,7 @@ class Control(Callback):
         self._looked = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before a resume the file may have requested a window: it is not profiled again."""
+        """Keeps the file as it is now: the profiled window that it may request was made before the resume, and only then."""
         with suppress(RefusedFile):  # the first look reports it
             self._before_start = read(self.watched.folder(trainer))
 

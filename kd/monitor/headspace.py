@@ -16,11 +16,14 @@ from kd.report.records import Writer
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
-WARM_UP = 3  # steps of each part that are not counted
+WARM_UP = 3  # number of the batch, from 0, after which the steps of each part count
 
 
 class Replay:
-    """A loader that keeps the batches of its first pass, and gives those from memory in later ones."""
+    """A loader that keeps the batches of its first pass on the host, and gives those from memory in later ones.
+
+    The first pass must be a whole one.
+    """
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
@@ -43,10 +46,12 @@ class Replay:
 class Remembered:
     """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`.
 
+    All else is the teacher's own.
+
     Args:
         teacher: whose answers are remembered.
-        answers: by number of the batch.
-        number: of the present batch.
+        answers: by number of the batch in its epoch; filled while remembering, and read afterwards.
+        number: gives that of the present batch.
         remembering: keep the teacher's answers; else return the kept ones.
     """
 
@@ -67,7 +72,7 @@ class Remembered:
         return getattr(self.teacher, name)
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
-        """The teacher's answer while remembering, then the one remembered for this batch number."""
+        """The teacher's answer while remembering, afterwards the one that was kept of the batch with the same number."""
         if self.remembering:
             self.answers[self.number()] = self.teacher.answer(batch, wanted)
         return self.answers[self.number()]
@@ -76,12 +81,12 @@ class Remembered:
 class Headspace(Callback):
     """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too.
 
-    Raises:
-        UserError: not exactly three epochs of at least ten batches, or a cache of the teacher's answers.
+    Their times go to ``records/headspace.jsonl``. The overlay ``config=headspace`` adds it to a run.
     """
 
     def __init__(self) -> None:
         self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}
+        """By epoch: seconds of the host's clock where counting begins, and at the epoch's end."""
         self._answers: dict[int, Answer] = {}
         self._batch_idx = 0
 
@@ -109,13 +114,17 @@ class Headspace(Callback):
         run.data.wrap_loader = Replay
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before the run has a folder: is there enough to measure?"""
-        if trainer.num_training_batches < 10:
-            found = trainer.num_training_batches
-            raise UserError(f"trainer.limit_train_batches: a headspace run needs 10, got {found}")
+        """Checks that there is enough to measure.
+
+        Raises:
+            UserError: fewer than ten batches an epoch.
+        """
+        batches = trainer.num_training_batches
+        if batches < 10:
+            raise UserError(f"trainer.limit_train_batches: a headspace run needs 10, got {batches}")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""
+        """Puts :class:`Remembered` in the teacher's place: epoch 1 (from 0) keeps its answers, epoch 2 gives them back."""
         run = RunContext.of(trainer)
         if run.module.teacher is None or trainer.current_epoch == 0:
             return
@@ -137,7 +146,7 @@ class Headspace(Callback):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Notes the time where counting begins, and at the end."""
+        """Notes the time where an epoch's counting begins, and at its end, once the device has come so far."""
         run = RunContext.of(trainer)
         if batch_idx in (WARM_UP, trainer.num_training_batches - 1):
             if run.device.type == "cuda":
@@ -145,7 +154,10 @@ class Headspace(Callback):
             self._ends[trainer.current_epoch].append(time.perf_counter())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes and prints ms a step as it is, with free input, and with a free teacher too."""
+        """Writes and prints ms a step as it is, with free input, and with a free teacher too, on rank 0.
+
+        Without three whole epochs in this process it only says so.
+        """
         if not trainer.is_global_zero:
             return
         if any(len(ends) < 2 for ends in self._ends.values()):  # stopped early, or resumed
@@ -160,11 +172,11 @@ class Headspace(Callback):
             seconds = ends[1] - ends[0]
             step_ms.append(1000 * seconds / steps)
         now, free_input, both = step_ms
-        found = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
+        times = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
         if run.module.teacher is not None:
-            found["free_input_and_teacher_ms"] = round(both, 3)
+            times["free_input_and_teacher_ms"] = round(both, 3)
         writer = Writer(run.folder / "records" / "headspace.jsonl", {"of": "headspace"})
-        writer.write({"kind": "event", "name": "headspace", **found})
+        writer.write({"kind": "event", "name": "headspace", **times})
         writer.close()
         lines = [
             f"a step takes {now:.1f} ms",

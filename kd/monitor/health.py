@@ -23,7 +23,7 @@ ENDS: dict[type[nn.Module], tuple[float, float]] = {
     nn.Tanh: (-1, 1),
 }
 END = 0.01  # of the range of such a layer counts as its end
-LAYERS = 8  # whose activations are looked at, spread evenly over the model
+LAYERS = 8  # of each kind, whose activations are read, spread evenly over the model; and weights, for ``update_ratio``
 
 
 class Health(Recording):
@@ -55,10 +55,12 @@ class Health(Recording):
         self._due = False  # the next batch that ends with an optimizer step is read
         self._eager = False  # a compiled model runs as it is written, for the batch that is read
         self.newest: dict[str, dict[str, Any]] = {}
+        """By student ("" for a single one): the record that was made last, on every rank."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tries the patterns, so that a wrong one is reported before anything is written; each reading finds its layers
-        anew.
+        """Tries the patterns of ``activations``, so that a wrong one is reported before anything is written.
+
+        Each reading finds its layers anew.
 
         Raises:
             UserError: a pattern of ``monitor.activations`` that matches no layer.
@@ -68,7 +70,7 @@ class Health(Recording):
                 self._chosen(model)
 
     def _chosen(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
-        """The layers whose activations are read, with their paths in the model."""
+        """The layers whose activations are read, with their paths in the model; a UserError for a pattern without any."""
         if self.activations is None:
             return list(_spread_evenly(model))
         from kd.models.taps import layer_paths  # imports timm, which nothing else here needs
@@ -103,7 +105,10 @@ class Health(Recording):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Hooks into the models for a batch that is due; compiled models run eagerly in it."""
+        """Hooks into the models for a batch that is due; compiled models run eagerly in it.
+
+        On every rank: which batch is due follows from its number alone.
+        """
         if not self._reads(trainer, batch_idx):
             return
         models = self.watched.models(trainer)
@@ -118,7 +123,10 @@ class Health(Recording):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Measures the gradients, and keeps a few weights to see how far the step moves them."""
+        """Measures the gradients of a batch that is read, and keeps a few weights to see how far the step moves them.
+
+        Lightning calls it before gradients are clipped.
+        """
         parameters: list[Tensor] = []
         if self._readings:
             for group in optimizer.param_groups:
@@ -134,8 +142,9 @@ class Health(Recording):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Writes the reading of a batch that was hooked: a record of kind ``health`` for each student, which reports
-        read.
+        """Writes the reading of a batch that was hooked: a record of kind ``health`` for each student, which reports read.
+
+        Every rank must call it; the host waits for the device here.
         """
         if not self._readings:
             return
@@ -228,6 +237,7 @@ class _Reading:
             self._handles.append(handle)
 
     def _keep_output(self, _module: nn.Module, _inputs: object, out: object) -> None:
+        """Hook: keeps the logits of the model's newest call."""
         self.answer = logits_of(out)
 
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
@@ -259,12 +269,17 @@ class _Reading:
             self._layers.setdefault(name, {})[path] = value
 
     def stop_listening(self) -> None:
+        """Removes this reading's hooks; safe to call again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def before_step(self, trained: Sequence[Tensor]) -> None:
-        """Reads the gradients of those of the ``trained`` parameters that are this model's."""
+        """Takes the norm of the gradients, and copies of a few weights, of those of the ``trained`` parameters that are this
+        model's.
+
+        ``trained``: all parameters of the optimizer. All ranks must call it, as gradients may be in shards.
+        """
         parameters = [parameter for parameter in trained if id(parameter) in self._trained]
 
         # The norm of all gradients together: the norm of the norms.
@@ -287,7 +302,12 @@ class _Reading:
             self._before.append((matrix, copy))
 
     def scalars(self) -> dict[str, Any]:
-        """The reading's scalars, still on the device; all ranks must call this, as weights may be in shards."""
+        """The reading's scalars, still on the device; all ranks must call this, as weights may be in shards.
+
+        Returns:
+            ``spread``, ``zeros``, ``saturated`` and ``dead`` by the layer's path; after an optimizer's step also
+            ``grad_norm``, ``ratios`` of the copied weights, and ``update_ratio``, their median (None without any).
+        """
         scalars: dict[str, Any] = {**self._layers}
         if self._grad_norm is None:
             return scalars
@@ -301,7 +321,11 @@ class _Reading:
         return scalars
 
     def record(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """The record, from :meth:`scalars` and the answers' scalars as numbers of the host."""
+        """The record: ``numbers``, changed in place, with ``unchanged`` (names of weights) in the place of ``ratios``.
+
+        Args:
+            numbers: :meth:`scalars` and the answers' scalars as numbers of the host; NaN and infinity become None.
+        """
         ratios = numbers.pop("ratios", [])
         unchanged: list[str] = []
         for (weight, _), ratio in zip(self._before, ratios, strict=False):
@@ -323,7 +347,7 @@ def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many sigmoids."""
+    """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many of :data:`ENDS`, each with its path."""
     matrices = (nn.Linear, nn.Conv2d)
     sigmoids = tuple(ENDS)
     for kinds in (matrices, (nn.ReLU,), sigmoids):
@@ -339,8 +363,9 @@ def _inputs(images: Tensor) -> dict[str, Any]:
     """What the pictures ``(N, C, H, W)`` of a batch are like, for the key ``inputs`` of a health record.
 
     Returns:
-        ``constant``: the share of pictures with one value everywhere. ``duplicated``: the share that equal another one
-        of the batch, decided by some thousand values of each. ``low`` and ``high``: the smallest and largest value.
+        ``constant``: the share of pictures with one value everywhere. ``duplicated``: the share that repeat another one of
+        the batch, which itself does not count, decided by some thousand values of each. ``low`` and ``high``: the smallest
+        and largest value of all.
         ``bytes``: whether they are whole numbers (0 to 255), not prepared floats.
     """
     flat = images.detach().flatten(1)

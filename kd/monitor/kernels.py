@@ -15,7 +15,8 @@ from kd.monitor.watched import Watched, device_of
 from kd.report.records import Writer
 from kd.storage.writing import file_for
 
-TOP = 15
+TOP = 15  # operations of a record
+DEEPEST = 64  # ranges that may have begun since an open one
 NO_RANGES = (
     "ProfilerStep",
     "Optimizer.",
@@ -33,7 +34,7 @@ GROUPS = {  # the first group whose word is in an operation's name
 
 
 class Kernels(Closing):
-    """Runs ``steps`` batches under torch.profiler; one before them warms it up.
+    """Runs ``steps`` batches under torch.profiler, on every rank; one before them warms it up.
 
     Writes the top operations to ``records/kernels.rank<r>.jsonl`` and a trace for ``chrome://tracing`` or Perfetto to
     ``records/trace.rank<r>.json``; with ``memory``, also a snapshot of the GPU's allocations
@@ -137,7 +138,7 @@ class Kernels(Closing):
         writer.close()
 
     def close(self, trainer: Trainer) -> None:
-        """Stops the profiler; an unfinished window is dropped."""
+        """Stops the profiler; an unfinished window is dropped. Safe to call again."""
         if self._profile:
             self._profile.stop()
         self._profile = None
@@ -153,7 +154,7 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
 
     Returns:
         ``top``: up to :data:`TOP` operations (``name``, the ``range`` it ran in, ``ms`` and ``calls`` a step, ``share`` of
-        all operations' time). ``groups``: the share of each of :data:`GROUPS`, and of ``other``. ``busy``: of
+        all operations' time). ``groups``: the share of each of :data:`GROUPS` that occurs, and of ``other``. ``busy``: of
         :func:`_busy`; None on a CPU. Shares are in [0, 1].
     """
     events = list(events)
@@ -201,13 +202,15 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
     """The name of the range that was opened last of those that are open at a time; "" for none.
 
+    Only the :data:`DEEPEST` ranges that began last are searched.
+
     Args:
         ranges: start, end (microseconds) and name, by start.
         starts: their starts.
-        at: the time.
+        at: the time, in microseconds.
     """
     for start, end, name in reversed(
-        ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]
+        ranges[max(0, bisect_right(starts, at) - DEEPEST) : bisect_right(starts, at)]
     ):
         if start <= at <= end:
             return name
@@ -215,7 +218,7 @@ def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: 
 
 
 def group_of(operation: str) -> str:
-    """The kind of work that a profiled operation does.
+    """The kind of work that a profiled operation does, by its name: one of :data:`GROUPS`, or ``other``.
 
     >>> group_of("aten::_scaled_dot_product_flash_attention"), group_of("aten::gelu")
     ('attention', 'other')

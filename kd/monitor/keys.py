@@ -17,9 +17,11 @@ class MonitorSpec(MonitorSettings):
     """What is recorded; :class:`kd.settings.MonitorSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
-        """Checks what one key needs of another, and reads the price from the table.
+        """Checks what one key needs of another, and sets ``price_per_hour`` from the table, where there is one.
 
-        Raises :class:`~kd.errors.UserError`.
+        Raises:
+            UserError: keys that miss another one, a table that can't be read or lacks a machine, or as of
+                :meth:`_check_rules`.
         """
         super().__post_init__()
         if (self.prices is None) != (self.instances is None):
@@ -67,8 +69,8 @@ class MonitorSpec(MonitorSettings):
         """Checks ``actions`` and ``thresholds``.
 
         Raises:
-            UserError: a rule or threshold that does not exist, a count that is no whole number, or a webhook without an
-                address.
+            UserError: a rule or threshold that does not exist, a count that is no whole number or too small (of steps to
+                ``skip`` or ``ignore`` 0 is allowed), or a webhook without an address.
         """
         for rule, action in (self.actions or {}).items():
             _known(f"monitor.actions.{rule}", rule, list(RULES))

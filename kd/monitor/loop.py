@@ -35,7 +35,7 @@ class LoopStrategy:
         return box[0]
 
     def reduce(self, tensor: Tensor, reduce_op: str = "sum") -> Tensor:
-        """The sum, or another reduction, over all ranks; in place."""
+        """The sum, or another reduction (``max``, ``min``), over all ranks; in place. A single process changes nothing."""
         if dist.is_initialized():
             dist.all_reduce(tensor, getattr(dist.ReduceOp, reduce_op.upper()))
         return tensor
@@ -88,13 +88,17 @@ class PlainLoop:
         return self.global_rank == 0
 
     def expect(self, loader: Iterable[object]) -> None:
-        """Takes the loader of the next epoch."""
+        """Takes the loader of the next epoch, and its length in batches; infinite where it does not say."""
         self.train_dataloader = loader
+        self.num_training_batches = float("inf")
         if isinstance(loader, Sized):
             self.num_training_batches = len(loader)
 
     def fetch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of an epoch, until one of the parts stops the loop; the wait for each is timed."""
+        """The batches of an epoch, until one of the parts sets :attr:`should_stop`; the wait for each is timed.
+
+        Counts each batch before it gives it.
+        """
         self.profiler.start("run_training_epoch")
         batches = iter(loader)
         for index in count():

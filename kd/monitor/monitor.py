@@ -78,8 +78,8 @@ class Monitor(Callback):
         self._begin(Watched(folder_of(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
-        """Makes the monitor's parts for a training that is not kd's; Lightning and the plain loop call them in this
-        order.
+        """Makes the monitor's parts for a training that is not kd's; Lightning and the plain loop call them in the order of
+        :attr:`parts`. Called again where a plain loop begins: parts from before are forgotten.
         """
         stopping = Stopping()
         results = WatchedResults(self._place, _changed(spec), stopping)
@@ -106,7 +106,7 @@ class Monitor(Callback):
         return monitor
 
     def _watch(self, watched: Watched, spec: MonitorSpec, stop_for: Callable[[str], None]) -> None:
-        """Makes the parts, in the order in which the trainer calls them.
+        """Makes :attr:`parts`, in the order in which the trainer calls them; [] where the setting ``enabled`` is false.
 
         Args:
             watched: the training.
@@ -136,7 +136,9 @@ class Monitor(Callback):
             self.parts.append(CloudWatch(numbers, spec))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Puts the parts after itself among the trainer's callbacks: Lightning calls them from here on."""
+        """Puts the parts after itself among the trainer's callbacks, once, for a fit alone: Lightning calls them from here
+        on, this hook included.
+        """
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         are_there = any(part in callbacks for part in self.parts)
         if stage != "fit" or are_there:
@@ -146,11 +148,15 @@ class Monitor(Callback):
 
     # -- a plain loop --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
+        """Begins a plain loop, with new parts; the folder is made with the first batch."""
         self._begin(WatchedLoop(folder_of(self._place)), self.spec)
         return self
 
     def __call__(self, loader: Iterable[Batch], model: nn.Module | None = None) -> Iterator[Batch]:
         """The batches of an epoch; a rule or a limit that stops the training ends them early.
+
+        With the first batch the parts begin; each call is an epoch, which counts once its batches are used up. Every
+        process must call it.
 
         Args:
             loader: anything that gives batches; it may differ from epoch to epoch.
@@ -196,10 +202,10 @@ class Monitor(Callback):
             self.phases.clock.within(BETWEEN)
 
     def log(self, loss: Tensor) -> None:
-        """Records the loss of the present step, for the page and the rules; nothing waits for a GPU.
+        """Records the loss of the present step of a plain loop, for the page and the rules; nothing waits for a GPU.
 
         Args:
-            loss: a tensor of one number.
+            loss: a tensor of one number; it must not be changed in place afterwards.
         """
         if self._loop is not None:
             self._results.log_loss(cast(Trainer, self._loop), loss)
@@ -221,7 +227,7 @@ class Monitor(Callback):
         self._loop = None
 
     def _call(self, hook: str, *values: object) -> None:
-        """Calls a hook of all parts, as Lightning does."""
+        """Calls a hook of all parts, as Lightning does: with the loop as the trainer, no module, and ``values``."""
         for part in self.parts:
             getattr(part, hook)(self._loop, None, *values)
 
@@ -243,6 +249,6 @@ def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
 
 
 def _changed(spec: MonitorSpec) -> dict[str, Any]:
-    """The settings that are not the defaults."""
+    """The settings that are not the defaults, by name without ``monitor.``."""
     defaults = asdict(MonitorSettings())
     return {name: value for name, value in asdict(spec).items() if value != defaults[name]}

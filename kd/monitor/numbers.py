@@ -28,6 +28,7 @@ OF_SAMPLE: dict[str, tuple[float, dict[str, str]]] = {
     "disk_bytes_per_second": (MB, {"disk_r": "read", "disk_w": "written"}),
 }
 OF_GPU = {"gpu_percent": "util", "gpu_memory_percent": "mem", "gpu_watts": "w"}
+"""Key in each GPU's part of a sample, by gauge."""
 
 
 class RunNumbers:
@@ -37,22 +38,16 @@ class RunNumbers:
         phases: steps.
         system: the machine.
         health: gradients, updates, agreement.
-        watch: rules and verdict (rank 0), where there is one.
+        watch: rules and verdict, which rank 0 alone has; None: without.
     """
 
     def __init__(
         self, phases: Phases, system: System, health: Health, watch: Watch | None = None
     ) -> None:
-        """Stores the parts that are read; the trainer is set when the training begins.
-
-        Args:
-            phases: times of steps.
-            system: samples of the machine.
-            health: readings of gradients and activations.
-            watch: what the rules find; None: without.
-        """
+        """Stores the parts that are read, which are the class's."""
         self.phases, self.system, self.health, self.watch = phases, system, health, watch
         self.trainer: Trainer | None = None
+        """Set by :class:`Outlet` when the training begins; None before."""
 
     def folder(self, trainer: Trainer) -> Path:
         """The run's folder, whose name says whose numbers they are."""
@@ -81,7 +76,7 @@ class RunNumbers:
         return {(name,): float(value) for name, value in logged.items()}
 
     def _health(self) -> Values:
-        """Each student's newest health reading, by (name, student)."""
+        """Each student's newest health reading, by (name, student), where a single student is ""; {} before the first."""
         values: Values = {}
         for student, reading in list(self.health.newest.items()):
             for name in HEALTH:
@@ -90,7 +85,9 @@ class RunNumbers:
         return values
 
     def _of_steps(self) -> dict[str, Values]:
-        """Means of the newest steps: seconds a step and a phase, pictures a second; empty before the first step."""
+        """Means of the newest steps (:data:`kd.monitor.phases.RECENT`): seconds a step and a phase, pictures a second of all
+        processes; ``step`` and ``epoch`` of the last one. {} before the first step.
+        """
         steps = list(self.phases.recent)
         if not steps:
             return {}
@@ -111,7 +108,10 @@ class RunNumbers:
         }
 
     def _of_rules(self) -> dict[str, Values]:
-        """What limits the run, and which rules fire; an alarm needs the 0 of the others too."""
+        """What limits the run, its predicted gains (factors), and which rules fire; an alarm needs the 0 of the others too.
+
+        {} before the rules were first applied, and on other ranks than 0.
+        """
         newest = self.watch.newest if self.watch else {}
         if not newest:
             return {}
@@ -201,7 +201,10 @@ class Outlet(Closing, ABC):
         self._reported = False
 
     def report_once(self, problem: object, setting: str) -> None:
-        """Prints a problem, the first one alone: a monitor never stops a run; as :meth:`.watched.Watched.report`."""
+        """Prints a problem, the first one alone, of whatever kind: a monitor never stops a run.
+
+        Arguments as of :meth:`kd.monitor.watched.Watched.report`.
+        """
         if not self._reported:
             self.numbers.phases.watched.report(problem, setting)
         self._reported = True

@@ -11,7 +11,9 @@ from pytorch_lightning import Trainer
 from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 
-TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
+TIMEOUT_S = (
+    5  # seconds of one sending; a collector that is gone holds the run's end up for no longer
+)
 
 
 class Otlp(Outlet):
@@ -34,7 +36,9 @@ class Otlp(Outlet):
         self._provider: Any = None
 
     def open(self, trainer: Trainer) -> None:
-        """Makes a gauge for each number and starts the exporter's thread.
+        """Makes a gauge for each number and starts the exporter's thread, which sends every ``every_s`` seconds.
+
+        Whether the collector answers is not tried: failures of sending are reported later, once.
 
         Raises:
             UserError: the extra ``otel`` is missing.
@@ -62,8 +66,8 @@ class Otlp(Outlet):
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
         meter = self._provider.get_meter("kd")
         for name, gauge in GAUGES.items():
-            asked = [lambda _options, name=name: self._observed(name)]
-            meter.create_observable_gauge(f"kd.{name}", asked, gauge.unit, gauge.text)
+            observe = [lambda _options, name=name: self._observed(name)]
+            meter.create_observable_gauge(f"kd.{name}", observe, gauge.unit, gauge.text)
 
     def _reporting(self, send: Callable[..., Any]) -> Callable[..., Any]:
         """An exporter's ``send``, whose failures are reported once instead of logged at each sending."""

@@ -26,7 +26,7 @@ from kd.teachers.answer import ALL
 
 
 class OwnRun(Watched):
-    """A run of ``kd-train``."""
+    """A run of ``kd-train``: what the monitor reads of it beyond a :class:`Watched` training."""
 
     step_phase = "loss"  # what training_step takes without the teacher and the student
     program = "kd-train"
@@ -41,11 +41,15 @@ class OwnRun(Watched):
         return RunContext.of(trainer).folder
 
     def parts(self) -> list[Callback]:
-        """The data tier, and which classes are mixed up."""
+        """The callbacks that record the data tier, and which classes are mixed up."""
         return [TierRecord(), Confusion()]
 
     def header(self, trainer: Trainer) -> dict[str, Any]:
-        """Batch, loaders, cache, validation set, models, and how many more pictures fit on a GPU."""
+        """Batch, loaders, cache, validation set, models, and how many more pictures fit on a GPU; for each rank's file.
+
+        ``batch_size`` is of one process, ``feature_bytes`` of a picture (:func:`cacheable_features`), ``val`` a number of
+        pictures; :func:`room_for` is known on rank 0 alone, ``bfloat16_time`` on a CPU.
+        """
         run = RunContext.of(trainer)
         data: Any = run.data
         features = cacheable_features(run)
@@ -88,7 +92,7 @@ class OwnRun(Watched):
         return cast(Batch, batch)["image"]
 
     def class_counts(self, trainer: Trainer) -> dict[str, list[int]]:
-        """Of training and validation pictures with class ids."""
+        """Pictures of each class, by class id, of ``train`` and ``val``; a split without class ids is left out."""
         data = RunContext.of(trainer).data
         counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
         return {split: counted for split, counted in counts.items() if counted}
@@ -105,8 +109,8 @@ class OwnRun(Watched):
             answer: the student's logits of this batch, ``(N, C, ...)``; None: not known.
 
         Returns:
-            ``terms``, ``teacher_entropy`` (nats) and ``agreement`` (in [0, 1]), on the device; what is unknown is left
-            out.
+            ``terms``, unweighted by name; ``teacher_entropy``, at the loss's temperature, as a share of its maximum, and
+            ``agreement``, both in [0, 1]; on the device; what is unknown is left out.
         """
         student = RunContext.of(trainer).students.named()[name]
         output = output_of(cast(Any, outputs))
@@ -131,7 +135,7 @@ class OwnRun(Watched):
         Args:
             trainer: of the run.
             name: of the student.
-            terms: unweighted, by name.
+            terms: unweighted, by name (``kd_loss``); others than weighted terms are passed over.
         """
         student = RunContext.of(trainer).students.named()[name]
         objective = student.objective
@@ -157,7 +161,10 @@ def _sizes(students: Mapping[str, Student]) -> dict[str, dict[str, Any]]:
 
 
 def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
-    """The first teacher's logits of those of all, else those of all together."""
+    """The logits of the first of several teachers, else those of all together; None where neither is a tensor.
+
+    ``logits``: answers by the teacher's name, all together under "".
+    """
     members = [answer for member, answer in logits.items() if member]
     first = logits_of(members[0]) if members else None
     return logits_of(logits.get(ALL)) if first is None else first
@@ -180,8 +187,12 @@ def room_for(memory: Memory, batch_size: int, available: float, processes: int) 
     Args:
         memory: of a training step.
         batch_size: pictures of a process.
-        available: bytes of its GPU.
+        available: bytes of its GPU that the step may take.
         processes: of the run.
+
+    Returns:
+        ``more_fit``; with several processes also ``more_by_zero`` and ``more_by_fsdp``, where the state is not in shards
+        already: pictures of a process.
     """
     room = {"more_fit": max(0, memory.fits(available) - batch_size)}
     if processes == 1:
@@ -194,7 +205,11 @@ def room_for(memory: Memory, batch_size: int, available: float, processes: int) 
 
 
 def cacheable_features(run: RunContext) -> int | None:
-    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible."""
+    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible.
+
+    That is without a teacher, with several, and for losses that read logits of every pixel, or features without a row for
+    each picture.
+    """
     teacher, wanted = run.module.teacher, run.students.wanted
     if teacher is None or len(teacher.members) > 1 or wanted.maps:
         return None

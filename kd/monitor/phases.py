@@ -29,6 +29,7 @@ from kd.report.rules import NAMES, limits_of
 from kd.report.step_facts import phase_share
 
 TOTAL_EVERY_S = 5.0
+"""Seconds from one record of the totals to the next."""
 RECENT = 50  # newest steps, for live displays
 
 # Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part names the phase.
@@ -43,7 +44,9 @@ ACTIONS = {
 
 
 def phase_of(action: str, step: str = "loss") -> str | None:
-    """The phase that a Lightning action belongs to; ``step`` is that of ``training_step``.
+    """The phase (:data:`kd.report.records.PHASES`) that a Lightning action belongs to; None for one that has none.
+
+    ``step``: the phase of ``training_step``.
 
     >>> phase_of("[Strategy]SingleDeviceStrategy.backward")
     'backward'
@@ -61,9 +64,9 @@ class PhaseProfiler(Profiler):
     """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler.
 
     Args:
-        clock: to tell.
+        clock: takes the times.
         users: the trainer's profiler so far.
-        on_fetch: called before each request for a training batch.
+        on_fetch: called before each request for a training batch, and when an epoch begins: the step before ends.
         step: phase of what ``training_step`` takes without the phases inside it.
         rest: phase of what no other claims.
     """
@@ -76,15 +79,7 @@ class PhaseProfiler(Profiler):
         step: str = "loss",
         rest: str = REST,
     ) -> None:
-        """A profiler that Lightning calls, and that passes each action on to the user's own.
-
-        Args:
-            clock: takes the times.
-            users: the profiler that the user has set.
-            on_fetch: called before a batch is fetched: a new step begins.
-            step: phase of the training step's own time.
-            rest: phase of all other time.
-        """
+        """Stores the arguments, which are the class's; nothing is timed yet."""
         super().__init__()
         self.clock = clock
         self.users = users
@@ -92,6 +87,7 @@ class PhaseProfiler(Profiler):
         self._step = step
         self._rest = rest
         self.callbacks_ms: dict[str, float] = {}
+        """Milliseconds of the host in each callback's hooks so far, by Lightning's name of the hook."""
         self._silent = isinstance(users, PassThroughProfiler)
         self._phases: dict[str, str | None] = {}
         self._open: list[annotate] = []
@@ -107,7 +103,11 @@ class PhaseProfiler(Profiler):
             yield
 
     def start(self, action_name: str) -> None:
-        """Enters the action's phase, if it has one; times a callback's hook otherwise."""
+        """Enters the action's phase, if it has one, and times a callback's hook.
+
+        A request for a training batch ends the step before; from the clearing of gradients before a validation on all time
+        counts as ``validation``, until the strategy's ``on_validation_end``.
+        """
         if action_name not in self._phases:
             self._phases[action_name] = phase_of(action_name, self._step)
         phase = self._phases[action_name]
@@ -124,7 +124,7 @@ class PhaseProfiler(Profiler):
             self.clock.within("validation")
 
     def stop(self, action_name: str) -> None:
-        """Leaves the action's phase, or adds up the hook's time."""
+        """Leaves the action's phase, or adds up the hook's time; after a batch has come the rest of the step counts."""
         if self._phases.get(action_name):
             self._open.pop().__exit__(None, None, None)
             if action_name.endswith("train_dataloader_next"):
@@ -182,18 +182,22 @@ class Phases(Recording):
         Phases._process_is_used = True
         self.profiler: PhaseProfiler | None = None
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        """The newest steps' records, as :meth:`_write` makes them."""
         self.header: dict[str, Any] = {}
-        self._shown = ""
+        """The header of this rank's file; {} before the training."""
+        self._shown = ""  # the limit that the bar named last
         self._total: dict[str, Any] = {}
-        self._last_total = 0.0
-        self._step: dict[str, Any] | None = None
+        self._last_total = (
+            0.0  # Unix time of the end of the step after which totals were written last
+        )
+        self._step: dict[str, Any] | None = None  # what the record of the open step begins with
         self._epoch: int | None = None  # of the newest step
         self._is_trained = False  # the batch of the step that is open has been trained to its end
         self._fit_started = self._train_started = 0.0
         self._cuda = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the clock, and a profiler that drives it around the trainer's own."""
+        """Makes the clock, and puts a profiler that drives it around the trainer's own; on every rank."""
         self._fit_started = time.time()
         self._cuda = device_of(trainer).type == "cuda"
         self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if self._cuda else None)
@@ -215,6 +219,9 @@ class Phases(Recording):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the rank's file ``records/phases.rank<r>.jsonl``, writes its header, which reports read, and starts the
         clock.
+
+        A resumed run goes on from the totals of the file. The gradients' all-reduces of a DDP model are timed by a hook,
+        unless it has one already.
         """
         self.header = {
             "of": "steps",
@@ -295,7 +302,10 @@ class Phases(Recording):
             self.clock.restart()
 
     def _end_step(self) -> None:
-        """Ends the step that is open, and writes the steps whose times have come from the device."""
+        """Ends the step that is open, if one is, and writes the steps whose times have come from the device.
+
+        The time that writing takes is added to the totals as ``own_ms``.
+        """
         if self._step is None:
             return
         self.clock.cut(self._step)
@@ -343,7 +353,9 @@ class Phases(Recording):
         return self.header.get("batch_size", 0) * self.header["world_size"]
 
     def so_far(self) -> str:
-        """The share of the data wait and what limits the newest steps, for the progress bar; empty for a few."""
+        """The share of the data wait and what limits the newest steps, for the progress bar; "" before half of
+        :data:`RECENT` steps are recorded.
+        """
         if len(self.recent) < self.recent.maxlen // 2:  # type: ignore[operator]
             return ""
         total = _no_steps()
@@ -357,7 +369,7 @@ class Phases(Recording):
         return f"data wait {wait:.0%}, {NAMES[self._shown]}"
 
     def _write_total(self) -> None:
-        """Writes the sums over all steps so far, in ms, with the callbacks that took the most time."""
+        """Writes the sums over all steps so far, in ms, with the eight hooks of callbacks that took the most time."""
         assert self._writer is not None and self.profiler is not None
         costly = sorted(self.profiler.callbacks_ms.items(), key=lambda item: -item[1])[:8]
         self._writer.write(
@@ -369,7 +381,11 @@ class Phases(Recording):
         )
 
     def _write_startup(self, first: StepTimes) -> None:
-        """Writes the event ``startup``: seconds from the process's start to the end of its first step, by part."""
+        """Writes the event ``startup``: seconds from the run's start (:func:`kd.clock.run_start`) to the end of its first
+        step, by part.
+
+        ``first``: times of that step.
+        """
         assert self._writer is not None
         before = parts_of_the_start(self._built, self._fit_started)
         within = parts_of_the_start(self._fit_started, self._train_started)
@@ -389,7 +405,7 @@ class Phases(Recording):
         )
 
     def close(self, trainer: Trainer) -> None:
-        """Writes the last steps and the totals; gives the trainer its own profiler back."""
+        """Writes the last steps and the totals, once the device has come so far; gives the trainer its own profiler back."""
         run_clock(None)
         if self.profiler is not None:
             trainer.profiler = self.profiler.users  # type: ignore[attr-defined]
@@ -404,6 +420,7 @@ class Phases(Recording):
 
 
 def _no_steps() -> dict[str, Any]:
+    """The totals of no step, a record of kind ``total``."""
     return {"kind": "total", "steps": 0, "ms": 0.0, "max_ms": 0.0, "p": {}}
 
 

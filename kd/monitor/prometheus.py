@@ -16,9 +16,6 @@ class Prometheus(Outlet):
         numbers: to serve.
         port: to listen on.
         address: of the interface; the loopback one is not seen from outside.
-
-    Raises:
-        UserError: prometheus-client is not installed, or the port is taken.
     """
 
     def __init__(self, numbers: RunNumbers, port: int, address: str = "127.0.0.1") -> None:
@@ -51,7 +48,9 @@ class Prometheus(Outlet):
             ) from error
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Opens the port and closes it again: one that is taken is reported before the run has a folder."""
+        """Opens the port and closes it again, in the first process of each machine: one that is taken is reported before
+        the run has a folder; errors as of :meth:`open`.
+        """
         if trainer.local_rank == 0:
             self.open(trainer)
             self.close(trainer)
@@ -61,7 +60,7 @@ class Prometheus(Outlet):
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics at this moment; called by the server's thread."""
+        """The metrics at this moment, as prometheus-client's families ``kd_<gauge>``; its server's thread calls it."""
         from prometheus_client.core import GaugeMetricFamily
 
         for name, values in self.numbers.read().items():

@@ -59,13 +59,7 @@ class WatchedResults(Callback):
     """
 
     def __init__(self, place: str, settings: dict[str, Any], stopping: Stopping) -> None:
-        """Stores the settings; nothing is written before the training begins.
-
-        Args:
-            place: folder of the run, or its URL.
-            settings: the monitor's keys that differ from their defaults, for ``config.yaml``.
-            stopping: knows why the training was stopped.
-        """
+        """Stores the settings, which are the class's; nothing is written before the training begins."""
         self.place = place
         self.settings = settings
         self.stopping = stopping
@@ -77,7 +71,9 @@ class WatchedResults(Callback):
         self._began = False
 
     def begin(self, trainer: Trainer, module: LightningModule | None) -> None:
-        """Makes the folder and writes the settings, before any part writes.
+        """Makes the folder and writes the settings, before any part writes; every process must call it.
+
+        A training that resumes (``trainer.ckpt_path``) may have a folder that holds records already.
 
         Raises:
             UserError: the folder holds another run, or can't be written.
@@ -88,7 +84,9 @@ class WatchedResults(Callback):
         trainer.loggers = [*trainer.loggers, self._metrics]
 
     def _begin(self, trainer: Trainer, module: LightningModule | None) -> None:
-        """Writes ``config.yaml``; errors as of :meth:`begin`.
+        """Makes the folder and its copy in a store, and writes ``config.yaml``; errors as of :meth:`begin`.
+
+        The first process alone calls it.
 
         Args:
             trainer: Lightning's, or the plain loop's.
@@ -115,22 +113,33 @@ class WatchedResults(Callback):
             folder_for(guard(self.folder))
             self._follow(resumes)
             write_text(self.folder / "config.yaml", yaml.safe_dump(content, sort_keys=False))
-        except FileExistsError as error:
-            raise UserError(
-                f"{self.place}: holds the records of an earlier training; give another place"
-            ) from error
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise UserError(f"{self.place}: can't be written: {reason}") from error
 
     def _follow(self, resumes: bool) -> None:
-        """Begins to copy the folder to the object store, where the place is a URL."""
+        """Begins to copy the folder to the object store, where the place is a URL.
+
+        Raises:
+            UserError: a run is there already and this one does not resume, or the store can't be used.
+        """
         if not is_url(self.place):
             return
         self._mirror = Mirror(_runs_of(self.place), FOLDER, of_kd=False)
         if not resumes:
-            self._mirror.claim(self.folder.parent.name, self.folder.name)
+            try:
+                self._mirror.claim(self.folder.parent.name, self.folder.name)
+            except FileExistsError as error:
+                raise UserError(
+                    f"{self.place}: holds the records of an earlier training; give another place"
+                ) from error
         self._mirror.follow(self.folder)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drops the rows of ``metrics.csv`` that a training which resumes makes again, on rank 0."""
+        resumes = trainer.ckpt_path is not None
+        if resumes and trainer.is_global_zero and self._metrics is not None:
+            self._metrics.drop_from(trainer.global_step)
 
     def on_train_batch_end(
         self,
@@ -140,7 +149,10 @@ class WatchedResults(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Copies the loss to the host at the steps that loggers take, and writes those that have arrived."""
+        """Copies the loss to the host at the steps that loggers take, and writes those that have arrived.
+
+        A step of accumulated batches has the mean loss of its last one.
+        """
         steps_done = trainer.global_step
         every = max(1, getattr(trainer, "log_every_n_steps", 1))
         is_due = after_step(trainer, batch_idx) and steps_done % every == 0
@@ -149,7 +161,10 @@ class WatchedResults(Callback):
             loss = outputs.get("loss")
         if is_due and isinstance(loss, Tensor) and loss.numel() == 1:
             step = {"step": steps_done - 1, "epoch": trainer.current_epoch}
-            self._losses.add(step, loss.detach())
+            of_batch = (
+                loss.detach() * trainer.accumulate_grad_batches
+            )  # which Lightning has divided it by
+            self._losses.add(step, of_batch)
         self._write_losses(wait=False)
 
     def _write_losses(self, wait: bool) -> None:
@@ -163,7 +178,7 @@ class WatchedResults(Callback):
                 self._metrics.log_metrics(row, step["step"])
 
     def log_loss(self, trainer: Trainer, loss: Tensor) -> None:
-        """Takes the loss of the present step; it is copied to the host without a wait."""
+        """Takes the loss of a plain loop's present step; it is copied to the host without a wait, and written later."""
         step = {"step": trainer.global_step, "epoch": trainer.current_epoch}
         self._losses.add(step, loss.detach())
 
@@ -175,7 +190,7 @@ class WatchedResults(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Writes the summary of a training that has failed, or was interrupted."""
+        """Writes the summary of a training that has failed, or was interrupted by a KeyboardInterrupt."""
         interrupted = isinstance(exception, KeyboardInterrupt)
         error = f"{type(exception).__name__}: {exception}"
         self._end(trainer, "interrupted" if interrupted else "failed", error)
@@ -183,11 +198,13 @@ class WatchedResults(Callback):
     def _end(self, trainer: Trainer, status: str, error: str = "") -> None:
         """Writes ``summary.json`` and the report, once, on the first process; then the store gets what it lacks.
 
+        Nothing before :meth:`begin`. What the disk refuses is reported, and raises nothing.
+
         Args:
             trainer: Lightning's, or the plain loop's.
             status: ``done``, ``stopped: RULE``, ``interrupted`` or ``failed``, as ``kd-runs`` and ``kd-report`` read
                 it.
-            error: of one line.
+            error: kind and text of the error that ended the training; "" without one.
         """
         if not self._began or not trainer.is_global_zero:
             return
@@ -224,7 +241,7 @@ class WatchedResults(Callback):
             self._mirror.close()
 
     def _say_where(self) -> None:
-        """Says where page and records are, and which command reads them."""
+        """Prints on stderr where page and records are, and which command reads them."""
         page = ""
         if (self.folder / "report.html").is_file():
             page = "report.html and "
@@ -243,7 +260,7 @@ class BeginResults(Callback):
         self.results = results
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the folder."""
+        """Calls :meth:`WatchedResults.begin`."""
         self.results.begin(trainer, pl_module)
 
 

@@ -10,7 +10,7 @@ from kd.callbacks.context import RunContext
 from kd.report.records import Writer
 
 SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)  # bytes
-REPEATS = 12
+REPEATS = 12  # all-reduces of each size
 
 
 class Ring(Callback):
@@ -33,12 +33,12 @@ class Ring(Callback):
 def _median_s(size: int, device: torch.device) -> float:
     """Median seconds of :data:`REPEATS` all-reduces of ``size`` bytes in float32; every process must call it."""
     data = torch.zeros(size // 4, device=device)
-    found = []
+    seconds = []
     for _ in range(REPEATS):
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(data)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - began)
-    return sorted(found)[REPEATS // 2]
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[REPEATS // 2]

@@ -17,7 +17,7 @@ class Stopping(Callback):
         """The same, once all ranks have stopped."""
 
     def stop_for(self, reason: str) -> None:
-        """Stops the training at the next agreement of the ranks. Any thread of rank 0 may call it."""
+        """Stops the training at the next agreement of the ranks, for the first reason. Any thread of rank 0 may call it."""
         self.reason = self.reason or reason
 
     def on_train_batch_end(
@@ -28,8 +28,8 @@ class Stopping(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Every few batches the ranks agree whether one of them has a reason to stop; then all stop with the first's
-        reason.
+        """Every few batches (:func:`kd.callbacks.hooks.ranks_meet`) the ranks agree whether there is a reason to stop; then
+        all stop with that of rank 0.
         """
         if not ranks_meet(trainer, batch_idx):
             return

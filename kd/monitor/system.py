@@ -23,9 +23,8 @@ from kd.storage.elsewhere import RefusedFile
 
 MB = 2**20
 SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
-LOOK_FOR_CHILDREN = (
-    8  # samples between two searches for new processes and readings of all threads: many files
-)
+LOOK_FOR_CHILDREN = 8
+"""Samples from one search for new processes, and reading of all threads, to the next: they open many files."""
 
 
 def gpu_id(device: torch.device) -> str:
@@ -75,16 +74,19 @@ class Gpus:
 
     def names(self) -> list[str]:
         """Names of the GPUs, in the order of their samples."""
-        found = (self._nvml.nvmlDeviceGetName(h) for h in self._handles)
-        return [name.decode() if isinstance(name, bytes) else name for name in found]
+        names = (self._nvml.nvmlDeviceGetName(handle) for handle in self._handles)
+        return [name.decode() if isinstance(name, bytes) else name for name in names]
 
     def read(self) -> list[dict[str, Any]]:
-        """Utilisation and memory in %, ``w``, ``mhz``, throttling of each GPU; what NVML can't tell is left out."""
+        """What :meth:`_one` reads of each GPU, in the order of :meth:`names`; [] without any."""
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:
-        """One GPU's state: use in %, memory in MB and %, power in W, clock in MHz, why it is throttled; without what
-        NVML hides.
+        """One GPU's state; what NVML hides is left out.
+
+        Returns:
+            ``util`` (use in %), ``mem_mb`` (MB of 2**20 bytes) and ``mem`` (%) of its memory, ``w`` (watt), ``mhz`` (of its
+            SMs) and, where its clocks are lowered, ``throttle``: why, ``heat`` or ``power`` or both.
         """
         nvml = self._nvml
         reading: dict[str, Any] = {}
@@ -101,9 +103,9 @@ class Gpus:
             reading["mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
         with suppress(nvml.NVMLError):
             bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            found = [name for name, mask in self._reasons.items() if bits & mask]
-            if found:
-                reading["throttle"] = found
+            reasons = [name for name, mask in self._reasons.items() if bits & mask]
+            if reasons:
+                reading["throttle"] = reasons
         return reading
 
 
@@ -116,15 +118,17 @@ class Delays:
         self._at = time.monotonic()
 
     def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
-        """How long threads have waited for a core since the last reading, in % of the time.
+        """How long threads have waited for a core since the last reading, in % of the time, 100 at most.
+
+        Of each process its most delayed thread counts, of those that were there at the last reading too.
 
         Args:
             ranks: process ids of the training processes.
             loaders: of their loader workers.
 
         Returns:
-            ``thread_wait`` by training process, ``thread`` (name of the most delayed one), ``loader_wait`` by loader;
-            nothing where the kernel does not tell.
+            ``thread_wait``, a list by training process, ``thread`` (name of the most delayed thread of these),
+            ``loader_wait`` by loader; {} in the first reading, and where the kernel does not tell.
         """
         now = time.monotonic()
         spent = now - self._at
@@ -147,13 +151,13 @@ class Delays:
             return {}
         pid = max(of_ranks, key=lambda rank: of_ranks[rank])
         _, tid = of_ranks[pid]
-        found: dict[str, Any] = {"thread_wait": [percent for percent, _ in of_ranks.values()]}
+        reading: dict[str, Any] = {"thread_wait": [percent for percent, _ in of_ranks.values()]}
         with suppress(OSError):
-            found["thread"] = Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
+            reading["thread"] = Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
         loader_waits = [worst[loader][0] for loader in loaders if loader in worst]
         if loader_waits:
-            found["loader_wait"] = loader_waits
-        return found
+            reading["loader_wait"] = loader_waits
+        return reading
 
 
 def _queue_ns(pid: int) -> dict[int, int]:
@@ -178,7 +182,7 @@ class SystemReader:
 
         Args:
             ranks: process ids of the training processes on this machine; empty: this process.
-            gpus: UUIDs.
+            gpus: UUIDs of the GPUs that these use; of others nothing is read.
         """
         self.gpus = Gpus(gpus)
         self._ranks = [psutil.Process(pid) for pid in ranks or [os.getpid()]]
@@ -292,9 +296,14 @@ class System(Callback):
         self._before: Any = None
         self._said = ("", 0)
         self.newest: dict[str, Any] = {}
+        """The last sample, with what is read seldom (:data:`SELDOM`) from the sample that had it last; {} before the first,
+        and on other processes than a machine's first."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on."""
+        """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on.
+
+        Every process must call it: they exchange their hosts, process ids and GPUs.
+        """
         this_host = socket.gethostname()
         gpu = gpu_id(trainer.strategy.root_device)
         ranks = []
@@ -352,8 +361,9 @@ class System(Callback):
         writer.close()
 
     def _obey(self, said: tuple[str, int]) -> None:
-        """Follows a new text of the file ``monitor``: sampling on or off, and its interval; a wrong text changes
-        nothing.
+        """Follows a new text of the file ``monitor``: sampling on or off, and its interval; a wrong text changes nothing.
+
+        ``said``: the text and when it was written, in ns (:func:`kd.storage.control_file.read`).
         """
         if said == self._said:
             return
@@ -376,7 +386,7 @@ class System(Callback):
         self._end()
 
     def _end(self) -> None:
-        """Ends the thread, and gives its signal handler back; safe to call again."""
+        """Ends the thread, for which it waits up to 5 s, and restores the signal handler from before; safe to call again."""
         if self._thread is None:
             return
         self._stop.set()

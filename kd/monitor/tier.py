@@ -9,15 +9,16 @@ from kd.callbacks.hooks import Recording
 from kd.report.records import Writer
 
 EVERY_S = 2.0
+"""Seconds between two records at least: one is written after a batch."""
 
 
 class TierRecord(Recording):
-    """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far."""
+    """Writes ``records/tier.rank<r>.jsonl``: the queue, and what each machine has made so far; nothing without a tier."""
 
-    _last = 0.0
+    _last = 0.0  # when the newest record was written, by ``time.monotonic``
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens the file, where the run has a data tier."""
+        """Opens this rank's file, where the run has a data tier, and writes the first record."""
         run = RunContext.of(trainer)
         tier = run.data.tier
         if tier is None:

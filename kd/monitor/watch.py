@@ -23,14 +23,14 @@ from kd.settings import Action, MonitorSettings
 from kd.storage.elsewhere import json_of
 
 TRIES = 3  # of a webhook
-WAITS_S = 10.0  # for its answer
-PAUSE_S = 1.0  # before its second try
+WAITS_S = 10.0  # for its answer, each time
+PAUSE_S = 1.0  # before its second try; twice as long before each later one
 
 
 class Watch(Closing):
     """Every ``rules_every_s`` seconds on rank 0 the rules read the run's records, in a process of their own.
 
-    A rule that fires is written to ``records/watch.jsonl`` once, then acts. A step waits for none of it.
+    A rule that fires is written to ``records/watch.jsonl`` once, and acts once in a process. A step waits for none of it.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class Watch(Closing):
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
         self.newest: dict[str, Any] = {}
+        """``verdict`` and ``findings``, as :func:`ask_rules` gave them last; {} before, and on other ranks than 0."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the threads that check limits and rules, on rank 0."""
+        """Opens the file and starts the threads that check limits and, with ``rules_every_s``, rules; on rank 0."""
         if not trainer.is_global_zero:
             return
         self._trainer, self._folder = trainer, self.watched.folder(trainer)
@@ -68,8 +69,9 @@ class Watch(Closing):
             thread.start()
 
     def _watch(self) -> None:
-        """Thread: every ``rules_every_s`` seconds, applies the rules to the run's records and acts on what they
-        find.
+        """Thread: every ``rules_every_s`` seconds, applies the rules to the run's records and acts on what they find.
+
+        Where that fails the findings from before count again.
         """
         while not self._end.wait(self._spec.rules_every_s):
             answer = ask_rules(self._folder)
@@ -99,6 +101,7 @@ class Watch(Closing):
             self._act(name, f"{limit} spent", self.watched.resume, "stop")
 
     def _spent_s(self) -> float:
+        """Seconds since this was made, and those before a resume."""
         return self._earlier_s + time.monotonic() - self._began
 
     def _act(self, rule: str, text: str, lever: str, action: Action | None) -> None:
@@ -138,11 +141,11 @@ class Watch(Closing):
             self.watched.report(f"{rule}: {first_line(error)}", setting)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seconds that the run has trained, those before a resume included."""
+        """``spent_s``: seconds that the run has taken, its start and those before a resume included."""
         return {"spent_s": self._spent_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the seconds spent before a resume; a UserError where they are no number."""
+        """Takes the seconds spent before a resume; a UserError where they are no finite number >= 0."""
         spent_s = state_dict["spent_s"]
         is_number = isinstance(spent_s, int | float) and not isinstance(spent_s, bool)
         if not is_number or not 0 <= spent_s < math.inf:
@@ -152,7 +155,10 @@ class Watch(Closing):
         self._earlier_s = spent_s
 
     def close(self, trainer: Trainer) -> None:
-        """Ends the threads, waiting for a post on its way, and closes the file; safe to call again."""
+        """Ends the threads and closes the file; safe to call again.
+
+        It waits for a post on its way, for each thread up to ``TRIES * WAITS_S`` seconds.
+        """
         if not self._threads:
             return
         self._end.set()
@@ -164,7 +170,10 @@ class Watch(Closing):
 
 
 def ask_rules(folder: Path) -> dict[str, Any]:
-    """``verdict`` and ``findings`` so far, computed in another process; empty where that fails."""
+    """A run's ``verdict`` and ``findings`` so far, by ``python -m kd.report`` in another process; {} where that fails.
+
+    It may take minutes, at most 300 s; the thread that calls it waits.
+    """
     command = [sys.executable, "-m", "kd.report", str(folder)]
     paths = os.pathsep.join(
         p for p in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if p

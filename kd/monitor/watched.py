@@ -55,7 +55,9 @@ class Watched:
         return []
 
     def header(self, trainer: Trainer) -> dict[str, Any]:
-        """What the records of the steps begin with, beside the machine: the loader's batch size and processes."""
+        """What the records of the steps begin with, beside the machine: the loader's ``batch_size`` (of one process) and its
+        ``num_workers``, where the loader is torch's; ``of_kd``, whether the run is kd's own.
+        """
         facts: dict[str, Any] = {"of_kd": False}
         loader = trainer.train_dataloader
         if not isinstance(loader, DataLoader):
@@ -135,7 +137,9 @@ def tensors_of(tree: object) -> Iterator[Tensor]:
 
 
 def logits_of(out: object) -> Tensor | None:
-    """What a classifier answered, ``(N, C, ...)``; nothing of a cache that keeps only the largest."""
+    """A classifier's output as float32 logits ``(N, C, ...)`` without a gradient; None of any other output, and of a cache
+    that keeps only the largest.
+    """
     if isinstance(out, Tensor) and out.ndim >= 2:
         return out.detach().float()
     return None

@@ -1,7 +1,9 @@
 """Callbacks' single hooks, without a run."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +11,16 @@ from pytorch_lightning.profilers import PassThroughProfiler
 
 from kd.callbacks import learning_rate
 from kd.callbacks.context import RunContext, output_of, validation_logits
+from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.hooks import SYNC_EVERY, Closing, after_step, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep
+from kd.callbacks.metrics_csv import MetricsCSV
 from kd.callbacks.nodes import _span, own_address
-from kd.callbacks.preemption import Preemption
-from kd.callbacks.preflight import FOLDER, SharedPreflight
+from kd.callbacks.preemption import Preemption, RunStopped
+from kd.callbacks.preflight import FOLDER, Preflight, SharedPreflight
+from kd.callbacks.progress import Progress
 from kd.clock import Clock
 from kd.errors import RunError
 from kd.monitor.phases import PhaseProfiler, Phases
@@ -130,3 +135,93 @@ def test_a_process_whose_shards_are_empty_has_no_bad_weights(
             Finite().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]
     else:
         Finite().on_save_checkpoint(trainer, None, {})  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_nan_is_named_with_its_step_and_in_its_unit_where_batches_are_accumulated() -> (
+    None
+):
+    """Ten batches an epoch, four to a step: the third step of an epoch has two. Lightning divides each loss by four."""
+    finite = Finite()
+    losses = [2.0] * 18 + [8.0, math.nan]
+    for number, loss in enumerate(losses):
+        epoch, batch_idx = divmod(number, 10)
+        is_last = batch_idx == 9
+        steps = 3 * epoch + (3 if is_last else (batch_idx + 1) // 4)
+        trainer: Any = SimpleNamespace(
+            fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=number)),
+            accumulate_grad_batches=4,
+            num_training_batches=10,
+            is_last_batch=is_last,
+            global_step=steps,
+            current_epoch=epoch,
+            global_rank=0,
+        )
+        scale = 2.0 if batch_idx >= 8 else 1.0  # of the short window
+        outputs = {"loss": torch.tensor(loss) * scale / 4}
+        finite.on_train_batch_end(trainer, None, outputs, {"index": torch.arange(2)}, batch_idx)  # type: ignore[arg-type]
+    with pytest.raises(RunError) as error:
+        finite.on_train_epoch_end(trainer, None)  # type: ignore[arg-type]
+    text = str(error.value)
+    assert "in batch 19 of the run (step 5, epoch 2, rank 0)" in text
+    assert text.endswith("the loss was 8 in the batch before, 2 at the start")
+
+
+def test_a_resumed_run_keeps_rows_of_metrics_whose_names_have_commas(tmp_path: Path) -> None:
+    """Numbers of a regression bear the names of a table's columns."""
+    name = "val/mae_height, cm"
+    logger = MetricsCSV(tmp_path)
+    for step in range(3):
+        logger.log_metrics({name: 1.0 + step}, step)
+    resumed = MetricsCSV(tmp_path)
+    resumed.drop_from(2)
+    resumed.log_metrics({name: 5.0}, 2)
+    assert MetricsCSV(tmp_path).rows() == [(0, {name: 1.0}), (1, {name: 2.0}), (2, {name: 5.0})]
+
+
+def test_the_bar_of_a_resumed_run_is_at_its_share_whatever_the_size_of_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four epochs of 100 batches of 8 pictures; resumed after two of them, and half of the third, with batches of 16."""
+    position = SimpleNamespace(at=(2, 400))
+    data = SimpleNamespace(
+        position=position, batch_size=16, batches_before=lambda samples: samples // 16
+    )
+    monkeypatch.setattr(RunContext, "of", lambda trainer: SimpleNamespace(data=data))
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True,
+        world_size=1,
+        max_epochs=4,
+        max_steps=-1,
+        num_training_batches=50,
+        accumulate_grad_batches=1,
+        global_step=250,
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=249)),
+    )
+    progress = Progress()
+    progress.on_train_start(trainer, None)  # type: ignore[arg-type]
+    bar = progress._bar
+    assert bar is not None and (bar.n, bar.total) == (2000, 3200)
+    progress.close(trainer)
+    trainer.max_steps = 300  # of which 250 are made
+    progress.on_train_start(trainer, None)  # type: ignore[arg-type]
+    bar = progress._bar
+    assert bar is not None and (bar.n, bar.total) == (2000, 2800)
+    progress.close(trainer)
+
+
+def test_the_fidelity_of_a_start_is_removed_where_a_rule_stops_the_run_before_a_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that are exported then were not compared."""
+    file = tmp_path / "fidelity.json"
+    file.touch()
+    run = SimpleNamespace(
+        students=SimpleNamespace(named=lambda: {"": None}), student_folder=lambda name: tmp_path
+    )
+    monkeypatch.setattr(RunContext, "of", lambda trainer: run)
+    record = FidelityRecord(Preflight(), SimpleNamespace(best={}))  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(is_global_zero=True)
+    record.on_exception(trainer, None, RuntimeError())  # type: ignore[arg-type]
+    assert file.exists()
+    record.on_exception(trainer, None, RunStopped("BudgetSpent", tmp_path))  # type: ignore[arg-type]
+    assert not file.exists()

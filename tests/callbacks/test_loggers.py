@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import CSVLogger, WandbLogger
 
-from kd.callbacks.loggers import placed
+from kd.callbacks.context import RunContext
+from kd.callbacks.loggers import Loggers, placed
 from kd.callbacks.tracked_runs import log_each_step_once, rows_of_wandb_file, with_run_ids
 from kd.cli import train_main
 from kd.optim import warmup_cosine
@@ -87,6 +90,8 @@ def test_arguments_left_at_their_defaults_follow_the_run() -> None:
     }  # fmt: skip
     mlflow["init_args"] = {"save_dir": "/elsewhere"}
     assert placed(mlflow, run)["init_args"]["tracking_uri"] == "sqlite:////elsewhere/mlflow.db"
+    # required, and of a class whose settings kd does not list
+    assert placed({"class_path": loggers + "CSVLogger"}, run)["init_args"]["save_dir"] == str(run)
     mlflow["init_args"] = {"tracking_uri": "http://server"}
     assert "artifact_location" not in placed(mlflow, run)["init_args"]
 
@@ -332,3 +337,26 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
         if kind in (1, 4):
             yield record
             record = b""
+
+
+def test_a_run_that_fsdp_resumes_appends_to_its_loggers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its strategy reads the checkpoint after ``on_fit_start``: made there, a logger would begin anew."""
+    file = tmp_path / "csv" / "metrics.csv"
+    file.parent.mkdir()
+    file.write_text("step,train/loss\n0,3.0\n1,2.0\n2,1.0\n")
+    run: Any = SimpleNamespace(folder=tmp_path, module=SimpleNamespace(resumed=True))
+    monkeypatch.setattr(RunContext, "of", lambda trainer: run)
+    strategy = SimpleNamespace(restore_checkpoint_after_setup=True)
+    trainer: Any = SimpleNamespace(is_global_zero=True, loggers=[], strategy=strategy)
+    spec = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {}}
+    module: Any = None
+    loggers = Loggers([spec], lambda specs: [CSVLogger(**specs[0]["init_args"])], {})
+    loggers.on_fit_start(trainer, module)
+    loggers.on_load_checkpoint(trainer, module, {"global_step": 2})
+    (logger,) = trainer.loggers
+    logger.log_metrics({"train/loss": 0.5}, 2)
+    logger.save()
+    rows = [(row["step"], row["train/loss"]) for row in csv.DictReader(file.open())]
+    assert rows == [("0", "3.0"), ("1", "2.0"), ("2", "0.5")]

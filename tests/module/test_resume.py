@@ -6,13 +6,18 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
 from kd.callbacks.summary import Summary
 from kd.cli import train_main
 from kd.data.sampler import TrainBatches
+from kd.errors import UserError
+from kd.module.resume import Resume
 from kd.optim import warmup_cosine
 from tests._forks import start, start_ranks, status_of
 from tests._helpers import draw_folder, write_recipe
@@ -377,3 +382,36 @@ def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
     assert (summary["status"], summary["epochs"], summary["world_size"]) == ("done", 2, 2)
     assert summary["memory_mb"]["optimizer"] > 0
     assert (folder / "student.safetensors").is_file()
+
+
+def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recipe: Path) -> None:
+    """Its list of files is loaded before the run's folder is in the callback's paths."""
+    for place in ({"dirpath": "RUN/best"}, {}):
+        arguments = {"monitor": "step", "mode": "max", "filename": "mine-{step}", **place}
+        own = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": arguments}
+        items = [f"trainer.callbacks={json.dumps([own])}", f"name=to-{len(place)}"]
+        assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1"]) == 0
+        run = recipe.parent / "runs" / "tiny" / f"to-{len(place)}"
+        (first,) = run.glob("*/mine-*.ckpt")
+        assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
+        (second,) = run.glob("*/mine-*.ckpt")
+        assert second != first
+
+
+def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules() -> None:
+    """It has read the checkpoint before the module's hook, after the optimizers were made."""
+    schedule = SimpleNamespace(state_dict=lambda: {"last_epoch": 3})
+    trainer: Any = SimpleNamespace(
+        ckpt_path="last.ckpt",
+        strategy=SimpleNamespace(restore_checkpoint_after_setup=True),
+        fit_loop=SimpleNamespace(state_dict=dict),
+        precision_plugin=None,
+        lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)],
+    )
+    resume = Resume.__new__(Resume)
+    checkpoint = {"optimizer_states": [{}], "lr_schedulers": [{"last_epoch": 2}]}
+    resume.check_states(checkpoint, trainer, nn.Module())
+    assert resume._optimizer_states is None
+    checkpoint["lr_schedulers"] = [{"last_epoch": -2}]
+    with pytest.raises(UserError, match=r"last.ckpt: lr_schedulers.0.last_epoch: must not be"):
+        resume.check_states(checkpoint, trainer, nn.Module())

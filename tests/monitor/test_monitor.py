@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,6 +20,7 @@ from kd.monitor.control import Control
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
 from kd.monitor.keys import MonitorSpec
+from kd.monitor.loop import PlainLoop
 from kd.monitor.own_run import OwnRun
 from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
@@ -96,6 +98,39 @@ def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path: Path) ->
     assert run.config["trainer"]["max_epochs"] == 2
 
 
+def test_the_loss_of_accumulated_batches_is_a_batchs_own(tmp_path: Path) -> None:
+    """Lightning hands callbacks the loss divided by the number of accumulated batches."""
+
+    class Three(Classifier):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            return 0 * super().training_step(batch, batch_idx) + 3.0
+
+    watch = kd.Monitor(tmp_path / "run", rules_every_s=0)
+    arguments: dict[str, Any] = {"accumulate_grad_batches": 4, "log_every_n_steps": 1, **QUIET}
+    Trainer(max_epochs=1, callbacks=[watch], **arguments).fit(Three(), pictures(16))
+    losses = [row["train/loss"] for row in read_run(tmp_path / "run").metrics]
+    assert losses == [3.0] * len(losses) and losses
+
+
+def test_a_training_that_resumes_has_each_step_once_in_its_metrics(tmp_path: Path) -> None:
+    files = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    arguments: dict[str, Any] = {**QUIET, "log_every_n_steps": 1, "enable_checkpointing": True}
+    for checkpoint in (None, tmp_path / "epoch=0.ckpt"):
+        watch = kd.Monitor(tmp_path / "run", rules_every_s=0)
+        trainer = Trainer(max_epochs=2, callbacks=[watch, files], **arguments)
+        trainer.fit(Classifier(), pictures(4 * BATCH), ckpt_path=checkpoint, weights_only=False)
+    rows = read_run(tmp_path / "run").metrics
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(8))
+
+
+def test_a_loader_without_a_length_has_no_last_batch_of_the_loader_before() -> None:
+    loop = PlainLoop()
+    loop.expect([1, 2])
+    assert [loop.is_last_batch for _ in loop.fetch([1, 2])] == [False, True]
+    loop.expect(iter([1, 2, 3]))
+    assert [loop.is_last_batch for _ in loop.fetch(iter([1, 2, 3]))] == [False, False, False]
+
+
 def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
     watch = kd.Monitor(tmp_path / "run", max_hours=1e-4, rules_every_s=0)
     trainer = Trainer(max_epochs=100, callbacks=[watch], **QUIET)
@@ -103,6 +138,12 @@ def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     assert run.summary["status"] == "stopped: MaxHours"
     assert trainer.current_epoch < 99
+
+
+def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(UserError, match="run: can't be written: File exists"):
+        trained(tmp_path / "run", Classifier(), pictures(4))
 
 
 def test_one_folder_holds_one_training(tmp_path: Path) -> None:

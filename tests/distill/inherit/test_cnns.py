@@ -265,3 +265,5 @@ def test_a_run_of_few_steps_is_a_trial() -> None:
     assert why_trial(SimpleNamespace(**{**whole, "max_steps": 1})) == "trainer.max_steps=1"
     limited = SimpleNamespace(**{**whole, "limit_train_batches": 4})
     assert why_trial(limited) == "trainer.limit_train_batches=4"
+    one_batch = SimpleNamespace(**{**whole, "limit_train_batches": 1})
+    assert why_trial(one_batch) == "trainer.limit_train_batches=1"
