@@ -1,10 +1,9 @@
 """``kd-card``: a model card of a finished run. Needs no torch."""
 
 import sys
-from pathlib import Path
 
 from kd.errors import UserError, plain
-from kd.run.own_keys import take_all
+from kd.run.own_keys import out_path, take_all
 from kd.run.request import Request
 from kd.storage.run_urls import finished_at
 from kd.storage.writing import write_text
@@ -40,8 +39,9 @@ def run(request: Request) -> int | None:
 
     options = take_all(request, *LICENSES, "out", of_data=False)
     folder = finished_at(request.rest[0], "summary.json")
-    if "out" in options:
-        files = [Path(options["out"])]
+    out = out_path(options)
+    if out is not None:
+        files = [out]
     else:
         files = [folder / "README.md"]
         hub = folder / "export" / "hub"

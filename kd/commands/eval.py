@@ -10,7 +10,7 @@ from kd.run.cascade_wish import KEYS as CASCADE
 from kd.run.cascade_wish import wish_of
 from kd.run.claim import KEYS as CERTIFICATE
 from kd.run.claim import claim_of
-from kd.run.own_keys import take_all, truth
+from kd.run.own_keys import out_path, take_all, truth
 from kd.run.pays_wish import KEYS as PAYS
 from kd.run.pays_wish import PaysWish, pays_of
 from kd.run.present import check_models
@@ -161,6 +161,9 @@ def _options(request: Request) -> "Options":
     if despite_choice and not (claim or wish):
         raise UserError("despite_choice: has no effect without margin=POINTS or cascade=true")
     out = _out(options)
+    for key in ("split", "folder"):
+        if options.get(key) == "":  # it would measure ``val``, which was not asked for
+            raise UserError(f"{key}: must name pictures, got nothing")
     if "split" in options and "folder" in options:
         raise UserError("folder: can't be given together with split=: the folder is the split")
     words = request.rest
@@ -240,9 +243,9 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
 
 def _out(options: Mapping[str, str]) -> Path | None:
     """The file that ``out=`` names; None where it is not given. A user's error unless it is CSV or JSON."""
-    if "out" not in options:
+    out = out_path(options)
+    if out is None:
         return None
-    out = Path(options["out"])
     if out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir():
         raise UserError(f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'")
     return out

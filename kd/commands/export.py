@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kd.errors import UserError
 from kd.run.claim import claim_of
 from kd.run.open import open_run
-from kd.run.own_keys import take_all, truth, whole_number
+from kd.run.own_keys import out_path, take_all, truth, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
@@ -102,6 +102,7 @@ def run(request: Request) -> int | None:
     certificate = None if claim is None else claim.wanted
     limits = ExportLimits(min_agreement, _share(options, "max_drop", 1), certificate)
     layout = _layout(options)
+    out = out_path(options)
     export_format = find_format(name)
     if claim is not None and export_format.features:
         raise UserError(f"margin: needs a classifier, and to={name} has none")
@@ -117,11 +118,10 @@ def run(request: Request) -> int | None:
     export_request = ExportRequest(
         name, export_format, int8, layout, calibrate, limits, fp16, max_batch
     )
-    out = opened.folder / "export" / export_request.name
-    if "out" in options:
-        out = Path(options["out"])
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"out: {out} exists already and is not an empty folder")
+    if out is None:
+        out = opened.folder / "export" / export_request.name
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"out: {out} exists already and is not an empty folder")
     problem, comparison = export(opened, export_request, out, remember_made)
     print("\n".join(lines(comparison)))
     if problem:

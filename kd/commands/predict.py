@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.run.open import open_run
-from kd.run.own_keys import take_all, whole_number
+from kd.run.own_keys import out_path, take_all, whole_number
 from kd.run.present import check_pictures
 from kd.run.request import Request
 from kd.run.run import Run
@@ -50,9 +50,7 @@ def run(request: Request) -> int | None:
 
     options = take_all(request, "out", "top", "device")
     top = whole_number(options, "top", 5)
-    out = None
-    if "out" in options:
-        out = Path(options["out"])
+    out = out_path(options)
     folder = Path(request.rest[0])
     config, _ = Run.settings(folder / "config.yaml", request)
     files = find_pictures(request.rest[1:], config["data"]["source"])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from kd.errors import UserError, did_you_mean
 from kd.run.request import Request
@@ -99,6 +100,20 @@ def truth(own: Mapping[str, str], key: str) -> bool:
     if text not in ("true", "false"):
         raise UserError(f"{key}: must be true or false, got '{own[key]}'")
     return text == "true"
+
+
+def out_path(own: Mapping[str, str]) -> Path | None:
+    """The file or folder that ``out=`` of a command's own keys names; None where it is not given.
+
+    Raises:
+        UserError: it is empty: as a path that would be the working directory.
+    """
+    text = own.get("out")
+    if text is None:
+        return None
+    if not text:
+        raise UserError("out: must name a file or a folder, got nothing")
+    return Path(text)
 
 
 def take_all(request: Request, *keys: str, of_data: bool = True) -> dict[str, str]:

@@ -1,9 +1,19 @@
 """A command's own key=value items."""
 
+from pathlib import Path
+
 import pytest
 
 from kd.errors import UserError
-from kd.run.own_keys import positive, take, take_all, truth, whole_number, whole_numbers
+from kd.run.own_keys import (
+    out_path,
+    positive,
+    take,
+    take_all,
+    truth,
+    whole_number,
+    whole_numbers,
+)
 from kd.run.request import Request
 
 
@@ -23,6 +33,7 @@ def test_numbers_and_truths_of_a_command() -> None:
     assert whole_number(own, "threads", 1, low=0) == 0 and whole_number({}, "threads", 5) == 5
     assert truth(own, "int8") and not truth({}, "int8")
     assert positive("seconds", "0.5") == 0.5
+    assert out_path({}) is None and out_path({"out": "a.csv"}) == Path("a.csv")
     for call, message in (
         (lambda: whole_number(own, "threads", 1), "threads: must be a whole number >= 1, got '0'"),
         (
@@ -37,6 +48,7 @@ def test_numbers_and_truths_of_a_command() -> None:
             lambda: whole_numbers({"batch": "1 8"}, "batch", "1"),
             "batch: must be whole numbers > 0 with commas between, got '1 8'",
         ),
+        (lambda: out_path({"out": ""}), "out: must name a file or a folder, got nothing"),
         (lambda: truth({"int8": "yes"}, "int8"), "int8: must be true or false, got 'yes'"),
         (lambda: positive("seconds", "nan"), "seconds: must be a number > 0, got 'nan'"),
         (lambda: positive("hours", "2e6"), "hours: must be a number > 0 and < 1e+06, got '2e6'"),
