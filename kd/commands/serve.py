@@ -79,10 +79,13 @@ def run(request: Request) -> int | None:
     limits = Limits(**numbers)
     threads = whole_number(options, "threads", 0, low=0)
     port = whole_number(options, "port", 8000, low=0)
+    host = options.get("host", "127.0.0.1")
+    if not host:  # a socket would take it for all addresses of the machine
+        raise UserError("host: must be an address to listen at, got nothing (0.0.0.0 is any)")
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
     rule = _rule(request, options)
     file = _model(request, truth(options, "int8"))
-    listening = bind(options.get("host", "127.0.0.1"), port)
+    listening = bind(host, port)
     try:
         manifest, student = open_model(file, threads)
         models = {"student": student}

@@ -293,6 +293,14 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
     assert found.overrides == ["to=onnx", "int8=true", "data.seed=1"]
 
 
+def test_an_empty_host_is_not_any_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    assert main("serve", [str(tmp_path), "port=0", "host="]) == 2
+    assert "host: must be an address to listen at, got nothing" in capsys.readouterr().err
+
+
 def test_int8_of_an_export_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.touch()
