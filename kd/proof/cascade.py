@@ -330,6 +330,9 @@ def choose(
 ) -> dict[str, Any]:
     """Chooses the threshold on one half of the pictures and checks it on the other.
 
+    ``cascade.json`` keeps what it returns; ``kd-serve`` and ``kd-export`` read their rule there
+    (:func:`kd.ship.cascade_rule.read_rule`).
+
     The ``head`` is fitted to one quarter of the pictures in any case, to be compared; where it is the plan's score, only
     the other quarter of that half chooses.
 

@@ -319,7 +319,7 @@ class Fidelity:
         return math.nan
 
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
-        """The numbers as plain values, after the last batch.
+        """The numbers as plain values, after the last batch: ``fidelity.json`` and ``eval_*.json`` hold them for the report.
 
         ``kind``, ``pictures``; with a teacher ``agreement`` in 0..1, ``outcomes`` (the share of each of :data:`OUTCOMES`
         where the truth is known) and :attr:`kl`; by model ``ece`` in 0..1 and ``reliability`` (a row of mean confidence,

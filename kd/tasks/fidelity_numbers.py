@@ -50,6 +50,8 @@ class NumbersFidelity:
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
         """By target: how student and teacher correlate and differ, and each one's error; after the last batch.
 
+        ``fidelity.json`` and ``eval_*.json`` hold it for the report.
+
         Args:
             classes: names of the C targets, in the order of the columns.
 
