@@ -69,7 +69,7 @@ def certify(
 ) -> dict[str, Any]:
     """Compares two models by the same pictures in the same order.
 
-    What it returns is kept in ``eval_*.json`` and ``export.json``; the report and the model card read its keys.
+    What it returns is kept in ``eval_*.json`` and ``export/export.json``; the report and the model card show its ``text``.
 
     Args:
         reference: what the model did that the other must not be worse than.
