@@ -235,8 +235,8 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
 def _why_missing(name: str, spec: TeacherSpec) -> str:
     """Why a teacher's weights, or its file of answers, can't be had; "" where they can.
 
-    That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs. Of pre-trained
-    weights the disk and the hub are asked.
+    That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs. Pre-trained
+    weights must be on this disk, or the hub within reach.
 
     Args:
         name: of one of several teachers; "" of a single one.

@@ -1,12 +1,11 @@
 """What the words of ``kd-predict`` name: pictures, and a place for the answers. Torch is not imported."""
 
 import glob
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kd.data.sources import IMAGE_SUFFIXES, pictures_in_list
+from kd.data.sources import pictures_below, pictures_in_list
 from kd.data.sources.lists import LISTS
 from kd.errors import UserError
 from kd.storage.student_metadata import student_metadata_in
@@ -42,8 +41,9 @@ def answers_of(student: Path) -> str | None:
 def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None) -> list[str]:
     """The picture files that files, folders, patterns and lists name, each once, in the order of the words.
 
-    Those of a folder (at any depth, by their endings; hidden ones are left out) or of a pattern are sorted, those of a
-    list as they are in it. Whether a file is a picture shows when it is read.
+    Those of a folder (as a training reads it: at any depth, by their endings, without hidden files and programs'
+    folders) or of a pattern are sorted, those of a list as they are in it. Whether a file is a picture shows when it is
+    read.
 
     Args:
         words: of the command line.
@@ -54,12 +54,8 @@ def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None)
     """
     unique: dict[str, None] = {}
     for word in words:
-        files = []
         if Path(word).is_dir():
-            for folder, _, names in os.walk(word):
-                for name in names:
-                    if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
-                        files.append(f"{folder}{os.sep}{name}")
+            files, _ = pictures_below(word)
         elif word.lower().endswith(LISTS) and Path(word).is_file():
             unique |= dict.fromkeys(pictures_in_list(word, **_reading_of(source or {})))
             continue

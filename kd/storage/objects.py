@@ -104,19 +104,23 @@ def tried(attempt: Callable[[], Given], what: str) -> Given:
 def fetched(url: str, key: str) -> Path:
     """The path of a copy of a store's file in the cache folder, which is fetched once for each content.
 
-    One request asks for the file's state each time. A copy of the size that the store says counts; several processes
-    may call it, the first one fetches while the others wait.
+    Each call reads the file's state from the store by one request. A copy of the size that the store reports counts.
+    Several processes may call it: the first one fetches, the others wait.
 
     Args:
         url: of the file.
         key: the configuration key that named it, for messages.
 
     Raises:
-        UserError: it is missing, or can't be read.
+        UserError: it is missing, can't be read, or the server reports no size for it, by which a cut copy is noticed.
     """
     files, path = file_system(url, key)
     with _named(url, key):
         info = tried(lambda: files.info(path), f"{url} can't be read")
+        if info["size"] is None:
+            raise UserError(
+                f"{key}: {url}: the server reports no size for it; download it and give its path"
+            )
         size = int(info["size"])
         content_id = f"{url} {_state(info)}".encode()
         digest = hashlib.sha256(content_id).hexdigest()[:16]
@@ -132,7 +136,7 @@ def fetched(url: str, key: str) -> Path:
 
 @contextmanager
 def _named(url: str, key: str) -> Iterator[None]:
-    """Inside, an OSError becomes a user's error that begins with the setting's key."""
+    """Inside, an OSError becomes a UserError that begins with the setting's key; a missing file's names ``url``."""
     try:
         yield
     except FileNotFoundError as error:

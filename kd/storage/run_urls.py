@@ -236,7 +236,8 @@ def _fetch_all(
         copies: what is known of both sides; noted anew after each file.
         key: the setting, for messages.
         checkpoints: fetch these, too. Hidden files are never fetched.
-        together: several machines resume the run: what one of them has alone does not count.
+        together: several machines resume the run: what one of them has alone does not count. Checkpoints that the
+            store lacks are deleted here, files that have changed here are fetched again.
 
     Raises:
         UserError: the run has continued here and from another machine, or files are too many or too large.

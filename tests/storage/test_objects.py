@@ -1,6 +1,9 @@
 """Names of files in an object store."""
 
-from kd.storage.objects import is_url, size_in
+import pytest
+
+from kd.errors import UserError
+from kd.storage.objects import fetched, is_url, size_in
 
 
 def test_is_url() -> None:
@@ -10,3 +13,17 @@ def test_is_url() -> None:
 
 def test_size_in() -> None:
     assert size_in("1024-0123456789abcdef") == 1024
+
+
+def test_a_file_without_a_reported_size_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a web server that sends in chunks."""
+
+    class Chunked:
+        def info(self, path: str) -> dict[str, object]:
+            return {"name": path, "size": None, "type": "file"}
+
+    monkeypatch.setattr("kd.storage.objects.file_system", lambda url, key: (Chunked(), url))
+    with pytest.raises(UserError, match=r"^weights: http://host/a.pth: the server reports no size"):
+        fetched("http://host/a.pth", "weights")
