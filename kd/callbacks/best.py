@@ -46,8 +46,8 @@ class Best(Callback):
         self.newest: dict[str, Metrics] = {}
         """By student ("" for a single one): the metrics of its newest validation, without ``val/``."""
         self.best: dict[str, Metrics] = {}
-        """Likewise of its best one, with ``epoch`` (from 1; 0: the start) and ``step`` (optimizer steps done); without
-        students of which no epoch was validated."""
+        """Likewise of its best one, with ``epoch`` (from 1; 0: the start) and ``step`` (optimizer steps done); a student is
+        missing until an epoch of it was validated."""
         self.start: dict[str, Metrics] = {}
         """Likewise of the validation before the first step, where that may be the best."""
         self.top: Metrics = {}
@@ -70,7 +70,7 @@ class Best(Callback):
             trainer.num_sanity_val_steps = math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes each student's ``config.yaml``, where there are several."""
+        """Writes each student's ``config.yaml`` on rank 0, where there are several."""
         for name, config in self.configs.items() if trainer.is_global_zero else ():
             write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
 

@@ -48,13 +48,13 @@ class FidelityRecord(Callback):
         """
         self.preflight = preflight
         self.best = best
-        self._found: dict[str, Compared | None] = {}
+        self._comparisons: dict[str, Compared | None] = {}
         """By student: the comparison of the present validation; None of a task that has none."""
         self._seen: HostCopies[Compared] = HostCopies()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forgets what the last validation has counted."""
-        self._found = {}
+        self._comparisons = {}
         self._seen.clear()
 
     def on_validation_batch_end(
@@ -71,24 +71,24 @@ class FidelityRecord(Callback):
         self._add(wait=False)
         for name, (logits, target, index) in validation_logits(outputs).items():
             assert index is not None, "our loaders give every picture its number"
-            if name not in self._found:
-                self._found[name] = run.module.task.fidelity(classes)
-            found = self._found[name]
-            if found is not None and logits.ndim == 2:
-                self._seen.add(found, logits, target, index)
-            elif found is not None:
-                self._compare(found, logits, target, index)
+            if name not in self._comparisons:
+                self._comparisons[name] = run.module.task.fidelity(classes)
+            comparison = self._comparisons[name]
+            if comparison is not None and logits.ndim == 2:
+                self._seen.add(comparison, logits, target, index)
+            elif comparison is not None:
+                self._compare(comparison, logits, target, index)
 
     def _add(self, wait: bool) -> None:
         """Compares the batches that have come to the host; with ``wait`` all."""
-        for found, tensors in self._seen.take(wait):
-            self._compare(found, *tensors)
+        for comparison, tensors in self._seen.take(wait):
+            self._compare(comparison, *tensors)
 
-    def _compare(self, found: Compared, logits: Tensor, target: Tensor, index: Tensor) -> None:
+    def _compare(self, comparison: Compared, logits: Tensor, target: Tensor, index: Tensor) -> None:
         """Adds a batch to a comparison, with the teacher's logits where the preflight has kept them for all its pictures.
 
         Args:
-            found: takes the batch.
+            comparison: takes the batch.
             logits: the student's, ``(N, C, ...)``, on whichever device the comparison is to run.
             target: the batch's labels, likewise.
             index: numbers of its pictures, ``(N,)``.
@@ -98,7 +98,7 @@ class FidelityRecord(Callback):
             taught = self.preflight.kept.get(index)
         if taught is not None:
             taught = taught.to(logits.device)
-        found.update(logits, taught, target, index)
+        comparison.update(logits, taught, target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges the ranks' counts, and logs ``val/kl`` (nats) where a teacher was compared; all ranks must call it.
@@ -109,17 +109,19 @@ class FidelityRecord(Callback):
         if not is_trial_validation(trainer):
             self.preflight.all_came()
         for name in RunContext.of(trainer).students.named():
-            found = self._found[name] = _merged(of_all_processes(self._found.get(name)))
+            comparison = self._comparisons[name] = _merged(
+                of_all_processes(self._comparisons.get(name))
+            )
             if (
-                isinstance(found, Fidelity) and found.compared
+                isinstance(comparison, Fidelity) and comparison.compared
             ):  # NaN too: Lightning keeps the last value logged
-                pl_module.log(f"{name}/val/kl" if name else "val/kl", found.kl)
+                pl_module.log(f"{name}/val/kl" if name else "val/kl", comparison.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes ``fidelity.json`` of each student whose validation was its best, on rank 0."""
         run = RunContext.of(trainer)
         for name in self.best.improved if trainer.is_global_zero else ():
-            if (whole := self._found[name]) is not None:
+            if (whole := self._comparisons[name]) is not None:
                 write(
                     run.student_folder(name), whole, run.data, "val", run.students.data_info.classes
                 )
@@ -147,7 +149,7 @@ class FidelityRecord(Callback):
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:
     """The comparisons of all processes as one, added into the first, in place; None where no process has one."""
-    known = [found for found in each if found is not None]
+    known = [comparison for comparison in each if comparison is not None]
     if not known:
         return None
     first, *others = known
@@ -157,20 +159,24 @@ def _merged(each: Sequence[Compared | None]) -> Compared | None:
 
 
 def write(
-    folder: Path, found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
+    folder: Path,
+    comparison: Compared,
+    data: DistillationDataModule,
+    split: str,
+    classes: Sequence[str],
 ) -> None:
     """Writes ``fidelity.json``, which the report reads: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples``.
 
     Args:
         folder: of the run or student.
-        found: the comparison over all pictures.
+        comparison: over all pictures.
         data: reads the pictures that are shown as examples.
         split: that was validated, ``val`` in a run.
         classes: names, in the order of the logits.
     """
-    content = found.result(classes)
-    content["examples"] = examples(found, data, split, classes)
-    if found.kind == "segmentation":
+    content = comparison.result(classes)
+    content["examples"] = examples(comparison, data, split, classes)
+    if comparison.kind == "segmentation":
         palette = colours(len(classes))
         content["colours"] = {}
         for name, colour in zip(classes, palette, strict=False):
@@ -180,7 +186,7 @@ def write(
 
 
 def examples(
-    found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
+    comparison: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """The kept mistakes by kind (``lost``, ``both_wrong``), worst first: ``name``, ``image`` (a data URL), and the answers.
 
@@ -188,14 +194,14 @@ def examples(
     ``image``, and ``panels`` names its parts from left to right.
 
     Args:
-        found: the comparison over all pictures.
+        comparison: over all pictures.
         data: reads the pictures.
         split: that was validated.
         classes: names by id.
     """
     pictures = data.split(split)
     shown: dict[str, list[dict[str, Any]]] = {}
-    for kind, mistakes in found.mistakes.items():
+    for kind, mistakes in comparison.mistakes.items():
         shown[kind] = []
         worst_first = sorted(
             mistakes, key=lambda mistake: (mistake.score, mistake.negative_index), reverse=True
@@ -205,7 +211,7 @@ def examples(
         for mistake, number, picture in zip(worst_first, numbers, seen, strict=True):
             folder_and_name = Path(pictures.name(number)).parts[-2:]
             example: dict[str, Any] = {"name": "/".join(folder_and_name)}
-            if found.kind == "segmentation":
+            if comparison.kind == "segmentation":
                 example |= _panels(picture, mistake.entry, len(classes))
             else:
                 example["image"] = thumbnail(picture)

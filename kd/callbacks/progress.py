@@ -113,7 +113,7 @@ class Progress(Closing):
         self._bar.update(pictures)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Opens a bar over the validation pictures."""
+        """Opens a bar over the validation pictures of all processes on rank 0; none for a trial of a few batches."""
         if not trainer.is_global_zero or is_trial_validation(trainer):
             return
         batches = RunContext.of(trainer).data.eval_batches("val")
@@ -128,7 +128,7 @@ class Progress(Closing):
         batch: Batch,
         *_: object,
     ) -> None:
-        """Moves the bar over the validation pictures; padding counts for nothing."""
+        """Moves the bar over the validation pictures, for all processes at once; padding counts for nothing."""
         if self._validation is None:
             return
         of_all_processes = len(batch["image"]) * trainer.world_size
@@ -156,7 +156,7 @@ class Progress(Closing):
         WholeItems.write(line, file=sys.stderr)
 
     def _named(self, trainer: Trainer) -> str:
-        """The validation's place in the run: the epoch, or the start before the first step."""
+        """The validation's place in the run, in words: the epoch, from 1, or the start before the first step."""
         if trainer.sanity_checking:
             return f"{self._whose}the start"
         return f"{self._whose}epoch {trainer.current_epoch + 1:>3}"

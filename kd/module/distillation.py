@@ -289,7 +289,11 @@ class DistillationModule(Inference):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Each student's optimizer (sharded with ``optim.zero``), joined to one, with its schedule.
 
-        The schedule is stepped after every optimizer step. Rank 0 prints what may surprise in them.
+        Lightning calls it after :meth:`configure_model`, and steps the schedule after every optimizer step. Rank 0 prints
+        what may surprise in them.
+
+        Raises:
+            UserError: settings of ``optim`` that need another batch size, loader or number of processes.
         """
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
         batch_size = self.data.batch_size if self.data is not None else None
@@ -446,14 +450,16 @@ class DistillationModule(Inference):
         self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
 
     def on_validation_start(self) -> None:
-        """Brings classifiers that are made of the teacher's up to date."""
+        """Brings classifiers that are made of the teacher's up to date (SimKD); warns where a user's own loaders repeat
+        samples (:func:`kd.module.evaluation.warn_of_repeats`).
+        """
         self.students.take_classifiers()
         trainer = trainer_of(self)
         if trainer is not None and self.data is None:
             warn_of_repeats(trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
-        """Brings classifiers that are made of the teacher's up to date, where no validation came after the last step."""
+        """Brings these classifiers up to date for the export, where no validation came after the last step."""
         self.students.take_classifiers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

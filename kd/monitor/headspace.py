@@ -85,6 +85,7 @@ class Headspace(Callback):
     """
 
     def __init__(self) -> None:
+        """Nothing is timed yet."""
         self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}
         """By epoch: seconds of the host's clock where counting begins, and at the epoch's end."""
         self._answers: dict[int, Answer] = {}

@@ -74,7 +74,7 @@ class Kernels(Closing):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Starts the profiler one batch before the window, which is its warm-up."""
+        """Starts the profiler one batch before the window, which is its warm-up; with ``memory`` CUDA's recording too."""
         if (
             self._profile is not None
             or self.at is None

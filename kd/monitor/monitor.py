@@ -216,7 +216,10 @@ class Monitor(Callback):
         return self._stopping.stopped
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Ends a plain loop: its parts write what is left, and the error where one ended it; the error passes on."""
+        """Ends a plain loop: its parts write what is left, and the error where one ended it; the error passes on.
+
+        Nothing where no epoch has begun.
+        """
         if self._loop is None:
             return
         if error is None:

@@ -266,13 +266,13 @@ class SystemReader:
         """The processes below the training processes, by id; known ones keep their object, which holds their last CPU
         times.
         """
-        found: dict[int, psutil.Process] = {}
+        below: dict[int, psutil.Process] = {}
         for rank in self._ranks:
             with suppress(psutil.Error):
-                found |= {child.pid: child for child in rank.children(recursive=True)}
+                below |= {child.pid: child for child in rank.children(recursive=True)}
         ranks = {rank.pid for rank in self._ranks}
         children = {}
-        for pid, child in found.items():
+        for pid, child in below.items():
             if pid not in ranks:
                 children[pid] = self._children.get(pid, child)
         return children
