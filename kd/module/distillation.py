@@ -189,6 +189,7 @@ class DistillationModule(Inference):
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure.
 
+        A resumed run neither starts its students nor settles their losses: the checkpoint has both.
         Lightning calls it in every process, before weights are sharded or loaded. The order matters: the students'
         start reads the teacher before it is cast to its precision; losses are settled on the started students; batch
         size, loader processes and cache are measured on all of that; compiling comes last.
@@ -408,9 +409,10 @@ class DistillationModule(Inference):
         }
 
     def _seed(self, batch_idx: int) -> None:
-        """Seeds dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew.
+        """Seeds dropout and the like by (seed, epoch, batch, rank): a resumed run draws what the uninterrupted one drew.
 
-        ``batch_idx`` is that of the epoch. In a loop of the user's own nothing is seeded.
+        Called before each student's turn, so that each draws what it would draw alone. ``batch_idx`` is that of the epoch.
+        In a loop of the user's own nothing is seeded.
         """
         if self.data is None:  # a loop of the user's own, and its random numbers
             return

@@ -365,8 +365,7 @@ def _inputs(images: Tensor) -> dict[str, Any]:
     Returns:
         ``constant``: the share of pictures with one value everywhere. ``duplicated``: the share that repeat another one of
         the batch, which itself does not count, decided by some thousand values of each. ``low`` and ``high``: the smallest
-        and largest value of all.
-        ``bytes``: whether they are whole numbers (0 to 255), not prepared floats.
+        and largest value of all. ``bytes``: whether they are whole numbers (0 to 255), not prepared floats.
     """
     flat = images.detach().flatten(1)
     low = flat.amin(1)

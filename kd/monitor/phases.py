@@ -187,9 +187,7 @@ class Phases(Recording):
         """The header of this rank's file; {} before the training."""
         self._shown = ""  # the limit that the bar named last
         self._total: dict[str, Any] = {}
-        self._last_total = (
-            0.0  # Unix time of the end of the step after which totals were written last
-        )
+        self._last_total = 0.0  # Unix time at which the step ended after which totals were written
         self._step: dict[str, Any] | None = None  # what the record of the open step begins with
         self._epoch: int | None = None  # of the newest step
         self._is_trained = False  # the batch of the step that is open has been trained to its end

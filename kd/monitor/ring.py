@@ -31,7 +31,7 @@ class Ring(Callback):
 
 
 def _median_s(size: int, device: torch.device) -> float:
-    """Median seconds of :data:`REPEATS` all-reduces of ``size`` bytes in float32; every process must call it."""
+    """Median seconds (the upper one) of :data:`REPEATS` all-reduces of ``size`` bytes in float32; all must call it."""
     data = torch.zeros(size // 4, device=device)
     seconds = []
     for _ in range(REPEATS):
