@@ -59,6 +59,9 @@ class Control(Callback):
     def _look(self, folder: Path) -> dict[str, Any]:
         """What the file orders where it has changed since it was last read; else {}.
 
+        Reads it once in :data:`LOOK_EVERY_S` seconds. A wrong text, or a file that is refused, is reported once and orders
+        nothing.
+
         Returns:
             Of :func:`kd.storage.control_file.parse`: ``health`` (batches between readings), ``kernels`` (batches to
             profile; not from a file older than a resume), ``nvtx`` (bool). ``on`` and ``interval`` in it are for
@@ -68,13 +71,18 @@ class Control(Callback):
         if now < self._looked + LOOK_EVERY_S:
             return {}
         self._looked = now
+        refused = ""
         try:
             content = read(folder)
         except RefusedFile as error:
-            content = str(error), 0
+            refused = str(error)
+            content = refused, 0
         if content == self._content:
             return {}
         self._content = content
+        if refused:
+            self.watched.report(refused)
+            return {}
         try:
             command = parse(content[0])
         except ValueError as error:

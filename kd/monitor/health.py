@@ -91,7 +91,8 @@ class Health(Recording):
     def _reads(self, trainer: Trainer, batch_idx: int) -> bool:
         """Whether a batch is read: of each :attr:`every` batches the first that ends with an optimizer step.
 
-        Where gradients are accumulated most batches end without one, and have neither whole gradients nor new weights.
+        Where gradients are accumulated most batches end without one, and have neither whole gradients nor new weights. It
+        must be called for each batch: it remembers that a reading is due.
         """
         if not self.every:
             return False

@@ -173,3 +173,16 @@ def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> No
 
 def test_parse() -> None:
     assert parse("off health=10") == {"on": False, "health": 10}
+
+
+def test_a_file_that_is_refused_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its path is no word of the file."""
+    (tmp_path / "monitor").mkdir()
+    monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)
+    parts: Any = None
+    looking = control.Control(Watched(tmp_path), parts, parts, parts)
+    assert looking._look(tmp_path) == looking._look(tmp_path) == {}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"kd.Monitor: {tmp_path / 'monitor'}: is a folder; only a regular file is read"
