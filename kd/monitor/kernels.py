@@ -25,6 +25,7 @@ NO_RANGES = (
     "aten::",
     "enumerate(",
 )
+"""How the names of annotations begin that torch makes by itself: they are no named ranges."""
 GROUPS = {  # the first group whose word is in an operation's name
     "communication": ("nccl", "allreduce", "all_reduce", "allgather", "gloo", "c10d"),
     "attention": ("attention", "flash", "fmha"),

@@ -15,7 +15,7 @@ Batch = TypeVar("Batch")
 Value = TypeVar("Value")
 FETCH = "[PlainLoop].train_dataloader_next"
 """The action of waiting for a batch, named as Lightning names its own."""
-_NO_MORE = object()
+_NO_MORE = object()  # in the place of a batch after the last one
 
 
 class LoopStrategy:

@@ -17,6 +17,7 @@ from kd.report.step_facts import mean
 Values = dict[tuple[str, ...], float]
 """By the values of a gauge's labels; of one without labels by ``()``."""
 HEALTH = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
+"""The keys of a health record that are served."""
 MB = 2**20
 # Gauge -> factor, and the key in a sample with its direction (of a number without one "").
 OF_SAMPLE: dict[str, tuple[float, dict[str, str]]] = {

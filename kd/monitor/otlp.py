@@ -11,9 +11,8 @@ from pytorch_lightning import Trainer
 from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 
-TIMEOUT_S = (
-    5  # seconds of one sending; a collector that is gone holds the run's end up for no longer
-)
+TIMEOUT_S = 5
+"""Seconds of one sending; a collector that is gone holds the run's end up for no longer."""
 
 
 class Otlp(Outlet):

@@ -171,7 +171,7 @@ def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
 
 
 def _class_counts(targets: Sequence[Target]) -> list[int]:
-    """Pictures of each class, by class id; empty where targets are no class ids >= 0."""
+    """Pictures of each class, by class id; [] where targets are no class ids, or one of them is negative (no label)."""
     with suppress(TypeError, ValueError):
         ids = np.asarray(targets)
         is_list = ids.ndim == 1 and len(ids) > 0

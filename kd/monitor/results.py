@@ -161,9 +161,8 @@ class WatchedResults(Callback):
             loss = outputs.get("loss")
         if is_due and isinstance(loss, Tensor) and loss.numel() == 1:
             step = {"step": steps_done - 1, "epoch": trainer.current_epoch}
-            of_batch = (
-                loss.detach() * trainer.accumulate_grad_batches
-            )  # which Lightning has divided it by
+            # Lightning has divided it by the number of accumulated batches
+            of_batch = loss.detach() * trainer.accumulate_grad_batches
             self._losses.add(step, of_batch)
         self._write_losses(wait=False)
 
