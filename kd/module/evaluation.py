@@ -221,7 +221,7 @@ class Labelled:
     """How many of the pictures, the first, are the reference."""
 
     def accuracy(self, name: str) -> dict[str, float]:
-        """The share of classified pictures, in 0..1, that a model's features classify rightly.
+        """The share of classified pictures, in 0..1, that the features of the model ``name`` classify rightly.
 
         Returns:
             ``knn1`` by the nearest neighbours, ``probe1`` by a ridge regression (:data:`kd.report.metric.PROBE`),

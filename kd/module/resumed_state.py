@@ -274,7 +274,8 @@ def _check_state(
         place: see the module.
 
     Raises:
-        UserError: a state of another form, one too many or too few; an empty ``content`` passes.
+        UserError: a state of another form, one too many or too few; an empty ``content`` passes. Of an optimizer that can't
+            be foreseen only what :func:`_check_any_state` refuses.
     """
     if expected is None:
         _check_any_state(content, parameter, place)
@@ -296,7 +297,7 @@ class _Rehearsal:
         """Prepares to find which state a step would make; nothing is stepped yet.
 
         Args:
-            optimizer: of the run; of one that is sharded (ZeRO), this rank's part.
+            optimizer: of the run; of one that is sharded (ZeRO) its class and settings count, as of this rank's part.
             settings: of each parameter group, without the parameters: this run's, or with the checkpoint's over them.
         """
         self._groups = optimizer.param_groups
@@ -403,10 +404,11 @@ def _any_number(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_any_state(content: object, parameter: Tensor, place: str) -> None:
-    """Checks the state of an optimizer that the user made: tensors of the parameter's shape, or numbers; all finite.
+    """Checks the tensors in the state of an optimizer that the user made, also in lists: each is finite, and has the
+    parameter's shape or one number. What is no tensor is taken as it is.
 
     Args:
-        content: of the checkpoint, for one parameter.
+        content: of the checkpoint, for one parameter: a mapping.
         parameter: of the run.
         place: see the module.
     """
