@@ -89,7 +89,7 @@ class ExportLimits:
     """How far an export may be from the student in torch before it is refused."""
 
     agreement: float = 0.999
-    """Least share of answers equal to the student's, of a float export, in 0..1."""
+    """Least share of answers equal to the student's, in 0..1: of a float export, and of int8 without a metric."""
     drop: float = 0.01
     """Most that an int8 export may lose of the task's main metric, in 0..1."""
     certificate: ProofMargin | None = None
