@@ -128,6 +128,9 @@ class Endpoint(Needs):
 def run(request: Request) -> int:
     """Makes, shows (``--dry-run``) or deletes the endpoint of a run; returns the exit status.
 
+    It is 1 where the endpoint or batch transform has failed, where the endpoint answers otherwise than ``kd-predict``, or
+    where something could not be deleted. A new endpoint costs until it is deleted.
+
     Raises:
         UserError: not one finished run, a wrong key, or a refusal of SageMaker.
     """
@@ -214,7 +217,14 @@ def _archive(opened: "FinishedRun") -> Path:
     if not (out / "model.tar.gz").is_file():
         kind = find_format("sagemaker")
         kind.check("endpoint", False)
-        export_request = ExportRequest("sagemaker", kind, False, "nhwc", 300, ExportLimits())
+        export_request = ExportRequest(
+            to="sagemaker",
+            kind=kind,
+            int8=False,
+            layout="nhwc",
+            calibrate=300,
+            limits=ExportLimits(),
+        )
         problem, _ = export(opened, export_request, out, remember_made)
         if problem:
             raise UserError(f"{opened.folder}: its export was not kept: {problem}")

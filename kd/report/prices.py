@@ -12,11 +12,15 @@ PARTS = ("vcpus", "gpus")  # of a machine in the table, beside its prices
 INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
 
 
-def read_prices(file: Path) -> dict[str, dict[str, float]]:
+def read_prices(file: Path, key: str = "monitor.prices") -> dict[str, dict[str, float]]:
     """A table of ``instance: 3.06`` or ``instance: {on_demand: 3.06, spot: 1.1}``, of an hour of one machine.
 
     ``vcpus: 72`` beside the prices says that the machine could make batches for others; with ``gpus: 1`` too, that it
     could train in place of a smaller one of its family.
+
+    Args:
+        file: YAML.
+        key: the setting that names it, for messages.
 
     Returns:
         By instance: its prices, ``on_demand`` (a plain price is one) and ``spot``, in the user's currency, and parts.
@@ -28,18 +32,22 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
         content = yaml_of(text_of(file))
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"monitor.prices: {file} can't be read: {reason}") from error
+        raise UserError(f"{key}: {file} can't be read: {reason}") from error
     if not isinstance(content, dict):
-        raise UserError(f"monitor.prices: {file} is no table of instances and prices")
+        raise UserError(f"{key}: {file} is no table of instances and prices")
     prices = {}
-    for key, value in content.items():
-        name = str(key)
-        prices[name] = _kinds(file, name, value)
+    for instance, value in content.items():
+        name = str(instance)
+        prices[name] = _kinds(value, f"{key}: {file}: {name}")
     return prices
 
 
-def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
-    """Prices and parts of one machine, from its value in the table: a price, or several by kind."""
+def _kinds(value: object, where: str) -> dict[str, float]:
+    """Prices and parts of one machine, from its value in the table: a price, or several by kind.
+
+    Raises:
+        UserError: a value of another form; ``where`` begins the message.
+    """
     kinds = value if isinstance(value, dict) else {"on_demand": value}
     numbers = {}
     for kind, number in kinds.items():
@@ -48,9 +56,7 @@ def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
             numbers[kind] = float(number)
     has_price = any(kind in numbers for kind in PRICES)
     if len(numbers) < len(kinds) or not has_price:
-        raise UserError(
-            f"monitor.prices: {file}: {name}: must be a price, or on_demand and spot, got {value}"
-        )
+        raise UserError(f"{where}: must be a price, or on_demand and spot, got {value}")
     return numbers
 
 

@@ -373,7 +373,7 @@ class TopKCodec:
     Args:
         num_classes: C; a class needs 2 bytes up to 65,536, then 4.
         k: how many, < C.
-        temperatures: those at which the losses soften the teacher's logits; () where none of them does.
+        temperatures: those at which the losses soften the teacher's logits; at least one.
     """
 
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:

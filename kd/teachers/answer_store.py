@@ -188,6 +188,7 @@ class AnswerStore:
         return {**self.__dict__, "_files": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """In a spawned loader process: opens the files of all views anew."""
         self.__dict__.update(state)
         for view in range(self.views):
             self._open(view)

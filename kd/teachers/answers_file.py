@@ -55,19 +55,22 @@ class AnswersFile:
     elsewhere = "file"
 
     def __init__(self, file: str) -> None:
-        """Checks the file's ending alone; the file is read when the teacher is built."""
+        """Checks the file's ending alone: :meth:`build` hashes the file, :meth:`match` reads it.
+
+        Raises:
+            ValueError: another ending.
+        """
         if not file.endswith(ENDINGS):
             raise ValueError(f"file must be one of {', '.join(ENDINGS)}, got '{file}'")
         self.file = file
-        self._logits: dict[str, np.ndarray] = {}
-        self._count = 0
+        self._logits: dict[str, np.ndarray] = {}  # by split: (N, C) float32, a row a picture
         self._digest = ""
 
     def build(self, num_classes: int, img_size: object = None) -> "AnswersFile":
-        """Remembers how many classes the data has, and the file's digest; :meth:`match` reads the file.
+        """Computes the file's digest, for :meth:`identity`.
 
         Args:
-            num_classes: C of the data.
+            num_classes: not read: :meth:`match` gets the classes' names.
             img_size: not read.
 
         Raises:
@@ -75,7 +78,6 @@ class AnswersFile:
         """
         if not Path(self.file).is_file():
             raise UserError(f"{KEY}: file {self.file} not found")
-        self._count = num_classes
         with open_regular(self.file, LARGEST_WEIGHTS) as content:
             self._digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
         return self

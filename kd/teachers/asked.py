@@ -255,7 +255,8 @@ class Address:
     def logits_of(self, views: np.ndarray) -> np.ndarray:
         """Logits float32 ``(N, C)`` of views uint8 ``(N, H, W, 3)``: from the journal, else from the address.
 
-        Equal views are sent once; each answered part is in the journal before the next is sent.
+        Equal views are sent once; each answered part (of :attr:`batch` views at most) is in the journal before the next
+        is sent. Raises as :meth:`answer`.
         """
         journal = self._journal
         assert journal is not None, "build() comes first"

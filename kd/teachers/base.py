@@ -97,7 +97,13 @@ class RunTeacher:
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
     ) -> "RunTeacher":
-        """Moves to where it is asked from; ``keep`` keeps its weights as loaded until :meth:`forget_original`."""
+        """Moves to where it is asked from; a later call moves it again.
+
+        Args:
+            device: the student's; ``placement`` of a member may name another.
+            dtype: of the weights, see :func:`kd.teachers.frozen.dtype_for`.
+            keep: keep the weights as loaded until :meth:`forget_original`: students may start from them.
+        """
         for member in self.members.values():
             member.to(device, dtype, keep)
         return self
@@ -109,7 +115,10 @@ class RunTeacher:
                 member.to(device, member.dtype)
 
     def expect(self, task: Task) -> None:
-        """Receives the task that its answers serve: :meth:`as_logits` depends on its link."""
+        """Receives the task that its answers serve: :meth:`as_logits` depends on its link.
+
+        A student's objective calls it when it is built; until then outputs count as logits.
+        """
         if self.has_head:
             self.link = task.link
         else:
@@ -147,7 +156,13 @@ class RunTeacher:
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The answer to a batch, with at least what is wanted; a member's under its name."""
+        """The answer to a batch, with at least what is wanted.
+
+        Args:
+            batch: on the device of the student; a cache also reads its ``view``, ``index`` and ``records``.
+            wanted: of this teacher, and perhaps of others.
+            name: under which its logits and layers are answered, and looked up in ``wanted``.
+        """
         raise NotImplementedError
 
     def logits(self, images: Images, index: Tensor | None) -> dict[str, Tensor]:

@@ -109,7 +109,9 @@ class CachedTeacher(RunTeacher):
         return errors
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` have answers of all kinds: bool, the shape of ``index``. Reads them."""
+        """Which of the samples ``index`` ``(N,)`` have answers of all kinds, bool ``(N,)``; published ones count as
+        whole.
+        """
         return np.logical_and.reduce([entry.store.present(view, index) for entry in self.entries])
 
     # -- answering ---------------------------------------------------------------------------------------------------

@@ -158,7 +158,8 @@ class ChatAddress(Address):
         One token is generated at temperature 0; its alternatives' log-probabilities are the answer.
 
         Raises:
-            UserError: the address returns none.
+            NoMoreAnswers: as :meth:`Address._send`.
+            UserError: the response has no log-probabilities, or none for a letter of a class.
         """
         file = io.BytesIO()
         Image.fromarray(view).save(file, "PNG")

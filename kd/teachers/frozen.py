@@ -142,7 +142,7 @@ class FrozenTeacher(RunTeacher):
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits (where it has a classifier) and the wanted layers, under its name."""
+        """The logits (where it has a classifier, wanted or not) and the wanted layers, under its name; one forward."""
         layers = []
         for layer in wanted.features:
             teacher, _, _ = layer
@@ -244,9 +244,10 @@ class FrozenTeacher(RunTeacher):
         return weight[self.columns], bias[self.columns]
 
     def original(self) -> nn.Module:
-        """The model with the data's classes and its weights as loaded: the copy of :meth:`to`, or the model itself.
+        """The model with the data's classes and its weights as loaded: the copy that :meth:`to` has kept.
 
-        The model itself is as loaded, on the CPU, until it is placed. Students that inherit start from it.
+        Without one :meth:`in_the_datas_classes`, which is as loaded, on the CPU, until the teacher is placed. Students
+        that inherit start from it.
         """
         if self._original is not None:
             return self._original

@@ -186,7 +186,7 @@ def fit(
 
     Returns:
         Whether the recipe finds all its answers among them, filled or not, and a line for each kind that it wants: it
-        fits, or what differs from the nearest cache.
+        fits, or what differs from the nearest cache. Pixels that ``cache_pixels=auto`` would store are not missed.
     """
     layout = Layout(data)
     lines = []
@@ -204,7 +204,9 @@ def fit(
             of_caches = [_differences(cache, parts, member.key) for cache in caches]
             fewest = min(of_caches, key=lambda differing: (len(differing), differing))
             result = "fits"
-            if fewest:
+            if fewest and title == PIXELS and member.spec.cache_pixels == "auto":
+                result = "not stored (auto stores them where they pay)"
+            elif fewest:
                 fits = False
                 result = f"does not fit: {'; '.join(fewest)}"
             lines.append(f"{member.key}: {title}: {result}")

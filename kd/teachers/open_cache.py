@@ -305,6 +305,9 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
         kinds: of answers: logits, or one layer's features.
         layout: what the fingerprints hold of the data.
         filling: whether ``kd-cache`` fills it: then ``cache=only`` does not forbid computing.
+
+    Raises:
+        UserError: a place that can't be used, or whose units of int8 are missing or damaged.
     """
     entries = []
     for kind in kinds:

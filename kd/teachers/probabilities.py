@@ -51,7 +51,8 @@ def logits_of_probabilities(probabilities: Tensor, link: str) -> Tensor:
     """Logits ``(N, C, ...)`` that ``link`` (``softmax`` or ``sigmoid``) turns into these probabilities.
 
     ``softmax(log p) = p`` and ``sigmoid(log(p / (1 - p))) = p``. Logits of a softmax are unique up to a constant for
-    each picture.
+    each picture. Probabilities of 0 (and, of a sigmoid, of 1) are moved inwards first, by :data:`SMALLEST` or
+    :data:`MARGIN`, so that all logits are finite.
 
     >>> import torch
     >>> logits_of_probabilities(torch.tensor([[0.25, 0.75]]), "sigmoid").sigmoid()

@@ -70,6 +70,7 @@ class AddRecords:
     """Stores of each teacher's answers."""
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
+        """The batch of pictures, and under ``records`` what :func:`read_records` reads, by teacher."""
         batch = self.collate(samples)
         records = {name: read_records(stores, batch) for name, stores in self.stores.items()}
         return {**batch, "records": records}

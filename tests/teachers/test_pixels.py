@@ -285,6 +285,19 @@ def test_kd_cache_fills_and_describes_them(
     assert not calls
 
 
+def test_a_cache_without_pixels_fits_a_recipe_that_stores_them_where_they_pay(
+    recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [f"recipe={recipe}", *cache]
+    assert cache_main(items) == 0
+    place = ["--describe", str(tmp_path / "answers"), *items]
+    assert cache_main([*place, "model.teacher.cache_pixels=auto"]) == 0
+    said = capsys.readouterr().out
+    assert "model.teacher: pixels: not stored (auto stores them where they pay)" in said
+    assert cache_main([*place, "model.teacher.cache_pixels=true"]) == 1
+    assert "model.teacher: pixels: does not fit: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("cache_gb", "free", "fits"),
     [(0.000296, 10**9, False), (1, 296_000, False), (0.0003, 10**9, True), (1, 300_000, True)],

@@ -10,7 +10,7 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
-from kd.report.prices import price_of, read_prices
+from kd.report.prices import by_name, read_prices
 from kd.run import files
 from kd.run.keys import plain
 from kd.run.needs import refuse_random_weights
@@ -421,7 +421,12 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
 
 
 def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
-    """Refuses smddp, whose torch is too old, and NCCL without GPUs."""
+    """Refuses smddp, whose torch is too old, and NCCL without GPUs.
+
+    Args:
+        strategy: a name, or ``class_path`` and ``init_args``.
+        machines: that train.
+    """
     spec: dict[str, Any] = {"class_path": strategy} if isinstance(strategy, str) else strategy
     options = spec.get("init_args") or {}
     backend = options.get("backend") or options.get("process_group_backend")
@@ -465,14 +470,25 @@ def _devices(config: dict[str, Any]) -> int | None:
 def _prices(
     options: dict[str, str], machines: Machines, data_machines: Machines | None
 ) -> dict[str, float]:
-    """Price of an hour of all machines of each group (``train``, ``data``), by ``prices=FILE``; {} without one."""
+    """Price of an hour of all machines of each group (``train``, ``data``), by ``prices=FILE``; {} without one.
+
+    In the file's currency; with ``spot`` the price of ``TYPE:spot``.
+
+    Raises:
+        UserError: a file that can't be read, or a type that it has no price of.
+    """
     if "prices" not in options:
         return {}
-    table = read_prices(Path(options["prices"]).expanduser())
+    file = Path(options["prices"]).expanduser()
+    price_by_machine = by_name(read_prices(file, "prices"))
     suffix = ":spot" if truth(options, "spot") else ""
     prices = {}
     for name, group in _groups(machines, data_machines).items():
-        prices[name] = price_of([f"{group.count}*{group.type}{suffix}"], table)
+        machine = f"{group.type}{suffix}"
+        if machine not in price_by_machine:
+            known = ", ".join(list(price_by_machine)[:20])
+            raise UserError(f"prices: {file} has no price of '{machine}'; known: {known}")
+        prices[name] = group.count * price_by_machine[machine]
     return prices
 
 

@@ -102,7 +102,7 @@ class Kubernetes(Target):
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Copies the run's folder out of the claim, through a pod that only sleeps and is deleted afterwards.
 
-        Whole or not at all: it is copied beside ``into`` and renamed at the end.
+        Whole or not at all: it is copied beside ``into`` and renamed at the end. The outcome's ``where`` is the handle.
 
         Raises:
             UserError: the pod does not start within ten minutes, or the folder can't be copied.

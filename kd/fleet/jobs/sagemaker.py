@@ -285,7 +285,7 @@ def hyperparameters(job: Job) -> dict[str, str]:
 def _stop(job: Job) -> dict[str, int]:
     """``StoppingCondition``: seconds of training, and with ``spot`` seconds until the end, waiting included.
 
-    ``max_wait_hours`` is twice ``hours`` where it is not given. Both bound all starts of the job together.
+    ``max_wait_hours`` is twice ``hours`` where it is not given.
 
     Raises:
         UserError: ``max_wait_hours`` without ``spot``, or less than ``hours``.

@@ -148,7 +148,8 @@ def _export(
     """Exports a candidate with drawn weights into ``folder``, which is made here; torch writes no file.
 
     Returns:
-        A function that opens the model (called in the process that times it), and MB of the file.
+        A function that opens the model (called in the process that times it), and MB of the file; for torch of the
+        weights in float32.
     """
     drawn = Drawn(drawing(candidate.spec, student), candidate.spec, data.size, conditions.threads)
     if conditions.runtime == "torch":

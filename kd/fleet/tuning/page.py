@@ -115,7 +115,7 @@ def _epochs(trials: Sequence[FrozenTrial]) -> int:
 
 
 def _importance(study: Study) -> dict[str, Any] | None:
-    """The share of each key in what decides the objective, as a table; None where it can't be computed."""
+    """The share of each key in what decides the first objective, as a table; None where it can't be computed."""
     shares = study.importance()
     if not shares:
         return None
@@ -184,7 +184,10 @@ def _place(space: Space, value: Any) -> float | None:
 
 
 def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
-    """All trials in parallel coordinates: an axis for each searched key, the last of the first objective."""
+    """All finished trials in parallel coordinates: an axis for each searched key, the last of the first objective.
+
+    None for fewer than two of them.
+    """
     trials = study.trials("complete")
     objective = plan.objectives[0]
     if len(trials) < 2:

@@ -119,8 +119,8 @@ class SearchPlan:
     def settings(self) -> dict[str, Any]:
         """What must be the same to resume a search, by key: stored with the search, and compared by :func:`difference`.
 
-        All settings of a run but ``runs_dir`` and ``resume``, the spaces, and the objectives. Numbers of trials, jobs
-        and hours may change.
+        All settings of a run but ``runs_dir`` and ``resume``, the spaces, and the objectives. The numbers of trials, jobs
+        and hours, the sampler and the pruner may change.
         """
         settings = {}
         for key, value in flatten(self.config).items():

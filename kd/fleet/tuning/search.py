@@ -137,7 +137,7 @@ class Search:
 
         Raises:
             Stopped: a signal has come.
-            UserError: :data:`MAKES_THE_RULE` trials have failed, and no other has ended.
+            UserError: :data:`MAKES_THE_RULE` trials or more have failed, and no other has ended.
         """
         if self.stopped_by is not None:
             self._end_all(signal.Signals(self.stopped_by).name)
@@ -275,7 +275,7 @@ class Search:
             self.changed(self)
 
     def line(self, running: Running) -> str:
-        """One line for people: how a trial has ended, with which values, and how far the search is."""
+        """One line for people: how a trial that is recorded has ended, with which values, and how far the search is."""
         trial = self.study.trial(running.trial.number)
         state = trial.state.name
         if state == "FAIL":
@@ -357,8 +357,9 @@ class Search:
         """Runs jobs to their ends, as many at a time as there are places: those that confirm or revive a trial.
 
         Args:
-            jobs: the runs; whether one has failed is for the caller to see.
-            items: each one's words of ``kd-train``'s command line.
+            jobs: the runs; whether one has failed is for the caller to see. Each gets a place, and its lock is freed at
+                its end.
+            items: each one's words of ``kd-train``'s command line; not read of a run that is resumed.
 
         Raises:
             Stopped: by a signal; they have saved.

@@ -70,7 +70,7 @@ class Space:
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
     def text(self) -> str:
-        """The space as one writes it on a command line."""
+        """The space as one writes it on a command line; a resumed search compares it."""
         if self.choices is not None:
             return json.dumps(self.choices)
         return f"{'log:' if self.log else ''}{self.low}..{self.high}"
@@ -88,7 +88,7 @@ def parse(key: str, text: object) -> Space:
         float end is one of floats.
 
     Raises:
-        UserError: none of these forms, or an empty range.
+        UserError: none of these forms, an empty list or range, or a range on a log scale that does not begin above 0.
     """
     wrong = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
     try:
@@ -147,7 +147,7 @@ def item(key: str, value: object) -> str:
 
 
 def short(value: object) -> str:
-    """A value for people: four digits.
+    """A value for people: of a float four digits, any other as it is.
 
     >>> short(0.00123456), short("KDLoss"), short(True)
     ('0.001235', 'KDLoss', 'True')

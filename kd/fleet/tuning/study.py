@@ -78,7 +78,7 @@ class Study:
     def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The settings that the search was begun with.
 
-        A search that begins now stores ``settings`` in its journal and returns them.
+        A search that begins now stores ``settings`` in its journal and returns them. The caller holds the search's lock.
         """
         if "settings" not in self.study.user_attrs:
             self.study.set_user_attr("settings", settings)

@@ -254,7 +254,12 @@ class TrialRun:
         self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
 
     def stop(self, why: str) -> None:
-        """Makes the run save and end; :attr:`status` kills it when it has not ended after ``patience_s``."""
+        """Makes the run save and end; :attr:`status` kills it when it has not ended after ``patience_s``.
+
+        Args:
+            why: kept as :attr:`stopped`; by it the search tells a pruned or slow trial from one that is stopped with
+                itself. The first reason stays.
+        """
         if not self.stopped:
             self.stopped = why
             self.stopped_at = time.monotonic()

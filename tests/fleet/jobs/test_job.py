@@ -1,9 +1,11 @@
 """A job by its command line."""
 
+from pathlib import Path
+
 import pytest
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import _check_processes, _step, read_machines
+from kd.fleet.jobs.job import _check_processes, _prices, _step, read_machines
 
 
 def test_read_machines() -> None:
@@ -21,6 +23,22 @@ def test_zero_with_one_process_is_refused_with_its_reason(
     config = {"trainer": {"devices": devices}, "optim": {"zero": True}}
     with pytest.raises(UserError, match=f"optim.zero: needs several processes, and .*{why}$"):
         _check_processes(config, read_machines("instances", instances))
+
+
+def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
+    """An hour of all machines of a group; what is wrong names the key that was typed, ``prices``."""
+    file = tmp_path / "prices.yaml"
+    file.write_text("A100:8: {on_demand: 20, spot: 8}\nml.c5.xlarge: 0.2\n")
+    options = {"prices": str(file), "spot": "true"}
+    eight_gpus = read_machines("instances", "2xA100:8")
+    assert _prices(options, eight_gpus, None) == {"train": 16}
+    del options["spot"]
+    cpus = read_machines("data_instances", "4xml.c5.xlarge")
+    assert _prices(options, eight_gpus, cpus) == {"train": 40, "data": 0.8}
+    with pytest.raises(UserError, match=r"prices: .*prices.yaml has no price of 'gpu:8'; known: "):
+        _prices(options, read_machines("instances", "gpu:8"), None)
+    with pytest.raises(UserError, match=r"^prices: nowhere can't be read"):
+        _prices({"prices": "nowhere"}, eight_gpus, None)
 
 
 def test_an_instance_without_gpus_has_one_process() -> None:
