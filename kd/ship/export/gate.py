@@ -30,7 +30,8 @@ from kd.tasks import Features, Task
 
 Fp16 = Literal["", "mixed", "all"]
 
-REPEATS = 15  # Batches of one picture: the first warms up, of the others the two latencies are medians
+REPEATS = 15
+"""Batches of one picture: the first warms up, of the others the two latencies are medians."""
 
 LAYERS = "fp16.json"
 """In the folder of an FP16 export: what each layer's numbers reach."""
