@@ -67,7 +67,11 @@ def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) ->
 
 
 def _put(place: str, data: bytes) -> int:
-    """Writes ``data`` to a path or url and compares the size there, with retries; returns the bytes written."""
+    """Writes ``data`` to a path or url and compares the size there, with retries; returns the number of bytes.
+
+    Raises:
+        OSError: the last try failed.
+    """
 
     def put() -> int:
         """One try of :func:`_put`; raises OSError where the size differs."""

@@ -363,10 +363,10 @@ def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
     Args:
         scored: rows with a ``score``; ``predicted`` is ``[median, lowest, highest]``, and is not added where there are
             fewer than :data:`EVIDENCE` runs.
-        reached: the metric of the finished run with a candidate's size, by the candidate's name; None without one.
+        reached: the metric of the best finished run with a candidate's size, by the candidate's name; None without one.
 
     Returns:
-        The number of finished runs.
+        How many of the candidates have a finished run.
     """
     gains = []
     for row in scored:
