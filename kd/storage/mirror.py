@@ -14,7 +14,7 @@ from typing import Any
 from kd.errors import UserError, first_line
 from kd.storage.control_file import CONTROL, RemoteControl
 from kd.storage.objects import file_system, tried
-from kd.storage.run_urls import LATEST, Copies, state_of
+from kd.storage.run_urls import LATEST, Copies, state_of, tag_of
 
 EVERY_S = 5.0  # between two looks for a new checkpoint
 WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
@@ -198,7 +198,7 @@ class Mirror:
         return {name: files[name] for name in sorted(files, key=order)}
 
     def _changed(self, files: Mapping[str, Path]) -> list[str]:
-        """Names of files that the store lacks, or has in another state, by the notes: the store is not asked.
+        """Names of files that the store lacks, or has in another state, by the notes, without a request.
 
         Args:
             files: by name, as of :meth:`_files`, whose order is kept.
@@ -350,7 +350,11 @@ class Mirror:
         for other, known in self._copies.known.items():
             is_checkpoint = other != name and "ckpt" in other
             if is_checkpoint and known.get("here") == state:
-                return f"{self.root}/{self.place}/{other}"
+                path = f"{self.root}/{self.place}/{other}"
+                in_store = self._info(path, other)
+                # somebody may have deleted or replaced it there
+                if in_store is not None and tag_of(in_store) == known["there"]:
+                    return path
         return ""
 
 

@@ -193,7 +193,7 @@ class LocalCache:
     changed is fetched again. A copy's name is ``FOLDER/FILE``, neither more nor less: :meth:`_bound` looks there.
     """
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(self, folder: Path, limit: int | None) -> None:
         """Remembers the ``folder`` of the copies, and the ``limit`` of their bytes together; None: no limit."""
         self.folder = folder
         self.limit = limit
@@ -280,7 +280,7 @@ class Ranged:
         limit: most bytes of blocks; None: all may be kept.
     """
 
-    def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
+    def __init__(self, url: str, folder: Path, whole: int, limit: int | None) -> None:
         """Chooses the size of blocks; the arguments are the class's. Nothing is fetched."""
         self.url = url
         if limit is None or whole <= limit:

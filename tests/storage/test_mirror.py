@@ -349,6 +349,26 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
     assert not list(run.glob(".last*"))
 
 
+def test_a_checkpoint_that_was_deleted_in_the_store_is_sent_again(tmp_path: Path) -> None:
+    """Under its new name: what is not there any more can't be copied there."""
+    run = tmp_path / "tiny" / "000"
+    last, previous = run / "checkpoints" / "last.ckpt", run / "checkpoints" / "previous.ckpt"
+    last.parent.mkdir(parents=True)
+    last.write_text("first")
+    mirror = Mirror("memory://deleted", "runs_dir")
+    mirror.follow(run)
+    mirror._end.set()
+    mirror._thread.join()  # type: ignore[union-attr]
+    mirror._send(mirror._files())
+    files, path = file_system("memory://deleted/tiny/000")
+    files.rm_file(f"{path}/checkpoints/last.ckpt")
+    last.rename(previous)
+    last.write_text("second")
+    mirror._send(mirror._files())
+    assert files.cat_file(f"{path}/checkpoints/previous.ckpt") == b"first"
+    assert files.cat_file(f"{path}/checkpoints/last.ckpt") == b"second"
+
+
 def test_bad_places_take_one_line_and_leave_nothing(
     recipe: Path,
     s3: str,
