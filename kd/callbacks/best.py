@@ -125,8 +125,8 @@ class Best(Callback):
         The first epoch is, unless its metric is NaN; of a start (``epoch`` 0) see the class. ``pictures`` were validated:
         the standard error is that of accuracy (``acc1``) on so many, 0 for any other metric.
 
-        Within a standard error of the highest value the closeness to the teacher decides first, else the metric does. An
-        epoch that is no further below the start replaces it, since training moves a student away from the start's answers.
+        Within that error of the highest value the closeness to the teacher decides first, else the metric does. An epoch
+        that is at most that error below the start replaces it, since training moves a student away from the start's answers.
         """
         newest = self.newest[name]
         best = self.best.get(name) or newest

@@ -51,7 +51,7 @@ class MonitorSpec(MonitorSettings):
         """What the run's records keep of prices, by the records' names; what is not known is left out.
 
         Returns:
-            ``price_per_hour``: what the user says that the job costs an hour. ``input_machines``: by name price, cores
+            ``price_per_hour``: what the job costs an hour, as set or by the table. ``input_machines``: by name price, cores
             and GPUs (``price``, ``vcpus``, ``gpus``) of the table's machines with known cores; those without GPUs could
             make the batches, those with GPUs train instead. ``prices``: the job's hour by kind of
             purchase (on demand, spot, half of each).
