@@ -37,9 +37,10 @@ _PACKAGES = ("losses", "tasks")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name, or one of the packages ``losses`` and ``tasks``, when it is first used.
+    """What ``kd.NAME`` is: a public class or function, or one of the packages ``losses`` and ``tasks``.
 
-    Python calls it for each name that the module does not hold: a package at its first use, a public name at every use.
+    The module that defines it (:data:`_PUBLIC`) is imported at the first use. Python calls this for each name that ``kd``
+    does not hold: for a package until it is imported, for a public name each time.
 
     Raises:
         AttributeError: kd does not offer the name; ``hasattr`` and ``from kd import`` rely on this kind of error.

@@ -28,7 +28,7 @@ class RunResult:
     folder: Path
     """Where its student, metrics and report are."""
     summary: dict[str, Any]
-    """The content of ``summary.json``; {} in processes other than the first, which writes it."""
+    """The content of ``summary.json``, which the first process writes: {} in the other processes of a run."""
 
     def student(self, name: str = "") -> nn.Module:
         """The student in eval mode, with the weights that ``student.safetensors`` holds (the best epoch's; the last ones of
@@ -67,10 +67,12 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
         The run; a resumed one that has no step left as it was, with a line printed that says so.
 
     Raises:
-        UserError: a mistake in them, or another thread runs one of these functions; nothing is written. Also where a
-            teacher behind an address answers no more: the message says how to resume.
+        UserError: a mistake in them, before anything is written as far as it shows before the training; or another thread
+            runs one of these functions. Also where a teacher behind an address answers no more: the message says how to
+            resume.
         RunError: the run failed, or a signal stopped it; its folder says why. A run that a rule of ``monitor`` has
             stopped is a result.
+        Stopped: a signal came while the recipe's teacher was trained first.
 
     >>> import kd, tempfile
     >>> settings = {"config": ["debug", "no_teacher"], "runs_dir": tempfile.mkdtemp()}
@@ -155,6 +157,7 @@ def size(
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; no ``sizes.json`` is written.
+        Stopped: a signal came while the recipe's teacher was trained first.
     """
     request = _request(settings or {}, [f"recipe={recipe}"])
     sizes, _ = sized(request)

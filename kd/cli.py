@@ -32,9 +32,12 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    """``NAME_main``, the entry point of the command NAME: a function without arguments that returns the exit status.
+    """``NAME_main``, the entry point of the command NAME: :func:`main` for it, which needs no argument.
 
     ``pyproject.toml`` names the entry points so; Python calls this for a name that the module does not hold.
+
+    Raises:
+        AttributeError: no such command.
     """
     command = name.removesuffix("_main")
     if command == name or find_spec(f"kd.commands.{command}") is None:

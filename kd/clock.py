@@ -48,7 +48,7 @@ class Clock:
     """Attributes time to the innermost open phase; phases therefore add up to the step.
 
     On a GPU each change of phase records an event: a wait for data counts only while the device is idle, and kernels
-    count where they run. Events are read steps later: nothing waits for them.
+    count where they run. Events are read steps later, without a wait unless :data:`PENDING` steps are outstanding.
 
     Inside a *scope* (``validation``; :meth:`within`) all time counts as the scope in place of the open phase, but for
     ``checkpoint``.
@@ -102,7 +102,7 @@ class Clock:
         return 0.0
 
     def close(self) -> None:
-        """Closes the kernel's file that the clock reads; it stays usable without that number."""
+        """Closes the kernel's file that the clock reads, after the last step: a later one would lack ``ready_ms``."""
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None
@@ -175,8 +175,8 @@ class Clock:
     def turn(self, phase: str) -> None:
         """Ends the innermost phase and begins ``phase`` in its place; where none was entered, in the place of the rest.
 
-        DDP's hook calls this from autograd's thread, inside the backward pass, where the part of it after the last gradient
-        begins; the loop for the loader's start. Ranges (``monitor.nvtx``) stay as they are.
+        DDP's hook calls this from autograd's thread, for the communication at the end of the backward pass; the profiler of
+        the training loop for the loader's start. Ranges (``monitor.nvtx``) stay as they are.
         """
         self._mark()
         self._open[-1] = phase

@@ -15,7 +15,8 @@ from types import FrameType
 def core_ids() -> list[int] | None:
     """Numbers of the cores that this process may run on, ascending; None where the system does not say (macOS).
 
-    The headers of a run's records have them, by which ranks are compared; ``kd-tune`` deals them to its trials.
+    The headers of a run's records have them: reports see by them whether each rank has cores of its own. ``kd-tune`` deals
+    them to its trials.
     """
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))

@@ -287,8 +287,8 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, all_alike: bool = False
 ) -> list[dict[str, Any]]:
-    """Trainable parameters with and without weight decay, by timm's rule: biases, norms and what models exempt have
-    none.
+    """Trainable parameters with and without weight decay, by timm's rule: those of one axis (biases, norms, layer scales)
+    and what models exempt have none.
 
     Args:
         modules: what is trained; a model may exempt parameters by a method ``no_weight_decay`` that returns their names.
@@ -388,17 +388,19 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
     Args:
         modules: what to train.
         spec: how; ``lr`` is taken as it is (see :func:`for_start` and :func:`scaled_to_batch`).
-        fused: use torch's fused step (one kernel for many weights) where AdamW, Adam or SGD of torch's is chosen.
+        fused: use torch's fused step (one kernel for many weights) where AdamW, Adam or SGD of torch's is chosen;
+            ``optim.kwargs`` may name ``fused`` or ``foreach`` in its place.
 
     Raises:
-        UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
+        UserError: ``optim.zero`` without a process group, or ``optim.layer_decay`` without a model of timm's.
     """
     modules = list(modules)
     groups = parameter_groups(modules, spec.weight_decay, spec.decay_norm_and_bias)
     if spec.layer_decay != 1:
         groups = groups_by_layer(groups, modules, spec.lr, spec.layer_decay)
     kind, kwargs = _kind_and_kwargs(spec)
-    if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
+    has_fused_step = kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+    if has_fused_step and not kwargs.get("foreach"):  # torch takes one of the two
         kwargs.setdefault("fused", fused)
     if not spec.zero:
         return kind(groups, **kwargs)

@@ -1,10 +1,12 @@
 """Optimizer settings, schedules and the position of a resumed run in them."""
 
 import pytest
+from torch import nn
 
 from kd.optim import (
     OptimSpec,
     as_optim,
+    build_optimizer,
     scaled_to_batch,
     short_window,
     steps_done,
@@ -21,6 +23,13 @@ def test_scaled_to_batch() -> None:
     assert scaled_to_batch(OptimSpec("adamw", lr=0.001, lr_batch=256), 1024).lr == 0.002
     for name in ("sgd", "momentum", "sgdw"):
         assert scaled_to_batch(OptimSpec(name, lr=0.001, lr_batch=256), 1024).lr == 0.004
+
+
+def test_a_step_that_kwargs_name_takes_the_fused_ones_place() -> None:
+    """torch refuses both at once, and did so when the run had begun."""
+    for name in ("adamw", "sgd"):
+        optimizer = build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs={"foreach": True}))
+        assert optimizer.defaults["foreach"] and not optimizer.defaults["fused"]
 
 
 def test_steps_done() -> None:

@@ -22,7 +22,11 @@ TRAINS_TEACHER = (
 CHECK_STARTER_S = 0.5  # seconds between two checks that the first process is alive
 OUTLIVES_S = 8.0  # seconds that a rank may outlive the first process, to finish what it writes
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-# variables of a process within a job: a child that inherited them would look for the job's other processes
+# variables of a process within a job, and what those of launchers begin with (PET: Kubeflow): a child that inherited
+# them would look for the job's other processes
+_OF_LAUNCHERS = (
+    "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "JSM_", "SKYPILOT_", "PET_",
+)  # fmt: skip
 _OF_A_JOB = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
     STARTER,
@@ -33,7 +37,8 @@ _rank_is_done = threading.Event()  # set by leave_starter()
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """Starts ``kd-train``, which gets a SIGTERM when this thread (Linux counts it as the parent) ends in any way.
 
-    It trains on this machine alone: the variables by which a launcher describes a job are not passed on.
+    It trains on this machine alone: the variables by which a launcher describes a job are not passed on. (SageMaker's are,
+    as they name the folders of data too.)
 
     Args:
         items: the words of its command line, without the name.
@@ -41,8 +46,7 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """
     env = {}
     for name, value in os.environ.items():
-        of_launcher = name.startswith(("SLURM_", "TORCHELASTIC_"))
-        if name not in _OF_A_JOB and not of_launcher:
+        if name not in _OF_A_JOB and not name.startswith(_OF_LAUNCHERS):
             env[name] = value
     env |= popen.pop("env", None) or {}
     env[PARENT] = str(os.getpid())

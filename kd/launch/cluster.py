@@ -17,7 +17,7 @@ from kd.launch import groups
 
 PORT = "29500"
 """TCP port of rank 0 where the processes meet, unless ``MASTER_PORT`` is set."""
-RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+RANKS: tuple[str, ...] = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 """Variables in which launchers put a process's number."""
 INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
 
@@ -396,8 +396,17 @@ def _digest(*parts: str) -> str:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job, by its environment: known before any process group exists."""
-    for name in RANKS:
+    """Whether this process speaks for the job, by its environment: known before any process group exists.
+
+    Where torchrun or mpirun has started it, their number of it alone counts: in a job of SLURM's, SLURM's are the numbers
+    of what has started torchrun or mpirun.
+    """
+    names = RANKS
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        names = ("RANK",)
+    elif "OMPI_COMM_WORLD_RANK" in os.environ:
+        names = ("OMPI_COMM_WORLD_RANK",)
+    for name in names:
         text = os.environ.get(name, "0")
         if text.isdecimal() and int(text) != 0:  # recognise() refuses other words
             return False

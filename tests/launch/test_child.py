@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kd.launch.child import SAYS_HOW, reason_in, wait_asleep
+from kd.launch.child import SAYS_HOW, reason_in, start_kd_train, wait_asleep
+from kd.launch.cluster import recognise
 from tests._forks import ForkedRun, as_program, start
 
 
@@ -87,6 +89,33 @@ def test_threads_wait_asleep_unless_the_environment_says_how(
         monkeypatch.setenv(said, "1")
     wait_asleep()
     assert os.environ.get("OMP_WAIT_POLICY") == {None: "passive", "OMP_WAIT_POLICY": "1"}.get(said)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        {
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        },
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0"},
+        {"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "0"},
+        {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a"},
+    ],
+)
+def test_a_child_does_not_look_for_the_processes_of_the_job(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **popen: given.update(popen))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert recognise(os.environ) is not None
+    start_kd_train(["recipe=mine"])
+    assert recognise(given["env"]) is None
 
 
 @pytest.mark.parametrize(

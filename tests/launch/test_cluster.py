@@ -13,7 +13,7 @@ import pytest
 
 from kd.cli import train_main
 from kd.errors import UserError
-from kd.launch.cluster import Cluster, marker, recognise
+from kd.launch.cluster import RANKS, Cluster, is_rank_zero, marker, recognise
 from kd.launch.ray_nodes import prepare_data
 from tests._forks import start, status_of
 
@@ -125,6 +125,29 @@ def test_a_rank_that_is_no_number_is_told_in_one_line(
     assert train_main([f"recipe={recipe}"]) == 2
     told = f"kd-train: LOCAL_RANK: must be a whole number >= 0, got '{text}'\n"
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("env", "speaks"),
+    [
+        ({}, True),
+        ({"SLURM_PROCID": "1"}, False),
+        ({"NODE_RANK": "1"}, False),
+        # c10d numbers the machines as they come: torchrun's first may be SLURM's second
+        ({"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}, True),
+        ({"TORCHELASTIC_RUN_ID": "a", "RANK": "8", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, False),  # before its variables are set
+        ({"OMPI_COMM_WORLD_RANK": "0", "RANK": "0", "SLURM_PROCID": "1"}, True),
+    ],
+)
+def test_one_process_speaks_for_the_job(
+    env: dict[str, str], speaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*RANKS, "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert is_rank_zero() is speaks
 
 
 def test_sagemakers_resource_file(tmp_path: Path) -> None:
