@@ -174,7 +174,9 @@ class Objective(nn.Module):
     def _bind_loss(
         self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None
     ) -> None:
-        """Passes the data's facts to one loss; raises a UserError where it is not defined for them."""
+        """Passes the data's facts to one loss, ``name`` in the settings; raises a UserError where it is not defined for them
+        or for the run's teacher.
+        """
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
             raise no_such_loss(name, self.losses)
@@ -331,8 +333,8 @@ class Objective(nn.Module):
         """The losses of one batch where ``teacher_drop`` is set: a picture learns from the teachers that
         :func:`teacher_shares` leaves it, ``total = T * sum_tn share_tn * loss_tn`` for T teachers.
 
-        Where it leaves all of them to all N pictures each share is ``1 / (T N)``, so the total is the sum of the losses'
-        means. ``named`` has these means of all pictures, whoever is dropped.
+        Arguments as of :meth:`forward`. Where it leaves all of them to all N pictures each share is ``1 / (T N)``, so the
+        total is the sum of the losses' means. ``named`` has these means of all pictures, whoever is dropped.
         """
         losses_by_teacher: dict[str, Tensor] = {}  # (N,) each
         named = {}
@@ -439,7 +441,7 @@ class Objective(nn.Module):
 
 
 def class_path(kind: type) -> str:
-    """The name by which settings find a class: a short one for kd's own.
+    """The name by which settings find a class: for kd's own its name alone, else with its module.
 
     >>> class_path(LogitLoss)
     'LogitLoss'

@@ -7,7 +7,7 @@ from kd.errors import UserError
 from kd.storage.hub import REMEDIES, why_unreachable
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""A repository's files of which timm takes the first."""
+"""Names of a repository's files of weights, of which timm takes the first that is there."""
 
 
 def check_weights(arch: str, key: str) -> None:

@@ -353,7 +353,8 @@ def _check_family(name: object) -> None:
 
 
 def _without_unused(model: nn.Module) -> None:
-    """Removes a ViT's pooler from a model without a classifier, whose features are then the class token.
+    """Removes a ViT's pooler from a model without a classifier, whose features are then the class token; other models stay
+    as they are.
 
     Most published vision weights lack the pooler, a linear layer with tanh over the class token: it would be random.
     """

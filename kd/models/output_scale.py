@@ -50,7 +50,10 @@ def _to_units(classifier: nn.Module, _: object, output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
-    """Sets a classifier, scaled or not, to weights ``(C, D)`` and bias ``(C,)`` in the targets' units."""
+    """Sets a classifier, scaled or not, to ``weight`` ``(C, D)`` and ``bias`` ``(C,)`` in the targets' units.
+
+    A classifier that :func:`scale_output` has scaled holds them divided by the deviations, less the means.
+    """
     buffers = dict(classifier.named_buffers(recurse=False))
     if SCALE in buffers:
         scale = buffers[SCALE]

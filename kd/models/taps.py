@@ -106,6 +106,7 @@ class Taps:
 
     @property
     def _size(self) -> Size:
+        """Height and width of the model's input in pixels; what prepares it may change them."""
         if isinstance(self._input_size, tuple):
             return self._input_size
         return self._input_size.size
@@ -372,7 +373,10 @@ class Taps:
     def _catch(
         self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]
     ) -> None:
-        """Hook: keeps a layer's output under its path while something catches; of several outputs the first."""
+        """Hook: keeps a layer's output under its path while something catches; of several outputs the first.
+
+        Of a layer that runs several times the last output stays.
+        """
         if self._caught is not None:
             self._caught[path] = output[0] if isinstance(output, Sequence) else output
 

@@ -55,7 +55,7 @@ def scaled(block: Part, branch: int, written: Tensor) -> Tensor:
 
 
 def reset_layer_scales(model: nn.Module) -> None:
-    """Sets all layer scales to 1: the layers before them are fitted without."""
+    """Sets a model's layer scales to 1: the layers before them are fitted without."""
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] in ("gamma", "gamma_1", "gamma_2"):
             nn.init.ones_(parameter)
@@ -167,14 +167,14 @@ def run_block(block: Part, stream: Tensor, rotation: Rotation | None) -> Tensor:
 
 
 def qkv_layers(attention: Part) -> list[nn.Linear]:
-    """The linear layers that make queries, keys and values: one for all, or one of each."""
+    """The linear layers that make an attention's queries, keys and values: ``[one for all]``, or three in this order."""
     if attention.qkv is not None:
         return [attention.qkv]
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
 def qkv_weight(attention: Part) -> Tensor:
-    """Weights of queries, keys and values, ``(3 * H * S, D)``."""
+    """An attention's weights of queries, keys and values, ``(3 * H * S, D)``; of three layers a copy."""
     layers = qkv_layers(attention)
     if len(layers) == 1:
         return layers[0].weight
@@ -182,7 +182,10 @@ def qkv_weight(attention: Part) -> Tensor:
 
 
 def qkv_biases(attention: Part) -> list[Tensor | None]:
-    """Biases of queries, of keys and of values, ``(H * S,)`` each; None: they have none."""
+    """An attention's biases of queries, of keys and of values, ``(H * S,)`` each; None: they have none.
+
+    They are the parameters themselves, or views of one: :func:`set_qkv` writes into them.
+    """
     if getattr(attention, "q_bias", None) is not None:  # Eva's in one layer: keys have no bias
         return [attention.q_bias, None, attention.v_bias]
     layers = qkv_layers(attention)
@@ -245,9 +248,9 @@ def take_inner_norm(norm: Part, of_teacher: Part, places: Tensor) -> None:
     """Copies a norm within an attention or MLP, of the heads' outputs or hidden units that the student keeps.
 
     Args:
-        norm: the student's; may be an identity.
+        norm: the student's; of an identity, or None, nothing is copied.
         of_teacher: the teacher's, of the same kind.
-        places: of the teacher's channels that are kept.
+        places: numbers of the teacher's channels that are kept, as many as the student's norm has.
     """
     for name in ("weight", "bias"):
         value = getattr(norm, name, None)

@@ -121,7 +121,7 @@ def _not_understood(model: CNN) -> str:
 
 
 def head_norm(model: ConvNeXt) -> Part:
-    """The norm before the classifier: before or after pooling."""
+    """The norm before a model's classifier: ``norm_pre`` before pooling, or that of its head after pooling."""
     if isinstance(model.norm_pre, nn.Identity):
         return model.head.norm
     return model.norm_pre

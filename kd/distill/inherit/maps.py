@@ -79,7 +79,10 @@ def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> T
 
 
 def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
-    """The pixels under a convolution's kernel at each place of its output, a view ``(N, C, h, w, kh, kw)``."""
+    """The pixels of maps under a convolution's kernel at each place of its output, ``(N, C, h, w, kh, kw)``.
+
+    A view of the padded maps: it must not be changed in place.
+    """
     padding: Any = layer.padding
     rows, columns = padding
     padded = nn.functional.pad(maps_NCHW, (columns, columns, rows, rows))
@@ -91,7 +94,8 @@ def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
 
 @contextmanager
 def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[nn.Module, Tensor]]:
-    """Catches what layers read (or give) inside, ``(N, C, H, W)``, as it is before an in-place activation.
+    """Catches what layers read (or give) inside, ``(N, C, H, W)`` (of a classifier ``(N, C)``), as it is before an in-place
+    activation.
 
     Args:
         layers: whose tensors.
@@ -122,7 +126,9 @@ def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[n
 
 
 def as_maps(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """A linear layer's ``(N, H, W, C)`` as ``(N, C, H, W)``; other layers have it so."""
+    """What a linear layer or LayerNorm reads or gives with channels last, ``(N, H, W, C)``, as ``(N, C, H, W)``; any other
+    tensor as it is.
+    """
     is_last = isinstance(layer, nn.Linear | nn.LayerNorm) and tensor.ndim == 4
     if is_last and not _is_2d(layer):
         return tensor.permute(0, 3, 1, 2)
@@ -219,7 +225,7 @@ def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
 
 
 def covariance(vectors: Tensor) -> Tensor:
-    """The covariance of the last axis over all others, ``(..., C)`` -> ``(C, C)``, float64."""
+    """The covariance of C channels over all rows, ``(..., C)`` -> ``(C, C)``, float64; divided by the number of rows."""
     rows = vectors.reshape(-1, vectors.shape[-1]).double()
     rows = rows - rows.mean(0)
     return rows.T @ rows / len(rows)

@@ -52,7 +52,7 @@ ConvNorm: TypeAlias = tuple[nn.Conv2d, Any]
 
 
 def stages_of(model: ResNet) -> list[nn.Sequential]:
-    """Its stages, each a sequence of blocks."""
+    """A ResNet's stages (``layer1`` and so on), each a sequence of blocks."""
     stages: list[Any] = []
     for number in count(1):
         stage = getattr(model, f"layer{number}", None)

@@ -55,6 +55,8 @@ class SampleTaps:
             caught[path] = output.cpu()
 
     def caught(self, model: nn.Module | None) -> list[dict[str, Tensor]]:
-        """What a model's layers gave: of each part of the sample, in order, by path; empty of a model without taps."""
+        """What a model's layers gave on each part of the sample, in order, by path; [] of a model without taps, or that has
+        not run inside :meth:`of_part`.
+        """
         parts = self._parts.get(model, {})  # type: ignore[arg-type]
         return [parts[number] for number in sorted(parts)]
