@@ -7,6 +7,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd.callbacks.context import RunContext
+from kd.models.preprocess import evaluating
 from kd.storage.writing import write_whole
 from kd.tasks import Task
 from kd.teachers.answer import ALL
@@ -34,9 +35,8 @@ class Predictions(Callback):
         numbers = batch["index"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
         for name, student in run.students.named().items():
-            student.final.eval()
-            columns[name or "student"] = _decided(task, student.logits(images), targets)
-            student.final.train()
+            with evaluating(student.final):
+                columns[name or "student"] = _decided(task, student.logits(images), targets)
         taught = {}
         if run.module.teacher is not None:
             taught = run.module.teacher.logits(images, numbers)

@@ -184,15 +184,17 @@ class Given:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Inside, models compute as in evaluation; afterwards each is in the mode that it was in."""
-    modes = [model.training for model in models]
+    """Inside, models compute as in evaluation; afterwards each of their modules is in the mode that it was in."""
+    modes = [{module: module.training for module in model.modules()} for model in models]
     for model in models:
         model.eval()
     try:
         yield
     finally:
-        for model, training in zip(models, modes, strict=True):
-            model.train(training)
+        for model, mode_of_modules in zip(models, modes, strict=True):
+            model.train(mode_of_modules[model])
+            for module, training in mode_of_modules.items():  # frozen parts may stay in evaluation
+                module.training = training
 
 
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from kd.errors import UserError
-from kd.models.preprocess import Given, Preprocess, input_of, preprocess_for
+from kd.models.preprocess import Given, Preprocess, evaluating, input_of, preprocess_for
 
 
 def test_pictures_are_scaled_and_normalised_and_floats_pass() -> None:
@@ -35,3 +35,12 @@ def test_pictures_for_a_model_of_ones_own_need_a_function() -> None:
     assert torch.equal(given(torch.ones(1, 3, 2, 2)), torch.ones(1, 3, 2, 2))
     with pytest.raises(UserError, match="student_prepare"):
         given(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))
+
+
+def test_a_part_that_computes_as_in_evaluation_still_does_after_a_trial() -> None:
+    """A student whose backbone is frozen keeps its norms and dropout in evaluation while it trains."""
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5)).train()
+    model[0].eval()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, False, True]
