@@ -15,7 +15,7 @@ from kd.models.arguments import check_arguments, check_memory, check_sides
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_weights
 from kd.models.loading import NEW, load_checkpoint
-from kd.models.own import Builder, build_own, name_of, remade
+from kd.models.own import Builder, build_own, error_of_builder, name_of, remade
 from kd.models.preprocess import evaluating, preprocess_for
 from kd.models.segmenter import DenseModel, backbone_of
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
@@ -97,7 +97,10 @@ def _built(
         raise UserError(
             f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch"
         )
-    count = getattr(builder, "num_classes", None)  # of the weights
+    try:
+        count = getattr(builder, "num_classes", None)  # of the weights
+    except UserError as error:
+        raise error_of_builder(error, key) from error
     if count is not None and num_classes and count != num_classes and not spec.checkpoint:
         reason = f"names {count} classes, the data has {num_classes}"
         hint = f"; {key}.classes says which those are"
@@ -348,6 +351,7 @@ def completed(spec: Spec, key: str) -> Spec:
 
 
 def _three(values: Sequence[float] | None) -> list[float] | None:
+    """Three values, of red, green and blue, as a list; None for none, and for another number of them."""
     if values and len(values) == 3:
         return list(values)
     return None

@@ -303,6 +303,11 @@ def _in_the_models_layout(
 ) -> tuple[dict[str, Tensor], str]:
     """Applies the architecture's own checkpoint filter; a plain timm file becomes a dense model's backbone.
 
+    Args:
+        state: see the module.
+        model: that it is for.
+        img_size: height and width of the input that the file names; None: it names none.
+
     Returns:
         The state under the model's names, and a note on position embeddings that were resampled, or "".
     """
@@ -337,10 +342,9 @@ def _filtered(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
 ) -> tuple[dict[str, Tensor], str]:
     """The state through timm's filter for foreign layouts and other position embeddings, which timm keeps beside the
-    class.
+    class. A state that is the model's exactly, or that the filter can't read, stays as it is.
 
-    Returns:
-        As of :func:`_in_the_models_layout`.
+    Arguments and result are those of :func:`_in_the_models_layout`.
     """
     state, positions = _with_positions(state, model, img_size)
     convert: Callable[..., dict[str, Tensor]] | None = getattr(
@@ -379,7 +383,8 @@ def _with_positions(
     """Resamples position embeddings from a grid that is not square, which timm's filter does not know.
 
     The grid is what the file names. Else it is square, as timm takes it, unless the embeddings clearly show another.
-    Embeddings that have the model's shape stay as they are: what they show is only reported.
+    Embeddings that have the model's shape, and whose grid the file does not name, stay as they are: what they show is only
+    reported. Arguments as of :func:`_in_the_models_layout`.
 
     Returns:
         The state, with embeddings for the model's grid where they were resampled, and a message for the user, or "".
@@ -404,7 +409,7 @@ def _with_positions(
             return state, ""  # another layout: the filter knows it
     else:
         grid = _grid_of(positions[0], prefix_positions, prefix_tokens)
-        if grid:
+        if grid and grid != list(model_grid):
             of_file = f"{grid[0]}x{grid[1]}"
             of_model = f"{model_grid[0]}x{model_grid[1]}"
             title = f"position embeddings of {of_file} patches (by how alike neighbours are)"

@@ -58,10 +58,10 @@ def logits_of(output: object) -> Tensor:
 
 
 def maps_in(output: object) -> list[Tensor]:
-    """The maps ``(N, C, H, W)`` that a detector's backbone gives: one, or several in a tuple, list or dict.
+    """The maps ``(N, C, H, W)`` in a detector's backbone's output: one, or several in a tuple, list or dict.
 
     Returns:
-        In the backbone's order; empty where it gives anything else.
+        In the backbone's order; [] where anything in the output is not a tensor of four axes.
     """
     outputs: list[Any] = [output]
     if isinstance(output, Mapping):
@@ -168,10 +168,10 @@ class OwnModel(nn.Module):
         return nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """As timm's models have it.
+        """Turns gradient checkpointing of the user's model on or off, by the name that timm's models use.
 
         Raises:
-            UserError: the model can't.
+            UserError: the model has no such method.
         """
         switch: Any = getattr(self.model, "set_grad_checkpointing", None)
         if switch is None:
@@ -217,11 +217,7 @@ def build_own(
     try:
         model = builder.build(num_classes, img_size)
     except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            reason = str(error)
-        else:
-            reason = plain(error)
-        raise UserError(f"{key}.builder: {reason}") from error
+        raise error_of_builder(error, key) from error
     if not isinstance(model, nn.Module):
         problem = f"must build a torch module, got {type(model).__name__}"
         if not key.endswith("student"):
@@ -249,6 +245,19 @@ def build_own(
         takes["std"],
         remade(builder),
     )
+
+
+def error_of_builder(error: Exception, key: str) -> UserError:
+    """What a builder has raised, in a line that begins with its key.
+
+    Args:
+        error: a UserError whose text begins with ``builder.ARGUMENT:`` names that argument's key.
+        key: of the model's settings (``model.teacher``).
+    """
+    reason = str(error) if isinstance(error, UserError) else plain(error)
+    if reason.startswith("builder."):
+        return UserError(f"{key}.{reason}")
+    return UserError(f"{key}.builder: {reason}")
 
 
 def name_of(builder: Builder) -> str:

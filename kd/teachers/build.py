@@ -23,6 +23,7 @@ from kd.models import (
     preprocess_for,
     read_names,
 )
+from kd.models.own import error_of_builder
 from kd.models.weights import about, say
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher, errors_of_user
 from kd.teachers.chat import ChatAddress
@@ -359,7 +360,10 @@ def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
     if spec.checkpoint:
         return about(spec.checkpoint).classes
     if spec.builder is not None:
-        return list(getattr(spec.builder, "class_names", []))
+        try:
+            return list(getattr(spec.builder, "class_names", []))
+        except UserError as error:
+            raise error_of_builder(error, key) from error
     return _imagenet_names(spec, classes)
 
 

@@ -317,8 +317,11 @@ def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
         build_model(
             TeacherSpec(builder=make(str(tmp_path / "five"))), 4, "model.teacher", head=True
         )
-    with pytest.raises(UserError, match=r"builder.path: .*nowhere is no model of transformers"):
+    unknown = "builder.path: .*nowhere is no model of transformers"
+    with pytest.raises(UserError, match=rf"^model.teacher.{unknown}"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "nowhere"))), 4, CLASSES)
+    with pytest.raises(UserError, match=rf"^model.student.{unknown}"):
+        build_model(TeacherSpec(builder=make(str(tmp_path / "nowhere"))), 4, "model.student")
     from transformers import AutoModel, ViTConfig
 
     AutoModel.from_config(ViTConfig(**HF["vit"])).save_pretrained(tmp_path / "headless")

@@ -231,6 +231,9 @@ def test_a_bare_files_position_embeddings_are_taken_on_the_grid_that_they_show(
             doubted = f"position embeddings of {grid[0]}x{grid[1]} patches (by how alike neighbours are) are loaded"
             assert (doubted in report) == (grid != [8, 8])
         torch.testing.assert_close(got.pos_embed, want, atol=1e-6, rtol=0)
+    own = TeacherSpec(ARCH, size, checkpoint=str(tmp_path / "bare.safetensors"), kwargs=TINY)
+    assert torch.equal(build_model(own, 4, "model.teacher", head=True).pos_embed, model.pos_embed)
+    assert "position embeddings" not in capsys.readouterr().out, "its own grid leaves no doubt"
 
 
 def test_name_list() -> None:
