@@ -607,7 +607,7 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
 
 
 class SampledPictures:
-    """Some pictures of a split with their targets: pairs of uint8 ``(3, H, W)`` and the target as the split lists it.
+    """Some pictures of a split with their targets: pairs of uint8 ``(3, H, W)`` and the target as ``split.targets`` has it.
 
     A picture is decoded when its pair is taken, in each pass again.
 

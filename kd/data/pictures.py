@@ -45,7 +45,7 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
         return pixels_HW3.permute(2, 0, 1).contiguous()
 
 
-def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
+def size_of_plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
     """Height and width of an upright JPEG in grey or RGB; None for any other picture. Only the header is read.
 
     Args:
@@ -57,7 +57,7 @@ def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | N
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         upright = image.getexif().get(ORIENTATION, 1) == 1
-        if image.format == "JPEG" and image.mode in "RGBL" and upright:
+        if image.format == "JPEG" and image.mode in ("RGB", "L") and upright:
             return image.height, image.width
         return None
 

@@ -118,13 +118,13 @@ class PictureSet(Samples):
         Raises:
             RuntimeError: the picture can't be read; the message names it.
         """
-        index, epoch = key
+        index, view_number = key
         try:
             picture = self._decoded.get(index)
             if picture is None:
                 picture = decode(self.split.read(index), self.max_pixels)
             target = self.split.target(index)
-            with seeded(self.seed, index, epoch):
+            with seeded(self.seed, index, view_number):
                 view, view_target = self.kind.view(
                     self.transform, picture, target, self.ignore_index
                 )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,15 @@ from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
 PROBE = "data.probe.root"
+
+
+class Identities(NamedTuple):
+    """What tells the intact pictures of a split apart, in their order."""
+
+    digests: list[str]
+    """Hashes of their bytes; empty where they were not read whole."""
+    paths: list[str]
+    """Empty where they are no files of their own."""
 
 
 class Splits:
@@ -64,11 +73,10 @@ class Splits:
         self.skipped: list[str] = []  # damaged pictures that are left out: "NAME (REASON)"
         self._listed: dict[str, list[Split]] = {}  # its parts by the split's name
         self._splits: dict[str, Split] = {}  # by name, checked
-        # By the split's name the identities of its intact pictures: hashes of their bytes, else paths, else none.
-        self._pictures: dict[str, list[str]] = {}
+        self._pictures: dict[str, Identities] = {}  # by the split's name, once it is checked
 
     def check_fraction(self) -> None:
-        """Refuses ``data.val_fraction`` where the source has validation pictures.
+        """Refuses a ``data.val_fraction`` other than the default where the source has validation pictures.
 
         Raises:
             UserError: the setting would have no effect.
@@ -251,9 +259,10 @@ class Splits:
 
         damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
         paths = split.paths if isinstance(split, FileSplit) else ()
-        self._pictures[name] = [
-            picture for i, picture in enumerate(digests or paths) if i not in damaged
-        ]
+        self._pictures[name] = Identities(
+            digests=[digest for i, digest in enumerate(digests) if i not in damaged],
+            paths=[path for i, path in enumerate(paths) if i not in damaged],
+        )
         if not damaged:
             return split
         descriptions = [f"{named(split, i)} ({reason})" for i, reason in damaged.items()]
@@ -283,14 +292,21 @@ class Splits:
     def shared(self) -> list[tuple[str, str]]:
         """Names of validation pictures that are labelled training pictures too, each with the name of the first such one.
 
-        The same bytes count where both splits were read whole (``data.check=all``), the same path where neither was. Call it
-        once both splits have been checked: before, it is empty.
+        The same bytes count where both splits were read whole (``data.check=all``), else the same path. Call it once both
+        splits have been checked: before, it is empty.
         """
+        if not {"train", "val"} <= self._pictures.keys():
+            return []
+        train = self._pictures["train"]
+        val = self._pictures["val"]
+        train_pictures, val_pictures = train.paths, val.paths
+        if train.digests and val.digests:
+            train_pictures, val_pictures = train.digests, val.digests
         first_number: dict[str, int] = {}  # in training, by the picture's identity
-        for i, picture in enumerate(self._pictures.get("train", ())):
+        for i, picture in enumerate(train_pictures):
             first_number.setdefault(picture, i)
         names = []
-        for i, picture in enumerate(self._pictures.get("val", ())):
+        for i, picture in enumerate(val_pictures):
             if picture in first_number:
                 val_name = self.split("val").name(i)
                 train_name = self.split("train").name(first_number[picture])
@@ -330,7 +346,7 @@ class Splits:
         read whole, nothing is compared.
         """
         split = self.split("train")
-        pictures = self._pictures.get("train", ())
+        pictures = self._pictures["train"].digests or self._pictures["train"].paths
         labelled_count = len(split.targets) - self.unlabelled()
         if len(pictures) != labelled_count:
             return
@@ -471,7 +487,7 @@ def info_of(
     samples_freely: bool = False,
     probed: bool = False,
 ) -> DataInfo:
-    """What is known of the data, once their settings are seen to fit each other.
+    """What is known of the data, once their settings are seen to fit each other; no picture is read.
 
     Args:
         source: classes and kind of target.

@@ -341,6 +341,20 @@ def test_a_shared_picture_is_named_where_a_damaged_one_before_it_is_left_out(
     assert data.splits.shared == [(picture, picture)]
 
 
+def test_a_path_of_both_splits_is_found_where_one_of_them_alone_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kd.data.scan.ALL_UP_TO", 4)  # of more pictures the headers are read
+    root = draw_folder(tmp_path / "data", train=2, val=1)
+    rows = [f"train/{name}/{number}.jpg,{name}\n" for number in ("00", "01") for name in CLASSES]
+    (root / "train.csv").write_text("path,label\n" + "".join(rows))
+    (root / "val.csv").write_text("path,label\n" + "".join(rows[:4]))
+    source = Manifest(str(root / "train.csv"), str(root / "val.csv"))
+    data = DistillationDataModule(source, img_size=32)
+    with pytest.raises(UserError, match="data.source: all 4 validation pictures are training pic"):
+        data.prepare_data()
+
+
 def test_copies_among_pictures_that_are_held_out_are_counted_and_taken(tmp_path: Path) -> None:
     root = draw_folder(tmp_path / "data", train=4, val=1)
     for file in [*(root / "train").rglob("*.jpg")]:

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from kd.data.engines.device import CutSet, DeviceViews, Plan
 from kd.data.engines.device import check as _check
 from kd.data.engines.device import pack as _pack
-from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
+from kd.data.pictures import MAX_PIXELS, decode, encode_png, size_of_plain_jpeg
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs
 from kd.errors import UserError, needs_extra
@@ -48,18 +48,18 @@ def check(augment: Augment) -> None:
 
 
 class DaliCutSet(CutSet):
-    """One split, encoded, with the plan of each view. Only the header of an upright JPEG is read here, see :func:`plain`."""
+    """One split, encoded, with the plan of each view. Of an upright JPEG only the header is read here (:func:`for_dali`)."""
 
     def opened(self, data: bytes) -> tuple[bytes, int, int]:
-        """The encoded picture with its height and width, see :func:`plain`."""
-        return plain(data, self.max_pixels)
+        """The encoded picture with its height and width, see :func:`for_dali`."""
+        return for_dali(data, self.max_pixels)
 
     def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
         """The whole encoded picture as uint8 ``(bytes,)``: DALI cuts it."""
         return np.frombuffer(picture, np.uint8)
 
 
-def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
+def for_dali(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
     """A picture's bytes in a form that DALI decodes as kd does: an upright JPEG as it is, any other as a PNG.
 
     A picture that becomes a PNG is decoded and encoded again here, uncompressed.
@@ -74,7 +74,7 @@ def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
     Raises:
         RuntimeError: the picture can't be read, or is too large.
     """
-    size = plain_jpeg(data, max_pixels)
+    size = size_of_plain_jpeg(data, max_pixels)
     if size is not None:
         return data, *size
     picture = decode(data, max_pixels)

@@ -176,7 +176,7 @@ class Joined(Parts):
             fetch(part, [j for split, j in places if split is part])
 
 
-def bytes_of(cache_gb: float | None) -> int | None:
+def cache_bytes_of(cache_gb: float | None) -> int | None:
     """The setting ``cache_gb`` in bytes; None: no bound was given.
 
     Raises:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kd.data.label_text import plain
-from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
 from kd.data.sources.labels import check_known, doubts, left_out
 from kd.data.sources.places import (
@@ -65,7 +65,7 @@ class ImageFolder(Source):
         """Expands ``~`` in the root; the arguments are the class's. Nothing is listed yet."""
         self.root = expanded(root)
         self.folders = {"train": train, "val": val}
-        self.cache_bytes = bytes_of(cache_gb)
+        self.cache_bytes = cache_bytes_of(cache_gb)
         self._loaded: dict[str, FileSplit] = {}  # by split: each is listed once
 
     def load(self, split: str) -> FileSplit:

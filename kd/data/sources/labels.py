@@ -44,10 +44,10 @@ def _is_number(name: str) -> bool:
     return bool(re.fullmatch(r"-?[0-9]{1,18}", name))
 
 
-def listed(names: Iterable[str]) -> str:
+def in_quotes(names: Iterable[str]) -> str:
     """A few names in quotes, for a message.
 
-    >>> listed("abcdefg")
+    >>> in_quotes("abcdefg")
     "'a', 'b', 'c', 'd', 'e' and 2 more"
     """
     return _some_of([f"'{name[:60]}'" for name in names])
@@ -89,7 +89,7 @@ def doubts(classes: Sequence[str]) -> list[str]:
     for names in alike.values():
         if len(set(names)) > 1:
             notes.append(
-                f"classes that hardly differ stay separate: {listed(dict.fromkeys(names))}"
+                f"classes that hardly differ stay separate: {in_quotes(dict.fromkeys(names))}"
             )
     if classes and all(map(_is_number, classes)):
         moved = [(name, i) for i, name in enumerate(classes) if int(name) != i]
@@ -105,7 +105,7 @@ def doubts(classes: Sequence[str]) -> list[str]:
     without_meaning = [name for name in classes if name.casefold() in MISSING]
     if without_meaning:
         notes.append(
-            f"warning: {listed(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
+            f"warning: {in_quotes(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
             "leave these pictures out of the data if they have no label"
         )
     joined = [name for name in classes if re.search(r"[ ;|]", name)]
@@ -113,13 +113,13 @@ def doubts(classes: Sequence[str]) -> list[str]:
     several = [name for name in joined if re.search("[;|]", name)]
     if len(joined) > 3 and (len(words) < len(joined) or len(several) == len(classes)):
         notes.append(
-            f"warning: {len(joined)} classes are made of {len(words)} words, such as {listed(joined)}: several labels in "
+            f"warning: {len(joined)} classes are made of {len(words)} words, such as {in_quotes(joined)}: several labels in "
             "a cell? data.source.multi_label=true parts them, data.source.label_separator says where"
         )
     measured = [name for name in classes if FRACTION.fullmatch(name)]
     if len(measured) > 1 and 2 * len(measured) > len(classes):
         notes.append(
-            f"warning: each number is a class: {listed(measured)}; to learn numbers, take the task Regression "
+            f"warning: each number is a class: {in_quotes(measured)}; to learn numbers, take the task Regression "
             "(data.source.targets=[COLUMN])"
         )
     return notes
@@ -137,7 +137,7 @@ def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
     if not empty:
         return []
     return [
-        f"{_classes(len(empty))} without a training picture, kept with their ids: {listed(empty)}"
+        f"{_classes(len(empty))} without a training picture, kept with their ids: {in_quotes(empty)}"
     ]
 
 
@@ -176,7 +176,7 @@ def check_known(
     example = labels[unknown[0]][0]
     raise UserError(
         f"{key}: {len(unknown)} label{'s' * (len(unknown) > 1)} not in {source}: "
-        f"{listed(unknown)} ({count} picture{'s' * (count > 1)}, for example {example})"
+        f"{in_quotes(unknown)} ({count} picture{'s' * (count > 1)}, for example {example})"
     )
 
 
@@ -368,8 +368,8 @@ def join_rows(
         if len(different) > 1:
             more = f", and {len(different) - 1} more"
         raise Unfit(
-            f"lists {path} with {len(joined[path])} labels ({listed(joined[path])}){more}; give each picture one label, or "
-            "data.source.multi_label=true joins them"
+            f"lists {path} with {len(joined[path])} labels ({in_quotes(joined[path])}){more}; give each picture one "
+            "label, or data.source.multi_label=true joins them"
         )
     if different:
         note = f"pictures listed in several rows: {len(different)}; their labels are joined"

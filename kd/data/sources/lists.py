@@ -95,13 +95,13 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
     rest = {name: values for name, values in others.items() if name not in split_columns}
     if path != columns.path:
         notes.append(f"paths are those of the column {path} (data.source.path_column)")
-    found = columns._replace(path=path)
+    used = columns._replace(path=path)
     if label == ListColumns().label and not has_labels:
         likely = [name for name in rest if str(name).lower() in LABELS]
         if len(likely) == 1:
-            found = found._replace(label=likely[0])
+            used = used._replace(label=likely[0])
             notes.append(f"labels are those of the column {likely[0]} (data.source.label_column)")
-    rows, labelled = _labelled_rows(names, records, found, rest, notes)
+    rows, labelled = _labelled_rows(names, records, used, rest, notes)
     if splits is None:
         return ListContent(rows, labelled=labelled, splits=False, notes=notes)
     rows = [row._replace(split=split) for row, split in zip(rows, splits, strict=True)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kd.data.label_text import plain
-from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.endings import check_some_exist, complete_endings
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
 from kd.data.sources.labels import (
@@ -135,7 +135,7 @@ class Manifest(Source):
             path_column, targets or label_column, delimiter, split_column, numbers=bool(targets)
         )
         self.separator = label_separator
-        self.cache_bytes = bytes_of(cache_gb)
+        self.cache_bytes = cache_bytes_of(cache_gb)
         self.lists = {"train": expanded(train)}
         for split, file in (("val", val), ("test", test)):
             if file:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
 from kd.data.sources.places import (
     DISK,
@@ -137,7 +137,7 @@ class SegmentationFolder(Source):
         self.ignore_index = ignore_index
         self.classes = list(class_names)
         self.folders = images, masks
-        self.cache_bytes = bytes_of(cache_gb)
+        self.cache_bytes = cache_bytes_of(cache_gb)
 
     def _name(self, split: str) -> str:
         """Name of a split's folder in both folders: ``split``, else one among the pictures' folders whose name means it

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from kd.data.info import Target
-from kd.data.sources.base import Source, Split, bytes_of
+from kd.data.sources.base import Source, Split, cache_bytes_of
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import doubts, unused
 from kd.data.sources.places import expanded
@@ -41,7 +41,7 @@ class Shards(Source):
     """
 
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
-        self.cache_bytes = bytes_of(cache_gb)
+        self.cache_bytes = cache_bytes_of(cache_gb)
         self.root = expanded(root).rstrip("/")
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from kd.data import foodtag
-from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.folder import Note
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded, pictures_below, place_of
@@ -35,7 +35,7 @@ class Pictures(Source):
             "train": expanded(root) if root else root,
             "val": expanded(val) if val else val,
         }
-        self.cache_bytes = bytes_of(cache_gb)
+        self.cache_bytes = cache_bytes_of(cache_gb)
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
@@ -99,11 +99,11 @@ def unlabelled_folder(
             f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}"
         )
     kept_paths = []
-    counts: Counter[str] = Counter()  # pictures by the folder that names another split
+    counts: Counter[str] = Counter()  # pictures left out, by the folder that names another split
     for path in paths:
-        other_split = _folder_of_other_split(path[len(folder) :], split)
-        if other_split:
-            counts[other_split] += 1
+        folder_of_other = _folder_of_other_split(path[len(folder) :], split)
+        if folder_of_other:
+            counts[folder_of_other] += 1
         else:
             kept_paths.append(path)
     others_named = "validation or test pictures" if split == "train" else "training pictures"

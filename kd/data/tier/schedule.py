@@ -202,22 +202,22 @@ class Scheduler:
         self.repeated = 0
 
     # -- machines ----------------------------------------------------------------------------------------------------
-    def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
+    def present(self, machines: dict[str, tuple[str, int]]) -> list[Machine]:
         """Takes over which machines are in the cluster, and shares them out anew. A machine that was left out stays so.
 
         Args:
-            found: name and cores (or GPUs) by the machine's id.
+            machines: name and cores (or GPUs) by the machine's id.
 
         Returns:
             The machines that have left since the last call.
         """
         left = []
         for m in self.machines.values():
-            if not m.gone and m.node not in found:
+            if not m.gone and m.node not in machines:
                 left.append(m)
         for machine in left:
             machine.gone = True
-        for node, (name, cores) in found.items():
+        for node, (name, cores) in machines.items():
             if node not in self.machines:
                 self.machines[node] = Machine(node, name, cores)
         self._share_out()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kd.data.sources.base import bytes_of, content, fingerprint, identity
+from kd.data.sources.base import cache_bytes_of, content, fingerprint, identity
 from kd.data.sources.files import FileSplit
 
 
@@ -26,7 +26,7 @@ def test_the_identity_of_a_split_follows_labels_and_content_not_the_folder(tmp_p
 
 @pytest.mark.parametrize("given", [0, -1])
 def test_a_bound_of_the_local_cache_is_positive(given: float) -> None:
-    assert bytes_of(None) is None
-    assert bytes_of(0.5) == 500_000_000
+    assert cache_bytes_of(None) is None
+    assert cache_bytes_of(0.5) == 500_000_000
     with pytest.raises(ValueError, match="cache_gb must be > 0"):
-        bytes_of(given)
+        cache_bytes_of(given)
