@@ -228,15 +228,15 @@ def _speed_row(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each export that was kept: name, MB, and how it compares with the student: the share of pictures with the
-    same answer, its own metric, and the largest difference of a logit.
+    """A row for each export that was kept: name, MB, the share of answers that are the student's, its own main metric, and
+    the largest difference of an output.
     """
     rows: list[tuple[str, ...]] = []
     for name, export in exports.items():
         if export.get("kept"):
             size = f"{export['size_mb']:.1f}"
             agreement = f"{export['agreement']:.2%}"
-            metric = _percent(export.get("export"))
+            metric = format_metric(export.get("metric", "acc1"), export.get("export"))
             difference = f"{export['max_difference']:.2g}"
             rows.append((name, size, agreement, metric, difference))
     return rows

@@ -385,7 +385,10 @@ def _price(compared: _Comparison) -> list[str]:
 
 
 def _network(facts: Facts, then: Outlook) -> list[str]:
-    """What each training machine receives: whether its network takes that is not in the records."""
+    """What each training machine receives, in a sentence: whether its network takes that is not in the records.
+
+    As measured of a tier, else as uint8 pixels of the pictures' size; [] where that is not known.
+    """
     size = (facts.run.config.get("data") or {}).get("img_size")
     if isinstance(size, int):
         size = [size, size]

@@ -62,7 +62,7 @@ def pays_rows(part: dict[str, Any]) -> list[list[str]]:
 
 
 def pays_lines(part: dict[str, Any]) -> list[str]:
-    """The answers in words, then how they were measured.
+    """The answers in words, then how they were measured, and what speaks against them.
 
     Args:
         part: ``probe`` or ``detector`` of ``pays.json``.

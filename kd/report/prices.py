@@ -1,4 +1,7 @@
-"""What an hour of machines costs, from a table: ``prices.yaml``, instance -> price, or on demand and spot."""
+"""What an hour of machines costs, from a table: ``prices.yaml``, instance -> price, or on demand and spot.
+
+``prices`` is that table in all functions, as :func:`read_prices` gives it.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -290,7 +290,12 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
 
 
 def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
-    """The values of ``key``, a list for each GPU; a GPU that lacks one is left out: unknown is not 0."""
+    """The values of ``key``, a list for each GPU; a GPU that lacks one is left out: unknown is not 0.
+
+    Args:
+        readings: of each GPU, one a sample.
+        key: of a reading, such as ``util``.
+    """
     series = []
     for readings_of_gpu in readings:
         if all(reading.get(key) is not None for reading in readings_of_gpu):

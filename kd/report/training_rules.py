@@ -98,7 +98,12 @@ def overfit(
 
 
 def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None:
-    """The most frequent class has ``factor`` times the pictures of the rarest."""
+    """The most frequent class has ``factor`` times the pictures of the rarest.
+
+    Args:
+        counts: training pictures of each class; one without any counts as one with one.
+        factor: fires from here.
+    """
     if len(counts) < 2:
         return None
     most = max(counts)
@@ -195,7 +200,12 @@ def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02)
 
 
 def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Finding | None:
-    """One of several weighted loss terms is more than ``share`` of the total; features may well be 96 % of it."""
+    """One of several weighted loss terms is more than ``share`` of the total; features may well be 96 % of it.
+
+    Args:
+        shares: of the newest reading by the term's name, as shares or as weighted losses.
+        share: in [0, 1]; fires above.
+    """
     total = sum(shares.values())
     if len(shares) < 2 or not total > 0:
         return None

@@ -299,7 +299,9 @@ def maker_ms(facts: Facts) -> float:
 
 
 def _waits_for_transfer(facts: Facts) -> bool:
-    """Whether the step waits for the transfer to the training processes: makers are idle, or the queue is full."""
+    """Whether the step waits for the transfer to the training processes: makers are idle, or the queue holds fewer batches
+    than there are makers.
+    """
     if facts.tier is None or not waits(facts):
         return False
     return facts.tier.queue_is_short or facts.tier.busy < BUSY

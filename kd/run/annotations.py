@@ -157,7 +157,7 @@ def members(kind: object) -> tuple[Any, ...]:
 
 
 def inner_kind(kind: object, container: type) -> object:
-    """The type of what a dict or list holds; ``Any`` where nothing is said of it."""
+    """The type of what a dict or list holds (``container``: which of the two); ``Any`` where nothing is said of it."""
     for part in members(kind):
         if get_origin(part) is container and get_args(part):
             return get_args(part)[-1]

@@ -72,7 +72,7 @@ class Sureness:
 
 
 def _is_right(logits: Tensor, target: Tensor) -> np.ndarray:
-    """Whether each answer is right, bool ``(N,)``; one with NaN is not."""
+    """Whether each answer of logits ``(N, C)`` is the class id of ``(N,)``, bool ``(N,)``; one with NaN is not."""
     is_number = ~logits.isnan().any(1)
     right = logits.argmax(1) == target
     return (right & is_number).cpu().numpy()

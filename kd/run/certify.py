@@ -119,7 +119,9 @@ def _key(place: str) -> str:
 
 
 def _shared_with_val(data: DistillationDataModule, place: str, judged: Split) -> int:
-    """How many of the pictures validated the run: all where the splits hold the same, else those with the same file."""
+    """How many of the pictures ``judged``, the split ``place``, validated the run: all where the splits hold the same,
+    else those with the same file.
+    """
     if place == "val":
         return len(judged.targets)
     val = data.splits.listed("val")[0]

@@ -131,7 +131,7 @@ def check_whole(file: Path) -> None:
 
 
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested dicts and lists with their dotted keys; a list's items have its own key.
+    """All values of nested dicts and lists with their dotted keys, below ``path``; a list's items have its own key.
 
     An empty dict or list is a value.
 

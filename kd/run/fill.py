@@ -100,7 +100,12 @@ class Fill(LightningModule):
         return self.pictures.fill_dataloader(batches, answering)
 
     def _tier_answers(self) -> bool:
-        """Whether the data tier's machines compute the answers; placements that they can't serve are refused."""
+        """Whether the data tier's machines compute the answers, on their GPUs if they have any, which then make all batches;
+        on their CPUs only where this run has no GPU either.
+
+        Raises:
+            UserError: a teacher's placement that they can't serve.
+        """
         tier = self.pictures.tier
         if tier is None or not (tier.use_gpus() or self.trainer.strategy.root_device.type == "cpu"):
             return False

@@ -399,7 +399,8 @@ def evaluate_pays(request: Request, wish: PaysWish, options: Options) -> Evaluat
 
 
 def _find_answers(subject: Subject, options: Options) -> None:
-    """Looks up the pictures in a teacher's file of answers; where it lacks some, the student alone is measured.
+    """Looks up the pictures in a teacher's file of answers; where it lacks some, the student alone is measured:
+    ``subject.teacher`` becomes None, with a line on standard error.
 
     Raises:
         UserError: it lacks some, and a certificate needs them.
@@ -529,7 +530,14 @@ def _certify(
     outcomes: Sequence[PictureOutcomes],
     options: Options,
 ) -> None:
-    """Puts the certificates into the models' figures."""
+    """Puts the certificates into the models' figures; of several models the first gets none.
+
+    Args:
+        results: the figures of each model; changed.
+        measured: the models, in the same order.
+        outcomes: what each has made of the pictures.
+        options: of the command, with a claim.
+    """
     judged = []
     names = without_common_folders([subject.name for subject in measured])
     for subject, name, outcome in zip(measured, names, outcomes, strict=True):
@@ -543,7 +551,7 @@ def _certify(
 
 
 def _complete(certificate: dict[str, Any], options: Options, caution: Sequence[str]) -> None:
-    """Adds to a certificate which pictures it is about, and what speaks against it."""
+    """Adds to a certificate which pictures it is about, and what speaks against it (``caution``, lines)."""
     if options.folder:
         place = f"folder {options.folder}"
     else:

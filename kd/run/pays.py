@@ -250,8 +250,9 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
     """The accuracies of linear probes on all starts, and what the distilled one gains over each other.
 
     Returns:
-        The part ``probe`` of ``pays.json``: ``starts`` has each start's ``accuracy`` in 0..1, one a seed; ``gains`` are in
-        points, with the ends of their interval.
+        The part ``probe`` of ``pays.json``: ``starts`` has each start's ``accuracy`` in 0..1, one a seed; ``gains`` over
+        each other start are in points, with the ends of their interval; ``metrics`` are names, ``how`` and ``notes``
+        sentences for the page.
     """
     run = starts.run
     data = run.load_data()

@@ -67,6 +67,7 @@ class Pyramid(nn.Module):
     """
 
     def __init__(self, model: Any, key: str) -> None:
+        """Finds the maps; the pyramid above them is drawn anew. Arguments as of the class."""
         super().__init__()
         self.model = model
         self.maps: Callable[[Tensor], list[Tensor]]

@@ -161,9 +161,7 @@ def without_nulls(tree: Tree, key: str = "") -> Tree:
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
-    """What layers give, without the defaults of what they do not give; values stay as they are given, nothing is
-    imported.
-    """
+    """What layers give, over :data:`DEFAULTS` alone; values stay as they are given, nothing is imported."""
     return _Merge(None).all_of({}, [DEFAULTS, *layers])
 
 
@@ -247,7 +245,8 @@ class _Merge:
         """Puts a value at a path below a place, by the type that is declared there; returns the place's new value.
 
         Args:
-            before: the place's value so far; it is not changed.
+            before: the place's value so far; it is not changed, and comes back where the name is unknown, which is noted
+                in :attr:`unknown`.
             path: names from the place on; ``name+`` at its end adds to a list.
             value: the layer's.
             kind: the place's declared type.
@@ -286,7 +285,8 @@ class _Merge:
     def _put_entries(
         self, before: object, value: Mapping[str, Any], kind: object, key: str
     ) -> object:
-        """A mapping in a file: it is added to a group of settings, and takes the place of a dict.
+        """A mapping in a layer: it is added to a group of settings, and takes the place of a dict; an entry of a dict is
+        put onto the one of the same name before.
 
         Arguments as of :meth:`_put_below`.
         """
@@ -338,7 +338,7 @@ class _Merge:
             key: the place.
 
         Returns:
-            ``{"class_path", "init_args"}``; a word such as ``auto`` as it is.
+            ``{"class_path", "init_args"}``, of a list one for each item; a word such as ``auto``, and null, as it is.
         """
         if isinstance(value, list):
             return [self._class_of(None, item, kind, key) for item in value]

@@ -359,8 +359,8 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
 def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:
     """The limits that a run's trainer sets to its teacher's training too: a trial run trains a trial teacher.
 
-    Numbers of epochs and steps are at most those of the teacher's own recipe. The run's epochs count only where they
-    are shorter than its pictures: else ``trainer.max_epochs`` is how long the student learns.
+    Numbers of epochs and steps are at most those of the teacher's own recipe. The run's number of epochs counts only where
+    each is cut short (``limit_train_batches``, ``overfit_batches``): else it is how long the student learns.
 
     Args:
         trainer: the run's settings ``trainer``.

@@ -21,6 +21,7 @@ from kd.report.training_rules import (
     teacher_near_chance,
     vanishing_gradient,
 )
+from kd.storage.writing import write_json
 
 
 def test_no_records_no_chart() -> None:
@@ -65,8 +66,8 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
         (70.0, "is better than its teacher: mae_kcal 70 against 75"),
     ],
 )
-def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
-    run = RunRecords(Path("x"))
+def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path) -> None:
+    run = RunRecords(tmp_path)
     run.config = {"model": {"task": {"class_path": "kd.tasks.Regression"}}}
     best = {"mae_kcal": student, "mae": student, "r2": 0.8}
     run.summary = {"recipe": "food", "status": "done", "primary": "mae_kcal", "data": {"classes": 1},
@@ -74,7 +75,13 @@ def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
                    "student": {"params": 1e6, "best_val": best}}  # fmt: skip
     assert said in headline(Facts(run))["text"]
     assert [title for title, *_ in _cards(Facts(run))["cards"]] == ["student", "teacher", "status"]
+    export = {"kept": True, "size_mb": 4.0, "agreement": 1.0, "max_difference": 0.0}
+    write_json(
+        tmp_path / "export" / "export.json", {"onnx": {**export, "metric": "r2", "export": 0.8}}
+    )
     page = card(run)
+    assert "| onnx | 4.0 | 100.00% | 0.800 | 0 |" in page
+    page = page.replace("100.00%", "")
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
     assert (
         f"| mean absolute error | 75 | {student:.4g} |" in page and "| R2 | 0.900 | 0.800 |" in page
