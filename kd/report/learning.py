@@ -1,4 +1,4 @@
-"""What a run's page opens with: what the student has learnt, how large and how fast it is."""
+"""What a run's page says of the student: what it has learnt, how large and how fast it is."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -20,7 +20,7 @@ SETTINGS = 6  # of kd-latency that are shown
 
 
 def learning(facts: Facts) -> list[Section | None]:
-    """The page's first sections: metrics of each student, and sizes."""
+    """The sections on what was learnt: charts of features and metrics, and the table of sizes and times."""
     run = facts.run
     sections: list[Section | None] = []
     for student in run.students:

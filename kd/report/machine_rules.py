@@ -321,9 +321,9 @@ def hot_cores(
     """A few cores are full while the others have time, and the GPUs are below ``busy`` %.
 
     Args:
-        cores: % of each core, a row a sample.
-        gpu: mean utilisation in %.
-        busy: GPUs above it have enough to do.
+        cores: use of each core in %, a row a sample.
+        gpu: use of all GPUs in %, of all samples; empty: none is known.
+        busy: %, of their mean; GPUs at or above it have enough to do.
     """
     text = hot_cores_text(cores)
     if not text or (gpu and mean(gpu) >= busy):

@@ -126,7 +126,7 @@ def difference(metric: str, before: float | None, after: float | None) -> str:
 def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows ``per_class`` of ``fidelity.json`` whose student is worse than the teacher, those that lost most first.
 
-    None without a teacher.
+    [] without a teacher.
     """
     lost = [row for row in rows if row.get("teacher", 0) > row["student"]]
     return sorted(lost, key=lambda row: row["student"] - row["teacher"])

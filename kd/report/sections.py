@@ -227,7 +227,9 @@ def _about(metric: str, model: dict[str, Any]) -> str:
 
 
 def _progress(facts: Facts) -> list[Card]:
-    """Epoch and step of a run that trains or has not come to its end, the time left, and its newest training loss."""
+    """Epoch and step (a batch of each process) of a run that trains or has not come to its end, the time left, and its
+    newest training loss.
+    """
     if not facts.steps:
         return []
     step = facts.steps[-1]["step"] + 1

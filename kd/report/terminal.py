@@ -41,7 +41,7 @@ def print_features(results: list[dict[str, Any]]) -> None:
 
 
 def print_pays(result: dict[str, Any]) -> None:
-    """Prints the accuracies of each start, and whether the distilled one pays.
+    """Prints the scores of each start (accuracies, or a detector's mAP), and whether the distilled one pays.
 
     Args:
         result: the content of ``pays.json``; ``newest`` names the part that was just measured.

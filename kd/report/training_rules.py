@@ -203,7 +203,7 @@ def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Fin
     """One of several weighted loss terms is more than ``share`` of the total; features may well be 96 % of it.
 
     Args:
-        shares: of the newest reading by the term's name, as shares or as weighted losses.
+        shares: of the newest reading: each weighted term by its name, in any common unit.
         share: in [0, 1]; fires above.
     """
     total = sum(shares.values())

@@ -262,7 +262,8 @@ def waits(facts: Facts) -> bool:
 
 
 def batch_ms(facts: Facts) -> float:
-    """Ms that one loader process takes to make a batch; an upper bound where loader processes keep up.
+    """Ms that one loader process takes to make a batch; an upper bound where loader processes keep up. Without any it is
+    the step's wait.
 
     Where the step waits, ``n`` processes deliver one batch each in ``n`` steps. Where they keep up, their CPU time a
     step is known: the cores that they use times the step, over the share of the time in which they compute.
@@ -425,8 +426,8 @@ def predict(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
     More processes share an epoch's batches. The part of an all-reduce that is not hidden grows as the traffic of a
-    ring's, ``(n - 1) / n`` for ``n`` processes. Every process brings as many cores as now, and a data tier stays as it
-    is.
+    ring's, ``(n - 1) / n`` for ``n`` processes. Every process brings as many cores as now; a data tier that ``change`` does
+    not name stays as it is.
 
     Raises:
         UserError: too little is recorded to predict from, or the change contradicts the run.

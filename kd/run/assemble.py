@@ -48,7 +48,7 @@ def assemble(
         student: the student's settings.
         teacher: the only teacher's.
         teachers: several, by name.
-        task: what the labels mean; None: by the data.
+        task: what the labels mean; None: classification, and for a student without a classifier features.
         task_loss_weight: weight of the task's own loss, >= 0; it does not count without labels.
         distill_losses: by name, each with its weight.
         taps: the layers that a loss of that name reads.

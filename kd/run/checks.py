@@ -280,7 +280,7 @@ def notes_on_patches(model: Mapping[str, Any]) -> list[str]:
         model: the settings ``model``.
 
     Returns:
-        A line for each model, with the nearest sizes without a rest.
+        A line for each such model, with the nearest sizes without a rest.
 
     Raises:
         UserError: pictures that are smaller than a patch.

@@ -115,7 +115,8 @@ def check_text(tree: object, where: str = "") -> None:
 def check_whole(file: Path) -> None:
     """Refuses a run's ``config.yaml`` that was cut short: what it lacks would take its default in silence.
 
-    Whole is one between :data:`BEGIN` and :data:`END`, or, without these, one with all of :data:`GROUPS`.
+    Whole is one between :data:`BEGIN` and :data:`END`, or, without these, one with all of :data:`GROUPS` and a whole last
+    line.
 
     Raises:
         UserError: names the file.

@@ -605,12 +605,13 @@ def measure(
         subject: the model and its pictures.
         options: of the command.
         listeners: take in each batch's answers.
-        own_data: pictures and teacher are the run's own, so ``fidelity.json``, which the report shows, is written too.
+        own_data: pictures and teacher are the run's own, so ``fidelity.json``, which the report shows, is written too, of
+            the split ``val``.
 
     Returns:
         The content of ``eval_*.json``: ``run``, ``data``, ``pictures`` (how many), ``identity`` (of pictures and labels),
-        ``left_out`` (damaged and the like, by reason), ``student`` and ``teacher`` (``params`` and the task's metrics),
-        ``fidelity``, ``robust``; what does not apply is missing.
+        ``left_out`` (how many files beside the pictures are none, by the ending of their names), ``student`` and ``teacher``
+        (``params`` and the task's metrics), ``fidelity``, ``robust``; what does not apply is missing.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = subject.data

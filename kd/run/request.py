@@ -263,7 +263,9 @@ class Request:
             self.notes += notes_on_patches(config["model"])
 
     def _files(self) -> list[Path]:
-        """The recipe and the overlays, with the parts that they name, in rising priority."""
+        """The recipe and the overlays, each followed by what it changes of this recipe alone (:func:`part_of`), in rising
+        priority.
+        """
         paths = []
         if self.recipe:
             paths = [find("recipes", self.recipe)]
@@ -339,7 +341,8 @@ def _read(text: str) -> object:
 def translate(argv: Sequence[str]) -> Request:
     """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
 
-    A word that ends in ``.yaml`` or ``.yml`` is the recipe. No file is read.
+    A word that ends in ``.yaml`` or ``.yml`` is the recipe; a flag of :data:`ABOUT` takes the word after it as its topic;
+    all other words are the request's ``rest``. No file is read.
 
     Raises:
         UserError: an unknown option, a setting without a value, two recipes, another ``print_config`` than ``skip_null``,

@@ -39,7 +39,8 @@ class Word:
     """As YAML reads it."""
 
     def of(self, kind: object) -> object:
-        """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007.
+        """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007. A null
+        stays one.
 
         ``kind``: the type of the setting that the word is for.
         """
@@ -59,7 +60,7 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) ->
     Args:
         layers: settings in rising priority, nested (a file) or by dotted keys (a word of the command line). A group
             is merged key by key, and so is a class with its arguments; a key with ``+`` adds to a list; any other
-            value takes the place of the one before it.
+            value takes the place of the one before it. Of a dict that does, entries are merged with those of their names.
         trusted: what the user trusts beside the list of classes.
 
     Raises:

@@ -292,8 +292,8 @@ def _validator(kind: object) -> SchemaValidator:
 def _schema(kind: object) -> CoreSchema:
     """A type as pydantic reads it, with all that YAML and a command line may write for a value of it.
 
-    Numbers may be text (YAML takes ``1e-3`` for it), text may look like a number, null may be a word, a list or group
-    may be the name of a YAML file. Truth values are neither numbers nor text.
+    Numbers may be text (YAML takes ``1e-3`` for it), text may look like a number or a truth value, null may be a word, a
+    list or group may be the name of a YAML file. Truth values are no numbers.
     """
     container = get_origin(kind) or kind
     inside = get_args(kind)
