@@ -66,7 +66,8 @@ def _fill(request: Request) -> int:
     run = _built(request)
     from kd.run.fill import fill
 
-    return fill(run.module, run.data, run.trainer, out)
+    fill(run.module, run.data, run.trainer, out)
+    return 0
 
 
 def _describe(request: Request) -> int:

@@ -13,6 +13,14 @@ STEPS_OF_AN_EPOCH = 10
 """A larger batch that leaves fewer is not advised."""
 COMPUTING = ("teacher", "student", "forward", "loss", "backward", "optimizer")
 """Phases in which models compute."""
+FULL = 95.0
+"""% of its time from which on a core is full."""
+HAVE_TIME = 60.0
+"""% up to which cores have time, on average."""
+A_FEW = 0.25
+"""Share of the cores that is still a few."""
+OF_THE_START = 20
+"""Samples at a run's start in which cores do not count."""
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
@@ -380,34 +388,26 @@ def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
     return list(zip_longest(*by_sample, fillvalue={}))
 
 
-def hot_cores_text(
-    cores: Sequence[Sequence[float]],
-    full: float = 95,
-    low: float = 60,
-    most: float = 0.25,
-    skip: int = 20,
-) -> str:
-    """That a few cores are full (``full`` %) while the others have time; empty where it is not so.
+def hot_cores_text(cores: Sequence[Sequence[float]]) -> str:
+    """That a few cores are :data:`FULL` while the cores as a whole have time; empty where it is not so.
+
+    It is so in more than half of the samples, without those :data:`OF_THE_START`.
 
     Args:
         cores: use of each core in %, a row a sample.
-        full: % from which on a core is full.
-        low: %; only samples count in which all cores average this or less, and these must be more than half of all.
-        most: share of the cores, 0 to 1, that is still a few.
-        skip: samples of the start that do not count.
     """
-    rows = [row for row in cores[skip:] if row]
+    rows = [row for row in cores[OF_THE_START:] if row]
 
     # Full cores of each sample in which the cores as a whole have time.
     full_counts = []
     for row in rows:
-        if mean(row) <= low:
-            full_counts.append(sum(use >= full for use in row))
+        if mean(row) <= HAVE_TIME:
+            full_counts.append(sum(use >= FULL for use in row))
     if len(full_counts) <= len(rows) / 2:
         return ""
     median = sorted(full_counts)[len(full_counts) // 2]
     total = len(rows[0])
-    if not 0 < median <= most * total:
+    if not 0 < median <= A_FEW * total:
         return ""
     average = mean([mean(row) for row in rows])
     return f"{median} of {total} cores are full while all average {average:.0f} %"

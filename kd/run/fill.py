@@ -145,8 +145,8 @@ def fill(
     data: DistillationDataModule,
     trainer: Trainer,
     out: str | None = None,
-) -> int:
-    """Fills all views, on as many processes as the trainer has.
+) -> None:
+    """Fills all views, on as many processes as the trainer has; the first one prints what was computed.
 
     Args:
         model: teachers, and the losses that decide what of their answers is kept.
@@ -154,9 +154,6 @@ def fill(
         trainer: on which processes; it loses its callbacks, its profiler and a limit of validation batches.
         out: folder or URL of a packed data set, below which the answers are published as well; None: this machine's
             cache alone.
-
-    Returns:
-        The exit status, 0.
 
     Raises:
         UserError: the recipe has no teacher, or no loss that reads its answers.
@@ -191,7 +188,6 @@ def fill(
         if len(module.caches) == 1:
             key = next(iter(module.caches.values())).live.key
         print(f"       use them with {key}.cache=on (or only)", flush=True)
-    return 0
 
 
 def _publish(module: Fill, data: DistillationDataModule, out: str) -> None:
