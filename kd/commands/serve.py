@@ -84,9 +84,10 @@ def run(request: Request) -> int | None:
         raise UserError("host: must be an address to listen at, got nothing (0.0.0.0 is any)")
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
     rule = _rule(request, options)
-    file = _model(request, truth(options, "int8"))
+    # first, as an export takes long and a port that is taken would be reported after it
     listening = bind(host, port)
     try:
+        file = _model(request, truth(options, "int8"))
         manifest, student = open_model(file, threads)
         models = {"student": student}
         if truth(options, "teacher"):

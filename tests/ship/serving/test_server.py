@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -276,6 +277,17 @@ def test_mistakes_take_one_line(
     (tmp_path / "model.onnx").write_bytes(b"no model")
     assert main("serve", [str(tmp_path), "port=0"]) == 2
     assert "is not a readable ONNX model" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_reported_before_the_export(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run, ignore=shutil.ignore_patterns("export"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main("serve", [str(run), f"port={taken.getsockname()[1]}"]) == 2
+    assert "can't be used: Address already in use" in capsys.readouterr().err
+    assert not (run / "export").exists()
 
 
 def test_an_export_on_the_way_trusts_what_the_server_trusts(
