@@ -342,10 +342,7 @@ def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
     if silent_s < limit_s:
         return None
     text = f"no step has ended for {silent_s / 60:.0f} min"
-    lever = (
-        "a rank that waits for another, a disk or a store that does not answer;"
-        " where the process is gone: kd-train resume=RUN_FOLDER"
-    )
+    lever = "a rank that waits for another, a disk or a store that does not answer, a process that is gone"
     return Finding("StalledTraining", text, lever)
 
 
