@@ -151,9 +151,9 @@ def size(
         All candidates, and the chosen one of them, None where the search has chosen none. Each has ``name``, ``arch``,
         ``img_size`` and ``kwargs`` (of ``model.student``), ``params`` (how many), ``mb`` (megabytes: of its exported file
         where it was timed with another runtime than torch, else of its weights), ``within`` (it meets the budget) and
-        ``front`` (no other scored one beats it in score and latency); ``latency_ms`` where it was timed; ``score``, the
-        task's primary metric on held-out pictures, where it was scored. Files go to ``sizes/RECIPE/NUMBER/`` beside
-        ``runs_dir``.
+        ``front`` (no other scored one is at least as good in score and latency and better in one of them); ``latency_ms``
+        where it was timed; ``score``, the task's primary metric on held-out pictures, where it was scored. Files go to
+        ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; no ``sizes.json`` is written.

@@ -1,9 +1,9 @@
 """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) as kd uses it.
 
 Two things differ. On a CPU it iterates in float32: bfloat16 is 20 to 30 times as slow there without instructions for
-it. On other devices weights of one shape are orthogonalised together: the step of a ViT-Ti takes some hundred calls of
-operators in place of 2,700, of each of which a GPU would wait for the host. AdaMuon (``adamuon``, ``nadamuon``), which is
-of the same class, has the first difference alone: it steps weights one by one everywhere.
+it. On other devices weights of one shape, but for shards, are orthogonalised together: the step of a ViT-Ti takes some
+hundred calls of operators in place of 2,700, of each of which a GPU would wait for the host. AdaMuon (``adamuon``,
+``nadamuon``), which is of the same class, has the first difference alone: it steps weights one by one everywhere.
 """
 
 from collections import defaultdict

@@ -29,13 +29,15 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
 
     Args:
         run: the module, attached to its trainer; its teacher is in place and its losses are settled.
-        data: whose batch size and workers are set.
+        data: gets the batch size and workers that were measured, and follows the cache.
 
     Raises:
-        UserError: a batch too small for a loss that compares its samples, or ``auto`` where it can't be measured.
+        UserError: a batch too small for a loss that compares its samples, ``auto`` where it can't be measured, or a cache
+            beside a teacher in shards or that can't be opened.
 
     Returns:
-        The teacher, behind a cache of its answers where that is set, or pays; None without one.
+        The teacher, behind a cache of its answers where that is set, or pays, and a loss reads the teacher; None without
+        a teacher.
     """
     _tune(run, data)
     for student in run.students.named().values():

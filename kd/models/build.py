@@ -170,8 +170,8 @@ def hidden_pixels(model: nn.Module) -> str:
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
-    """A model of timm's, its arguments and memory checked first; with timm's own weights where the settings want them
-    (``pretrained``) and name no checkpoint.
+    """A model of timm's, its arguments checked first, with ``kwargs`` or ``img_size`` its memory too; with timm's own
+    weights where the settings want them (``pretrained``) and name no checkpoint.
 
     Args:
         spec: its settings.

@@ -295,10 +295,9 @@ class _Reading:
 
         # Copies of up to LAYERS matrices, spread evenly: how far the step moves them.
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-        every = max(1, len(matrices) // LAYERS)
-        chosen = matrices[::every][:LAYERS]
+        every = math.ceil(len(matrices) / LAYERS) or 1
         self._before = []
-        for matrix in chosen:
+        for matrix in matrices[::every]:
             copy = matrix.detach().clone()
             self._before.append((matrix, copy))
 

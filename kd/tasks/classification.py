@@ -79,8 +79,8 @@ class Classification(Task):
 
         With p the softmax, y a picture's class, w its weight, s the smoothing:
         ``mean over labelled pictures of w * ((1 - s) * -log p(y) + s * mean_c -log p(c))``. It is not divided by the
-        weights: two processes with half the batch average to one with the whole, and a class of weight 0 does not
-        train.
+        weights: two processes with half the batch each, and as many labelled pictures, average to one with the whole
+        (the objective evens out other numbers), and a class of weight 0 does not train.
 
         Args:
             logits: ``(N, C)``.

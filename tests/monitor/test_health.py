@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
+from torch import nn
 
 from kd.cli import train_main
+from kd.monitor.health import _Reading
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 
@@ -16,6 +18,26 @@ from kd.report.rules import Explained
 def trained(recipe: Path, *items: str) -> RunRecords:
     assert train_main([f"recipe={recipe}", "monitor.health_every=2", *items]) == 0
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
+
+
+@pytest.mark.parametrize(("layers", "copied"), [
+    (1, [0]),
+    (8, list(range(8))),
+    (15, [0, 2, 4, 6, 8, 10, 12, 14]),  # the first eight were taken
+    (23, [0, 3, 6, 9, 12, 15, 18, 21]),
+])  # fmt: skip
+def test_the_copied_weights_lie_over_the_whole_model(layers: int, copied: list[int]) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+    parameters = list(model.parameters())
+    reading = _Reading("", model, parameters, [])
+    reading.before_step(parameters)
+    reading.stop_listening()
+    weights = [model[number].weight for number in range(layers)]
+    numbers = [
+        next(number for number, weight in enumerate(weights) if weight is before)
+        for before, _ in reading._before
+    ]
+    assert numbers == copied
 
 
 class Witness(Callback):

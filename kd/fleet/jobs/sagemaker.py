@@ -68,12 +68,13 @@ class SageMaker(Target):
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
-        """Checks the credentials and that the bucket and the channels' data in S3 can be read; changes nothing.
+        """Checks the credentials, access to the bucket, and that something is listed at each channel's place in S3.
 
-        Data in file systems are not checked.
+        It changes nothing. Data in file systems are not checked, and no object is read.
 
         Raises:
-            UserError: no credentials, or a place that can't be read or holds nothing; it names the key.
+            UserError: no credentials, a refused listing, a bucket without access, or a channel's place with nothing at
+                it; the last two name the key.
         """
         s3 = aws_session().client("s3")
         with boto_errors():
