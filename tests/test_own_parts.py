@@ -363,6 +363,35 @@ def test_a_transform_whose_code_differs_is_another_one(
     assert (codes[0] != codes[1]) == differs
 
 
+def test_a_function_of_a_package_is_followed_and_a_librarys_constant_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``package.module.function`` is reached; what an installed package holds under a name that the code uses is not."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    codes: list[str] = []
+    for folder, sigma in (("before", 1), ("after", 2)):
+        inner = tmp_path / folder / "mine_of" / "inner.py"
+        inner.parent.mkdir(parents=True)
+        (inner.parent / "__init__.py").touch()
+        inner.write_text(f"def blur(x):\n    return x // {sigma}\n")
+        text = "import mine_of.inner\ndef step(x):\n    return mine_of.inner.blur(x)\n"
+        (tmp_path / folder / "stepping.py").write_text(text)
+        with monkeypatch.context() as here:
+            here.syspath_prepend(tmp_path / folder)
+            codes.append(code_of(importlib.import_module("stepping").step))
+            for name in ("stepping", "mine_of", "mine_of.inner"):
+                del sys.modules[name]
+    assert codes[0] != codes[1]
+
+    def turned(picture: Tensor) -> Tensor:
+        return picture * np.pi
+
+    before = code_of(turned)
+    with monkeypatch.context() as here:
+        here.setattr(np, "pi", 3)
+        assert code_of(turned) == before
+
+
 def test_code_of_libraries_is_left_out() -> None:
     """Their version is in the cache's description already, where it matters."""
     assert code_of(v2.GaussianBlur(3)) == code_of(v2.Compose([v2.GaussianBlur(5)])) == code_of(None)

@@ -215,6 +215,10 @@ def _digest_of(code: CodeType) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+DATA = bool | int | float | str | Tensor | np.ndarray | Mapping | Sequence | Set
+"""What a global name may stand for that a description tells apart."""
+
+
 def code_of(value: object) -> str:
     """A hash of the user's own code that an object runs: 16 digits, the same in each process.
 
@@ -246,10 +250,6 @@ def code_of(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-DATA = bool | int | float | str | Tensor | np.ndarray | Mapping | Sequence | Set
-"""What a global name may stand for that a description tells apart."""
-
-
 def _held_by(value: object) -> list[object]:
     """The objects within another one: its entries or attributes, and what a function carries; of modules nothing."""
     if isinstance(value, str | bytes | Tensor | np.ndarray | type | ModuleType):
@@ -266,11 +266,11 @@ def _held_by(value: object) -> list[object]:
 def _own_functions(value: object) -> list[FunctionType]:
     """A function itself, or the methods of an object's or a class's own classes; none that an installed package has."""
     if isinstance(value, FunctionType):
-        return [value] if _is_own(value) else []
+        return [value] if _is_own(value.__module__) else []
     cls = value if isinstance(value, type) else type(value)
     members: list[object] = []
     for base in cls.__mro__:
-        if _is_own(base):
+        if _is_own(base.__module__):
             members.extend(vars(base).values())
     functions: list[FunctionType] = []
     for member in members:
@@ -283,29 +283,38 @@ def _own_functions(value: object) -> list[FunctionType]:
     return functions
 
 
-def _is_own(named: type | FunctionType) -> bool:
-    """Whether a class or function is the user's: neither Python's, nor kd's, nor that of an installed package."""
-    package, _, _ = named.__module__.partition(".")
+def _is_own(module: str) -> bool:
+    """Whether a module, by its full name, is the user's: neither Python's, nor kd's, nor of an installed package."""
+    package, _, _ = module.partition(".")
     if package in sys.stdlib_module_names or package == "kd":
         return False
-    file = getattr(sys.modules.get(named.__module__), "__file__", None) or ""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 def _globals_of(function: FunctionType) -> list[tuple[str, object]]:
-    """What the names in a function's code stand for in its module, and in modules that are named there: (name, object)."""
+    """What the names in a function's code stand for in its module, and in the user's modules that are named there.
+
+    Returns:
+        Name and object; what two modules call alike is there twice, as which of them is meant is not looked at.
+    """
     names: set[str] = set()
     codes = [function.__code__]
     while codes:
         code = codes.pop()
         names.update(code.co_names)
         codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
-    found: list[tuple[str, object]] = []
-    for name in sorted(names):
-        target = function.__globals__.get(name)
-        if isinstance(target, ModuleType):
-            inner = [(other, vars(target)[other]) for other in sorted(names & vars(target).keys())]
-            found.extend(inner)
-        elif name in function.__globals__:
-            found.append((name, target))
-    return found
+
+    named: list[tuple[str, object]] = []
+    seen: set[str] = set()  # names of modules
+    waiting = [function.__globals__]
+    while waiting:
+        place = waiting.pop()
+        for name in sorted(names & place.keys()):
+            target = place[name]
+            if not isinstance(target, ModuleType):
+                named.append((name, target))
+            elif _is_own(target.__name__) and target.__name__ not in seen:
+                seen.add(target.__name__)
+                waiting.append(vars(target))
+    return named

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -23,6 +23,7 @@ ENDS: dict[type[nn.Module], tuple[float, float]] = {
     nn.Tanh: (-1, 1),
 }
 END = 0.01  # of the range of such a layer counts as its end
+T = TypeVar("T")
 LAYERS = 8  # of each kind, whose activations are read, spread evenly over the model; and weights, for ``update_ratio``
 
 
@@ -72,7 +73,7 @@ class Health(Recording):
     def _chosen(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
         """The layers whose activations are read, with their paths in the model; a UserError for a pattern without any."""
         if self.activations is None:
-            return list(_spread_evenly(model))
+            return list(_layers_to_read(model))
         from kd.models.taps import layer_paths  # imports timm, which nothing else here needs
 
         paths = layer_paths(model, self.activations, "monitor.activations")
@@ -295,9 +296,8 @@ class _Reading:
 
         # Copies of up to LAYERS matrices, spread evenly: how far the step moves them.
         matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-        every = math.ceil(len(matrices) / LAYERS) or 1
         self._before = []
-        for matrix in matrices[::every]:
+        for matrix in _spread_evenly(matrices):
             copy = matrix.detach().clone()
             self._before.append((matrix, copy))
 
@@ -346,7 +346,7 @@ def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
     return apply_to_collection(tree, Tensor, lambda _: next(numbers))
 
 
-def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _layers_to_read(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many of :data:`ENDS`, each with its path."""
     matrices = (nn.Linear, nn.Conv2d)
     sigmoids = tuple(ENDS)
@@ -355,8 +355,13 @@ def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         for name, layer in model.named_modules():
             if isinstance(layer, kinds):
                 layers.append((name, layer))
-        every = math.ceil(len(layers) / LAYERS) or 1
-        yield from layers[::every]
+        yield from _spread_evenly(layers)
+
+
+def _spread_evenly(items: list[T]) -> list[T]:
+    """At most :data:`LAYERS` of the items, each as far from the next, from the first on."""
+    every = math.ceil(len(items) / LAYERS) or 1
+    return items[::every]
 
 
 def _inputs(images: Tensor) -> dict[str, Any]:

@@ -353,7 +353,7 @@ class Mirror:
                 path = f"{self.root}/{self.place}/{other}"
                 in_store = self._info(path, other)
                 # somebody may have deleted or replaced it there
-                if in_store is not None and tag_of(in_store) == known["there"]:
+                if in_store is not None and tag_of(in_store) == known.get("there"):
                     return path
         return ""
 
