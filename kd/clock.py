@@ -161,7 +161,7 @@ class Clock:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
-        """Closes the innermost phase; the phase around it goes on. The outermost stays open: then nothing happens."""
+        """Closes the innermost phase; the phase around it continues. The outermost stays open: then nothing happens."""
         if len(self._open) > 1:
             changes = self._open[-1] != self._open[-2]
             if changes:

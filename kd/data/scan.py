@@ -170,7 +170,7 @@ def _remembered(file: Path, count: int, check: Check) -> Scan | None:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Holds the lock of this file, waiting for it; goes on without it where the cache folder can't be written."""
+    """Holds the lock of this file, waiting for it; continues without it where the cache folder can't be written."""
     held = FileLock(lock)
     with suppress(OSError):
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ class CloudWatch(Outlet):
             self._try(put)
 
     def _try(self, call: Callable[[], object]) -> None:
-        """Calls ``call``; what it raises is reported, the first time alone, and the training goes on."""
+        """Calls ``call``; what it raises is reported, the first time alone, and the training continues."""
         try:
             call()
         except Exception as error:  # a monitor that can't be reached must not stop a run

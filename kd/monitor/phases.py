@@ -218,7 +218,7 @@ class Phases(Recording):
         """Opens the rank's file ``records/phases.rank<r>.jsonl``, writes its header, which reports read, and starts the
         clock.
 
-        A resumed run goes on from the totals of the file. The gradients' all-reduces of a DDP model are timed by a hook,
+        A resumed run continues from the totals of the file. The gradients' all-reduces of a DDP model are timed by a hook,
         unless it has one already.
         """
         self.header = {

@@ -293,7 +293,7 @@ def _schema(kind: object) -> CoreSchema:
     """A type as pydantic reads it, with all that YAML and a command line may write for a value of it.
 
     Numbers may be text (YAML takes ``1e-3`` for it), text may look like a number or a truth value, null may be a word, a
-    list or group may be the name of a YAML file. Truth values are no numbers.
+    list or group may be the name of a YAML file. A truth value is not a number.
     """
     container = get_origin(kind) or kind
     inside = get_args(kind)

@@ -129,8 +129,8 @@ class ShareWatch:
         """Takes in a picture; says whether the alert has begun with it.
 
         The alert begins where the intervals of both shares, of the measured pictures (95 % confidence) and of a full
-        window of new ones (:data:`ALARM` on each side), do not meet, and ends where they do. Before the window is full
-        there is none.
+        window of new ones (:data:`ALARM` on each side), do not meet, and ends where they do. No alert
+        begins before the window is full.
         """
         self.newest.append(asked)
         if len(self.newest) < WINDOW:

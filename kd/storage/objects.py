@@ -332,7 +332,7 @@ class Ranged:
 
 
 def _used(file: Path, size: int | None) -> bytes:
-    """The content of a copy without its checksum; an OSError where there is none, or a damaged or another one.
+    """The content of a copy without its checksum; an OSError where it is missing, damaged or of another size.
 
     It counts as used now: its time of change is set, once in :data:`TOUCH_S` at most.
 

@@ -182,7 +182,7 @@ def _rule(job: ExportJob) -> CascadeRule:
     """The rule that was measured for the run of ``job.weights``.
 
     Raises:
-        UserError: there is none, or its score is not one of :data:`SCORE_LINES`.
+        UserError: the rule is missing, or its score is not one of :data:`SCORE_LINES`.
     """
     rule = read_rule(job.weights.parent, "true", "to=cascade")
     if rule.score not in SCORE_LINES:
