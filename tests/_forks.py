@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from multiprocessing import util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,15 @@ from tests._helpers import ROOT
 
 PATIENCE_S = 240
 """A run that takes longer hangs; shortly before, it writes where to this process's stderr."""
+
+
+def forget_the_parents_pipes() -> None:
+    """First of all in a fork: multiprocessing forgets the sockets and queues of its parent, as it does in its own forks.
+
+    Otherwise a batch in shared memory may be asked of the parent's listener, and a loader process closes a pipe of its own
+    that has the number of a socket of the parent.
+    """
+    util._run_after_forkers()  # type: ignore[attr-defined]
 
 
 def skip_forks_beside_a_gpu() -> None:
@@ -46,6 +56,7 @@ def start(
         return pid
     status = 99
     try:
+        forget_the_parents_pipes()
         os.setsid()
         os.chdir(ROOT)
         os.environ.update(env)
@@ -194,6 +205,7 @@ class ForkedRun:
             return
         status = 99
         try:
+            forget_the_parents_pipes()
             os.setsid()
             for stream in (1, 2) if stdout else ():
                 os.dup2(stdout.fileno(), stream)

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests._forks import start, start_ranks, status_of, survivors, torchrun
 from tests._helpers import ROOT
@@ -152,7 +154,11 @@ def test_two_ranks_in_one_group(recipe: Path) -> None:
 
 
 def test_torchrun_that_is_told_to_stop(recipe: Path) -> None:
-    """Its worker, in a session of its own, is sent a SIGTERM with all of its loader processes."""
+    """Its worker, in a session of its own, is sent a SIGTERM with all of its loader processes.
+
+    This process has shared a tensor before, as any test before this one may have: no fork uses its listener.
+    """
+    ForkingPickler.dumps(torch.ones(1).share_memory_())
     ended, log, folder = stopped(recipe, disturb("SignalLauncher", step=2), program=torchrun)
     assert ended != 0
     assert f"kd-train resume={folder}" in log, log

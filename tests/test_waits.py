@@ -536,7 +536,7 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
     with gpu() as waits:
         place(module, waits)
         student, batch = module.student_of_one, batch_of("ids")
-        layers = list(health._spread_evenly(student.model))
+        layers = list(health._layers_to_read(student.model))
         trained = list(student.parameters())
         reading = health._Reading("", student.model, trained, layers)
         out = module.training_step(batch, 0)
