@@ -163,20 +163,31 @@ def reason(error: BaseException) -> str:
     for cause in all_causes:
         if "Expected more than 1 value per channel when training" in str(cause):
             return ONE_PICTURE
-    for cause in all_causes:
-        killed = KILLED_WORKER.search(str(cause))
-        if killed is None:
-            continue
-        if "Bus error" in killed[1]:
-            return NO_SHARED_MEMORY
-        how = killed[1].replace("is killed", "was killed")
-        return f"a loader worker {how} (out of memory? data.num_workers)"
-    if any(_is_of_a_workers_pipe(cause) for cause in all_causes):
-        return "a loader worker exited unexpectedly (out of memory? data.num_workers)"
+    end = end_of_a_worker(error)
+    if "Bus error" in end:
+        return NO_SHARED_MEMORY
+    if end:
+        return f"a loader worker {end} (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
         return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
     return kind_and_text
+
+
+def end_of_a_worker(error: BaseException) -> str:
+    """How a loader worker ended: "was killed by signal: Killed", "exited unexpectedly"; "" if no worker's end is the cause.
+
+    Args:
+        error: what ended the run; its :func:`causes` are searched too.
+    """
+    all_causes = list(causes(error))
+    for cause in all_causes:
+        killed = KILLED_WORKER.search(str(cause))
+        if killed is not None:
+            return killed[1].replace("is killed", "was killed")
+    if any(_is_of_a_workers_pipe(cause) for cause in all_causes):
+        return "exited unexpectedly"
+    return ""
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:

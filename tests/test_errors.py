@@ -1,8 +1,14 @@
 """Errors in one line."""
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 from torch._utils import ExceptionWrapper
 
+from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.preemption import Preemption
 from kd.errors import UserError, causes, did_you_mean, first_line, plain, reason
 
 
@@ -54,11 +60,30 @@ def test_an_error_of_a_loader_worker_has_its_kind_once() -> None:
         assert reason(caught.value) == line
 
 
+def broken_in_a_loader(error: Exception) -> Exception:
+    """The error as it is raised where a loader reads what a worker sends."""
+    code = compile("raise error", "/torch/utils/data/dataloader.py", "exec")
+    inner = compile("exec(code)", "/lib/multiprocessing/connection.py", "exec")
+    with pytest.raises(type(error)) as caught:
+        exec(inner, {"code": code, "error": error})
+    return caught.value
+
+
 def test_only_a_broken_pipe_is_a_worker_that_exited() -> None:
     """Too many open files come through the same code."""
     for error, has_exited in ((EOFError(), True), (OSError(24, "Too many open files"), False)):
-        code = compile("raise error", "/torch/utils/data/dataloader.py", "exec")
-        inner = compile("exec(code)", "/lib/multiprocessing/connection.py", "exec")
-        with pytest.raises(type(error)) as caught:
-            exec(inner, {"code": code, "error": error})
-        assert ("exited unexpectedly" in reason(caught.value)) is has_exited
+        raised = broken_in_a_loader(error)
+        assert ("exited unexpectedly" in reason(raised)) is has_exited
+
+
+def test_a_workers_pipe_that_breaks_after_a_signal_is_a_part_of_it(tmp_path: Path) -> None:
+    """A scheduler's signal reaches the workers too, and torch may not see yet that one is dead."""
+    preemption = Preemption(LastCheckpoint(tmp_path))
+    broken = broken_in_a_loader(EOFError())
+    preemption.on_train_start(None, None)  # type: ignore[arg-type]
+    assert preemption.interruption(broken) is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    stop, other = preemption.interruption(broken), preemption.interruption(ValueError("bad"))
+    preemption.close(None)  # type: ignore[arg-type]
+    assert stop is not None and stop.signal_number == signal.SIGTERM
+    assert other is None

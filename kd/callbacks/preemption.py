@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.hooks import Closing, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.data.batch import Batch
-from kd.errors import KILLED_WORKER
+from kd.errors import end_of_a_worker
 from kd.lightning_internals import log_this_step
 from kd.machine import in_job, say_in_handler, stopping
 from kd.processes import any_process, from_first
@@ -174,7 +174,7 @@ class Preemption(Closing):
         """
         if isinstance(error, Preempted):
             return error
-        if self._received is None or not KILLED_WORKER.search(str(error)):
+        if self._received is None or not end_of_a_worker(error):
             return None
         return Preempted(self._received, self._last.path)
 
