@@ -8,6 +8,7 @@ from kd.data.info import DataInfo
 from kd.data.targets import other_targets
 from kd.errors import UserError, among
 from kd.losses import DistillLoss, FeatureLoss, LogitLoss
+from kd.losses.base import class_name
 from kd.tasks import Task
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
@@ -73,7 +74,7 @@ def check_dropping(
         )
     for name, loss in losses.items():
         if not isinstance(loss, FeatureLoss) or type(loss).per_picture is FeatureLoss.per_picture:
-            kind = type(loss).__name__
+            kind = class_name(loss)
             raise UserError(
                 f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture"
             )
@@ -94,7 +95,7 @@ def check_loss(
     Raises:
         UserError: the task refuses it, the labels are not those that it reads, or the teacher has no classifier.
     """
-    kind = type(loss).__name__
+    kind = class_name(loss)
     if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):
         raise UserError(f"{key}: {kind} {refused}")
     _check_labels(key, loss, task, data)
@@ -120,7 +121,7 @@ def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: i
         if getattr(loss, "gather", False):
             pictures = batch_size * processes
         if pictures < loss.least_batch:
-            wants = f"must give {type(loss).__name__} (model.distill_losses.{name}) {loss.least_batch} pictures"
+            wants = f"must give {class_name(loss)} (model.distill_losses.{name}) {loss.least_batch} pictures"
             raise UserError(f"data.batch_size: {wants} at least, got {pictures}")
 
 
@@ -147,6 +148,4 @@ def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> No
         reason = "has pictures without a label"
     else:
         return
-    raise UserError(
-        f"{key}: {type(loss).__name__} needs {needed} for each picture, the data {reason}"
-    )
+    raise UserError(f"{key}: {class_name(loss)} needs {needed} for each picture, the data {reason}")

@@ -14,7 +14,7 @@ from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError, no_such_loss
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
-from kd.losses.base import TopKLogits
+from kd.losses.base import TopKLogits, class_name
 from kd.losses.functional import teacher_shares
 from kd.losses.ranks import in_parallel, share_of_the_step, without_gather
 from kd.models import TapSpec
@@ -424,7 +424,7 @@ class Objective(nn.Module):
         if loss.needs_index:
             if "index" not in batch:
                 raise UserError(
-                    f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'"
+                    f"{class_name(loss)} needs the samples' numbers: give batches with an 'index'"
                 )
             extra["index"] = batch["index"]
         if not isinstance(loss, LogitLoss):

@@ -306,3 +306,10 @@ class EachLayer(LayersLoss):
         ):
             values.append(loss.per_picture(student_features, teacher_features))  # type: ignore[operator]
         return torch.stack(values).mean(dim=0)
+
+
+def class_name(loss: nn.Module) -> str:
+    """The class of a loss as its settings name it; of an :class:`EachLayer` that of the loss inside it."""
+    if isinstance(loss, EachLayer):
+        loss = loss.losses[0]
+    return type(loss).__name__

@@ -1,11 +1,16 @@
 """What goes together: losses, batches, teachers."""
 
 import pytest
+import torch
 
+from kd.data.batch import Batch
 from kd.data.tier.cluster import differing, versions
 from kd.distill.fitting import among, check_batch, check_dropping
+from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import CosineLoss, EachLayer, KDLoss, SPLoss
+from kd.losses import CosineLoss, CRDLoss, EachLayer, KDLoss, SPLoss
+from kd.tasks import Features
+from kd.teachers.answer import Answer
 
 
 def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
@@ -20,8 +25,17 @@ def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
 
 def test_a_loss_over_pairs_of_layers_needs_as_many_pictures_as_over_one() -> None:
     check_batch({"sp": EachLayer(SPLoss(gather=True))}, 1, 2)
-    with pytest.raises(UserError, match=r"model.distill_losses.sp\) 2 pictures at least, got 1"):
+    message = r"must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1"
+    with pytest.raises(UserError, match=message):
         check_batch({"sp": EachLayer(SPLoss(gather=False))}, 1, 2)
+
+
+def test_a_loss_over_pairs_of_layers_goes_by_the_name_in_the_settings() -> None:
+    loss = EachLayer(CRDLoss())
+    objective = Objective(Features(), {"crd": loss}, 0.0)
+    batch: Batch = {"target": torch.zeros(2)}
+    with pytest.raises(UserError, match=r"^CRDLoss needs the samples' numbers"):
+        objective._term("crd", loss, torch.zeros(2, 1), lambda *_: [], Answer(), batch)
 
 
 def test_a_teacher_is_left_out_only_where_several_teach_features() -> None:
