@@ -284,10 +284,11 @@ def _print_robust(result: dict[str, Any], whose: str = "") -> None:
     """Prints the table of the task's main metric on damaged pictures.
 
     Args:
-        result: of ``kd-eval``; ``robust`` has the metric by kind of damage and model, for each of three strengths.
+        result: of ``kd-eval``; ``robust`` has the metric that ``robust_metric`` names, by kind of damage and model, for
+            each of three strengths.
         whose: begins the title, ``NAME: ``; "" for a single run.
     """
-    metric = "r2" if "r2" in result["student"] else "acc1"  # of all other tasks it is a share
+    metric = result["robust_metric"]
     rows: list[list[str]] = []
     for damage, models in result["robust"].items():
         for model, values in models.items():
@@ -295,7 +296,7 @@ def _print_robust(result: dict[str, Any], whose: str = "") -> None:
             for value in values:
                 cells.append(format_metric(metric, value))
             rows.append(cells)
-    title = f"{whose}on damaged pictures, by strength"
+    title = f"{whose}{metric} on damaged pictures, by strength"
     print_table(title, ("", "", "1", "2", "3"), rows, left=("",))
 
 

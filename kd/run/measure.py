@@ -611,7 +611,8 @@ def measure(
     Returns:
         The content of ``eval_*.json``: ``run``, ``data``, ``pictures`` (how many), ``identity`` (of pictures and labels),
         ``left_out`` (how many files beside the pictures are none, by the ending of their names), ``student`` and ``teacher``
-        (``params`` and the task's metrics), ``fidelity``, ``robust``; what does not apply is missing.
+        (``params`` and the task's metrics), ``fidelity``, ``robust`` (of damaged pictures) and ``robust_metric`` (its
+        metric's name); what does not apply is missing.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = subject.data
@@ -644,6 +645,7 @@ def measure(
     if fidelity is not None:
         result["fidelity"] = fidelity.result(classes)
     if options.robust:
+        result["robust_metric"] = task.primary
         result["robust"] = _robust(subject, options, device)
     return result
 

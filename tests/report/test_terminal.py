@@ -36,8 +36,10 @@ def test_errors_in_units_differ_in_units_and_not_in_points(
 
 def test_r2_of_damaged_pictures_is_no_share(capsys: pytest.CaptureFixture[str]) -> None:
     result = _regression("a", 0.8, 30.0)
-    print_evaluation({**result, "robust": {"blur": {"student": [0.75, -0.5, -1.25]}}})
+    damaged = {"robust_metric": "r2", "robust": {"blur": {"student": [0.75, -0.5, -1.25]}}}
+    print_evaluation({**result, **damaged})
     out = capsys.readouterr().out
+    assert "r2 on damaged pictures, by strength" in out
     assert "0.750" in out and "-1.250" in out and "%" not in out
 
 

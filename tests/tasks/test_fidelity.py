@@ -132,6 +132,7 @@ def test_a_run_says_how_faithful_its_best_student_is(
         assert found["fidelity"][key] == pytest.approx(
             own[key], abs=2e-3
         )  # the run keeps logits in float16
+    assert found["robust_metric"] == "acc1"
     assert set(found["robust"]) == {"blur", "noise", "jpeg", "brightness"}
     assert all(
         len(values) == 3 for models in found["robust"].values() for values in models.values()
