@@ -1,4 +1,6 @@
-"""Counts what a run asks of teachers behind an address, over all processes that have trained it one after the other."""
+"""Counts what a run asks of teachers behind an address, over all processes that have trained it: all ranks, each time that
+it was begun or resumed.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +14,8 @@ from kd.storage.writing import write_json
 from kd.teachers import Address, OwnTeacher, RunTeacher
 
 COUNTED = ("asked", "requests", "repeated", "seconds", "price")
-"""What can be added of :meth:`kd.teachers.Address.report`: pictures asked, requests, how many of them were repeated,
-seconds of waiting, and the price in the currency of the settings.
+"""What can be added of :meth:`kd.teachers.Address.report`: pictures asked, requests, how many of these repeat a failed one,
+seconds spent in requests for answers, and the price in the currency of the settings.
 """
 
 
@@ -29,9 +31,8 @@ def addresses_of(teacher: RunTeacher | None) -> dict[str, Address]:
 class AskedAnswers(Callback):
     """Writes ``asked.json`` in the run's folder after each request that a teacher's address has answered.
 
-    The file holds ``processes``, a list: what each process that trained the run has asked of each teacher, by name. Of
-    several processes at the same time each has its own file, ``asked.rankN.json``. A process that is killed has counted
-    all that it was answered.
+    The file holds ``processes``, a list: what each process that trained the run has asked of each teacher, by name. Rank
+    N > 0 has a file of its own, ``asked.rankN.json``. A process that is killed has counted all that it was answered.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class AskedAnswers(Callback):
         self._addresses: dict[str, Address] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reads what earlier processes of the run have asked, and has each answered request written from here on.
+        """Reads what earlier processes of this rank have asked, and has each answered request written from here on.
 
         Nothing without a teacher behind an address. What this process has asked before, in the preflight, counts too.
         """
@@ -78,7 +79,7 @@ def asked_by_run(folder: Path, name: str, now: Mapping[str, Any]) -> dict[str, f
     Args:
         folder: of the run.
         name: of the teacher; "" for a single one.
-        now: what this process has asked, where the run has not counted yet.
+        now: what this process has asked; it is read where no file has counted this teacher yet.
 
     Returns:
         The sums of :data:`COUNTED`, without those that no process reports (``price``), and ``processes``: how many there

@@ -19,8 +19,9 @@ Metrics = dict[str, float]
 class Best(Callback):
     """Keeps the weights of the best validation so far.
 
-    Accuracies within one standard error of the highest count as equal: of these, the one whose answers diverge least
-    from the teacher's is kept. One of 296 pictures decides nothing; the mean KL divergence varies far less.
+    Accuracies within one standard error of the highest count as equal: where the newest and the best so far are, the one
+    whose answers diverge less from the teacher's is kept. One of 296 pictures decides nothing; the mean KL divergence
+    varies far less.
     A student whose first weights answer already (its teacher's layers, a fitted classifier) is validated before the first
     step too: epoch 0. This start is the best only as long as each epoch is more than that error below it, and no such
     epoch is kept: training may cost nothing that the student began with.
@@ -47,7 +48,7 @@ class Best(Callback):
         """By student ("" for a single one): the metrics of its newest validation, without ``val/``."""
         self.best: dict[str, Metrics] = {}
         """Likewise of its best one, with ``epoch`` (from 1; 0: the start) and ``step`` (optimizer steps done); a student is
-        missing until an epoch of it was validated."""
+        missing until an epoch of it was validated with a metric that is not NaN (with a start: with any)."""
         self.start: dict[str, Metrics] = {}
         """Likewise of the validation before the first step, where that may be the best."""
         self.top: Metrics = {}

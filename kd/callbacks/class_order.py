@@ -12,10 +12,12 @@ from kd.proof.luck import is_clearly_more
 from kd.tasks.base import ExactMetric
 
 CYCLE_SIGMAS = 2.0
-"""Standard errors that each group of classes which change places must gain."""
+"""Standard errors that each group of classes which change places must gain, and by which an order that no rule explains must
+be more accurate than a rule's.
+"""
 
 MOST_CLASSES = 2000
-"""Classes of a search: two tables of classes x classes are kept."""
+"""With more classes no order is searched: two tables of classes x classes are kept."""
 
 
 class Confusions(ExactMetric):
@@ -103,11 +105,13 @@ RULES: dict[str, Callable[[str], Any]] = {
 def better_order(counts: Tensor, names: Sequence[str] = ()) -> ClassOrder | None:
     """The order of the teacher's columns in which it is right clearly more often; None where no such order was found.
 
-    First the orders that tools give names by sorting them are tried. Else columns are matched with classes on one half
-    of the pictures and judged on the other; of the groups of classes that change places each must gain.
+    Two ways are tried: the orders that tools give names by sorting them; and columns matched with classes on one half of
+    the pictures and judged on the other, where each group of classes that change places must gain. Where both find an
+    order the sorted one is taken, unless the other's accuracy is more than :data:`CYCLE_SIGMAS` standard errors higher.
 
-    The gain is that of a sign test (:mod:`kd.proof.luck`): of the pictures that only one of two orders gets right, the
-    new one has clearly more than half. The accuracy must be clearly above that of guessing the largest class as well.
+    An order is clearly better by a sign test (:mod:`kd.proof.luck`): of the pictures that only one of two orders gets
+    right, the new one has clearly more than half. The accuracy must be clearly above that of guessing the largest class
+    as well.
 
     Args:
         counts: of :class:`Confusions`, ``(2, C, C)``.

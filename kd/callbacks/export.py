@@ -27,7 +27,7 @@ class Export(Callback):
     """Whether the end of the training was seen, on whichever process."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank 0. Of several students each has written its best epoch already."""
+        """Writes the file on rank 0; of several students those that have no file of a best epoch yet."""
         self._write(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -47,8 +47,9 @@ class Export(Callback):
     def _write(self, trainer: Trainer) -> None:
         """Writes each student's ``student.safetensors``, on the first process; nothing where no step was made.
 
-        A single student is always written, from the checkpoint that :meth:`_best` finds. Of several only those that have
-        no file of a best epoch, which :class:`kd.callbacks.best.Best` writes during training: by their last weights.
+        A single student is always written: from the checkpoint that :meth:`_best` finds, else as it is in memory. Of
+        several only those that have no file of a best epoch, which :class:`kd.callbacks.best.Best` writes during training:
+        by their last weights.
         """
         self._written = True
         if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
@@ -64,7 +65,8 @@ class Export(Callback):
                 )
 
     def _best(self, trainer: Trainer, path: Path) -> Path | None:
-        """The checkpoint that a single student's file is written from: the best epoch's, or the last where it is damaged.
+        """The checkpoint that a single student's file is written from: the best epoch's, or the last whole one where that
+        is damaged.
 
         None: the student in memory is the one, as no validation has chosen an epoch, or no whole checkpoint is left. Of a
         sharded student only a checkpoint holds the whole weights: without a best epoch its last one is taken.

@@ -101,9 +101,9 @@ class FidelityRecord(Callback):
         comparison.update(logits, taught, target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Merges the ranks' counts, and logs ``val/kl`` (nats) where a teacher was compared; all ranks must call it.
+        """Merges the ranks' counts, and logs ``val/kl`` (nats) where a teacher was compared by its classes.
 
-        Of several students each is logged as ``<student>/val/kl``.
+        Of several students each is logged as ``<student>/val/kl``; of a regression nothing is. All ranks must call it.
         """
         self._add(wait=True)
         if not is_trial_validation(trainer):
@@ -165,7 +165,9 @@ def write(
     split: str,
     classes: Sequence[str],
 ) -> None:
-    """Writes ``fidelity.json``, which the report reads: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples``.
+    """Writes ``fidelity.json``, which the report reads: the comparison's ``result``, and :func:`examples`.
+
+    Of a segmentation also ``colours``: ``#rrggbb`` by class name.
 
     Args:
         folder: of the run or student.

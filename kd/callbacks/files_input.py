@@ -20,7 +20,7 @@ FEWEST = 64
 """The least number in place of :data:`PICTURES`, however large the weights' own input is."""
 
 LEAST_GAIN = 0.02
-"""Share of the pictures that the weights' own input must get right in addition."""
+"""Share of the pictures by which the weights' own input must be right more often."""
 
 
 class FilesInput:
@@ -81,7 +81,7 @@ class FilesInput:
         """The settings that mend the teacher's input, for the message, where the weights' own is clearly better; else
         "".
 
-        A sign test decides; all ranks must call this.
+        A sign test and :data:`LEAST_GAIN` decide; all ranks must call this.
         """
         counts = total_of_tensors(run.trainer.strategy, self.counts)
         both, named_alone, set_alone, pictures = counts.tolist()
@@ -100,7 +100,7 @@ class FilesInput:
 
 
 def files_inputs(run: RunContext) -> dict[str, FilesInput]:
-    """For each teacher whose weights name another input than it has, by name; none whose weights are sharded."""
+    """For each teacher whose weights name another input than it has, by name; not for one whose weights are sharded."""
     batches = run.data.eval_batches("val").used
     inputs: dict[str, FilesInput] = {}
     for name, teacher in run.teacher.members.items():

@@ -17,7 +17,7 @@ from kd.models.sharding import own
 from kd.module.pace import loss_of_batch
 
 RISEN = 3.0  # a loss of more than so many times the first one: the training had diverged before
-SHOWN = 16  # indices that the message names
+SHOWN = 16  # numbers of pictures that the message names at most
 
 
 class _Batch(NamedTuple):
@@ -32,7 +32,7 @@ class _Batch(NamedTuple):
 
 
 class Finite(Callback):
-    """Stops at a NaN or infinite loss, names step, rate and batch, and keeps such weights out of checkpoints.
+    """Stops at a NaN or infinite loss, names step, rate and batch, and keeps such weights out of ``last.ckpt``.
 
     Each process checks the losses of its own batches, so one may stop alone; the others then fail in their next collective.
 
@@ -80,7 +80,7 @@ class Finite(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keeps NaN weights out of the file, which is not written then: the one before stays the last good one.
+        """Keeps NaN and infinite weights out of the file, which is not written then: the one before stays the last good one.
 
         Lightning calls it in every process before it writes a whole state, such as ``last.ckpt``; a checkpoint of weights
         alone, as that of the best epoch is, gets no such check. Of a model in shards each process reads its own, so one

@@ -6,7 +6,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.report.records import Writer
 
-SYNC_EVERY = 10  # batches between two agreements of the ranks: each costs a collective
+SYNC_EVERY = 10  # batches between two agreements of the ranks, at least: each costs a collective
 
 
 class Closing(Callback):
@@ -44,7 +44,8 @@ def after_step(trainer: Trainer, batch_idx: int) -> bool:
 
 
 def ranks_meet(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether the ranks may agree on something now: after a step; with several ranks only every few batches.
+    """Whether the ranks may agree on something now: after a step; with several ranks only every few batches, and after an
+    epoch's last one.
 
     All ranks get the same answer for the same ``batch_idx`` (of the epoch), so that none waits alone.
     """

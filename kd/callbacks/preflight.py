@@ -53,7 +53,7 @@ class Findings:
     counts: Tensor
     """How often each class is the target, ``(C,)``: of one class a picture in the whole split, else in what was seen."""
     total: int
-    """The number of targets (pictures, of masks pixels) seen, over all processes."""
+    """The number of targets seen, over all processes: pictures whose class is known, pixels of masks, else pictures."""
     decided: Tensor | None
     """The teacher's decisions by the pictures' numbers, ``(pictures of the split, ...)``: 0 but for this process's share."""
     index: list[int] = field(default_factory=list)
@@ -69,7 +69,8 @@ class Findings:
     classes: int = 0
     """How many classes were the target of a picture that the teachers have seen."""
     remedies: dict[str, str] = field(default_factory=dict)
-    """What is off with a teacher, and the key that mends it, by name."""
+    """What is off with a teacher, and the key that mends it, by name: the end of a message, from its semicolon on; "" where
+    nothing was found."""
 
 
 class SharedPreflight:
@@ -251,7 +252,7 @@ class Preflight(Callback):
         """Without a preflight: keeps what the teacher has answered to the validation batch that was just measured.
 
         Students are then compared with it as after a preflight, and the same epoch is the best one. Called after each
-        batch of the validations up to :meth:`all_came`; then, and after a preflight, it does nothing.
+        batch of a validation; after :meth:`all_came`, and where a preflight has run, it does nothing.
         """
         taught = run.module.validation.taught
         if self._keep_as_it_comes and self.kept is not None and taught is not None:
@@ -382,7 +383,7 @@ class Preflight(Callback):
         other_inputs: dict[str, FilesInput],
         kept: KeptLogits,
     ) -> tuple[Tensor | None, int]:
-        """Runs the teachers over the validation batches; all but ``run`` collect what they are given.
+        """Runs the teachers over the validation batches; the arguments after ``run`` collect what they are given.
 
         Returns:
             The decisions by the pictures' numbers, as :attr:`Findings.decided` has them (None where no batch had any), and

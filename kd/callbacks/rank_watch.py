@@ -1,9 +1,9 @@
 """Names the ranks that do not come to a step, while the others wait for them in a collective.
 
 A collective says only that its time is over, and NCCL ends the process without a word to Python. So each rank writes, every
-second and from a thread, how far it is to the store through which the process group has met. A rank whose own batches
-do not go on for half of the time-out reads what the others have written: a rank whose writes have ended does not run
-(stopped, or its machine is gone); one with fewer batches is held up before the collective.
+second and from a thread, how far it is into the store through which the process group has met. A rank that makes no batch
+for half of the time-out reads what the others have written: a rank whose writes have ended does not run (stopped, or its
+machine is gone); one with fewer batches is held up before the collective.
 """
 
 import os
@@ -96,7 +96,7 @@ class RankWatch(Closing):
         """Nothing is watched before the training begins; ``timeout_s``: seconds after which a collective fails."""
         self.timeout_s = timeout_s
         self.missing = ""
-        """The ranks that this one waits for, in words; empty where it waits for none."""
+        """The ranks that this one waits for, in words; "" where it waits for none, or for less than half of the time-out."""
         self._batches = 0
         self._moved_at = time.monotonic()
         self._step = 0

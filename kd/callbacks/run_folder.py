@@ -111,7 +111,8 @@ class RunFolder(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Points the files that a checkpoint's callbacks name to this run's folder: Lightning deletes such files.
+        """Has the trainer's objects write to the resumed run's folder, and points the files that the checkpoint's states of
+        ModelCheckpoints name, which Lightning may delete, to their folders here.
 
         Lightning calls it before it loads these states. Most strategies do so before :meth:`on_fit_start`.
         """
@@ -135,7 +136,10 @@ class RunFolder(Callback):
                 metrics.drop_from(trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins what :meth:`on_train_start` would have, for a resumed run with nothing left to train; else no change."""
+        """For a resumed run with nothing left to train: notes that it writes to the folder, and begins to mirror it.
+
+        After a training both are done already, and nothing changes.
+        """
         self.begun = True
         if trainer.is_global_zero:
             self.follow()

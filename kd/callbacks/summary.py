@@ -125,7 +125,7 @@ class Summary(Callback):
         """Gives a checkpoint's metrics to :attr:`best`, and counts the time from there.
 
         Raises:
-            UserError: they are something else than numbers by name.
+            UserError: they are something else than numbers by name, or the seconds no number.
         """
         for name in ("best", "final", "top", "start"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
