@@ -209,7 +209,8 @@ class Summary(Callback):
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
         """The whole ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys.
 
-        Seconds end with ``_s``, milliseconds with ``_ms``, MB of 2**20 bytes with ``_mb`` (``optimizer_state``: 10**6).
+        Seconds end with ``_s``, milliseconds with ``_ms``, MB of 2**20 bytes with ``_mb`` (in ``optimizer_state`` and
+        ``cache`` of 10**6).
         ``batch_size`` is of one process. What is not known is None.
         """
         info = run.students.data_info

@@ -493,8 +493,8 @@ class AnswerCodec:
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
         """Measures int8's units and the errors of rounding on some pictures, when a cache is begun.
 
-        The units come from the first :data:`UNITS_OF` pictures and the errors from the others; of fewer pictures both
-        come from all. The codecs then have these units.
+        The units come from the first :data:`UNITS_OF` pictures and the errors from the others; where there are no others
+        both come from all. The codecs then have these units.
 
         Args:
             logits: of N pictures, ``(N, C)`` or maps ``(N, C, h, w)``; of a codec of features alone only N counts.
@@ -503,7 +503,8 @@ class AnswerCodec:
         Returns:
             For the fingerprint's file. ``pictures``: how many the errors are measured on; ``error``: the relative error
             (:func:`relative_error`) by kind of answer, ``logits`` or ``layer:tokens``; ``worst``: the largest of one
-            picture; ``units`` by kind where the precision is int8.
+            picture; ``units`` by kind where the precision is int8. Of ``(N, C)`` logits of which the k largest alone are
+            stored there is no error.
         """
         exact = {"logits": logits}
         for feature, x in features.items():

@@ -2,7 +2,7 @@
 
 A folder holds ``fingerprint.json`` (what the answers depend on) and one file for each view, ``view-0003.bin``, with a
 record of fixed size for each sample. A record starts with the CRC-32 of the rest; without the right one it counts as
-missing and is written again. So what a process leaves that dies while it writes is never read.
+missing and is written again. So the half of a record that a killed process has written is never used.
 """
 
 import json

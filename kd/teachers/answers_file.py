@@ -211,7 +211,7 @@ def _safetensors_rows(file: str) -> Rows:
     each a JSON list in the order of rows and columns.
 
     Raises:
-        UserError: it can't be read, or sizes or names contradict each other.
+        UserError: it can't be read, sizes or names contradict each other, or a number is not finite.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -283,7 +283,7 @@ def _numbers_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first names with commas between, and dots for others.
+    """The first :data:`MOST_SHOWN` names with commas between, and dots for others.
 
     >>> _few(["a", "b"]), _few(list("abcdefg"))
     ('a, b', 'a, b, c, d, e, ...')

@@ -118,13 +118,13 @@ class Address:
     """Asks a server of the KServe v2 protocol (``kd-serve RUN teacher=true``, Triton) for logits of views.
 
     Used as ``model.teacher.answers=http://HOST:PORT/v2/models/NAME``. The answer to each view is kept by the view's
-    content below the user's cache folder, in float32: a later epoch, a resumed run and another run with the same views
-    do not ask again. Views are sent as uint8 pixels in binary. Each process of a run sends its own requests.
+    content in a file, in float32: a later epoch, a resumed run and another run with the same views do not ask again.
+    Views are sent as uint8 pixels in binary. Each process of a run sends its own requests.
 
     Args:
         url: of the model; of a server alone, its model ``teacher``.
         rate: pictures a second of this process at most; default: as fast as it answers.
-        budget: pictures that this process may ask for; the run then ends, and continues with a larger budget.
+        budget: pictures that this process may ask for; the run then ends. A process that resumes it counts from 0.
         price: of 1,000 pictures, in any currency; for the run's page.
         retries: how often a request is sent again after failures, with pauses that double up to 30 s.
         timeout_s: of each try: seconds to connect, and to wait for data.
@@ -197,7 +197,8 @@ class Address:
 
     # -- what a teacher is -------------------------------------------------------------------------------------------
     def build(self, num_classes: int, img_size: object = None) -> "Address":
-        """Checks that the server answers in so many classes, and opens the answers that were kept.
+        """Checks that the server answers in so many classes, asks it for a fixed picture, and opens the answers that were
+        kept of the model that answers so.
 
         Args:
             num_classes: C of the data.

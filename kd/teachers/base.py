@@ -29,7 +29,9 @@ class Teacher(Protocol):
     """
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
-        """The answer to a batch: ``Answer({"": logits})``, float32 ``(N, C)``, on the device of the pictures."""
+        """The answer to a batch: ``Answer({"": logits})``, float32 ``(N, C)`` (dense: ``(N, C, h, w)``), on the device of
+        the pictures.
+        """
 
     def identity(self) -> dict[str, Any]:
         """Plain values that tell it from other teachers: they are stored in checkpoints, and name its cache."""
@@ -66,7 +68,7 @@ class RunTeacher:
 
     @property
     def weight(self) -> float:
-        """Its share in the mean of several."""
+        """Its weight in the mean of several, which divides by the sum of the weights."""
         return self.spec.weight
 
     def feature_weight(self, member: str) -> float:
@@ -85,7 +87,7 @@ class RunTeacher:
 
     @property
     def elsewhere(self) -> str:
-        """``file`` or ``address`` if its answers, or those of one of several, are not computed in this process."""
+        """``file`` or ``address`` if its answers, or those of one of several, are not computed in this process; else ""."""
         kinds = [member.elsewhere for member in self.members.values() if member is not self]
         return next(filter(None, kinds), "")
 
@@ -97,7 +99,7 @@ class RunTeacher:
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
     ) -> "RunTeacher":
-        """Moves to where it is asked from; a later call moves it again.
+        """Moves each member to where it answers; a later call moves it again.
 
         Args:
             device: the student's; ``placement`` of a member may name another.
@@ -205,7 +207,7 @@ class RunTeacher:
         raise UserError(f"{self.key}: {self.arch} {self.closed}: a feature loss needs a module")
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
-        """Names of the data's classes, in the order in which the model itself has them; None where it knows more."""
+        """Names of the data's classes, in the order in which the model itself has them; None where it has more classes."""
         return list(names)
 
     def __call__(self, images: Images) -> Tensor:
@@ -219,7 +221,7 @@ class RunTeacher:
         raise NotImplementedError
 
     def described(self) -> str:
-        """What beside its identity decides its answers."""
+        """What beside its identity decides its answers; "" where nothing does."""
         return ""
 
     def fingerprint(self) -> dict[str, Any]:
@@ -309,7 +311,8 @@ class Ensemble(RunTeacher):
 def errors_of_user(given: object, method: str, key: str) -> Iterator[None]:
     """What a method of a user's class raises inside becomes one line that names the class, the key and the place.
 
-    Errors of kd's own classes, and of a device without memory, are raised as they are: batch sizes are found by these.
+    A UserError, errors of kd's own classes, and of a device without memory, are raised as they are: batch sizes are found by
+    the last.
 
     Args:
         given: object of the class.

@@ -41,8 +41,8 @@ def build_teacher(
 ) -> RunTeacher:
     """A teacher from its settings, its logits in the order of the data's classes.
 
-    Leaves the CPU's random numbers of torch as they were: losses' parameters don't depend on whether students share a
-    teacher. Prints a line where the input differs from what the weights name.
+    A model is built without a change of the CPU's random numbers of torch: losses' parameters don't depend on whether
+    students share a teacher. Prints a line where the input differs from what the weights name.
 
     Args:
         spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped.
@@ -351,7 +351,8 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
 def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
     """The teacher's class names in the order of its logits; empty: unknown.
 
-    From the settings, the checkpoint, the builder, or timm's list of ImageNet's classes, the first that has them.
+    From the settings where these name them; else from the checkpoint, without one from the builder, without either from
+    timm's list of ImageNet's classes.
     """
     if isinstance(spec.classes, str):
         return read_names(Path(spec.classes), f"{key}.classes")

@@ -189,7 +189,7 @@ class ChatAddress(Address):
     def _log_probabilities(self, logprobs: Sequence[tuple[str, float]]) -> np.ndarray:
         """Logarithms of the classes' probabilities ``(C,)``, float32, of tokens with the logarithms of theirs.
 
-        Tokens that differ by more than their letter (``A``, `` A``, ``A.``) count for one class together.
+        Tokens with one letter of the same case and whatever else is no letter (``A``, `` A``, ``A.``) count together.
 
         Raises:
             UserError: NaN or a logarithm above 0.01, or no probability for a letter of a class.

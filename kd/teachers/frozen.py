@@ -119,7 +119,11 @@ class FrozenTeacher(RunTeacher):
         return self
 
     def _move(self) -> None:
-        """Moves the model to its device and precision; a device that can't be used is a user's error, except "same"."""
+        """Moves the model to its device and precision.
+
+        A device of ``placement`` that can't be used is a user's error; too little memory, or with ``placement=same`` any
+        error, is raised as torch raises it.
+        """
         try:
             self.model.to(device=self.device, dtype=self.dtype)
         except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts

@@ -28,7 +28,7 @@ class Held:
     """One kind of answers as found on disk."""
 
     folder: str
-    """Folder or URL."""
+    """Path of the folder that holds them, or its URL."""
     parts: dict[str, dict[str, Any]]
     """What they depend on, see :class:`kd.teachers.cache_layout.Kind`."""
     measured: dict[str, Any]

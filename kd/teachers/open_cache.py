@@ -108,7 +108,8 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
     """Those of :func:`open_cache`'s checks that need no teacher on its device.
 
     Called before the students' start is fitted, so that a cache of other views or pictures is refused before these
-    minutes, not after them. ``cache=auto`` is left out: it decides later, and never refuses.
+    minutes, not after them. Of the folders those that ``cache_dir`` names are read. Nothing is checked where one teacher
+    has ``cache=auto``: it decides later, and never refuses.
 
     Args:
         teacher: or several, on whatever device.

@@ -1,7 +1,8 @@
 """Answers beside a packed data set: written once, read by many machines, from a folder or an object store.
 
 ``OUT/answers/<teacher>-<digest>/<kind of answer>/`` has a file a view for each shard of the pack,
-``train-00000.view-0003.bin``: the records of its pictures, in its order. ``fingerprint.json`` is written last.
+``train-00000.view-0003.bin``: the records of its pictures, in its order. Where the pictures are in no shards the files are
+parts of equal size, ``part-00000.view-0003.bin``. ``fingerprint.json`` is written last.
 """
 
 import errno
