@@ -32,7 +32,8 @@ class AskedAnswers(Callback):
     """Writes ``asked.json`` in the run's folder after each request that a teacher's address has answered.
 
     The file holds ``processes``, a list: what each process that trained the run has asked of each teacher, by name. Rank
-    N > 0 has a file of its own, ``asked.rankN.json``. A process that is killed has counted all that it was answered.
+    N > 0 has a file of its own, ``asked.rankN.json``. A process that is killed while it trains has counted all that it was
+    answered.
     """
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ Metrics = dict[str, float]
 class Best(Callback):
     """Keeps the weights of the best validation so far.
 
-    Accuracies within one standard error of the highest count as equal: where the newest and the best so far are, the one
-    whose answers diverge less from the teacher's is kept. One of 296 pictures decides nothing; the mean KL divergence
-    varies far less.
+    Accuracies within one standard error of the highest count as equal: where both the newest and the best so far are so
+    near, the one whose answers diverge less from the teacher's is kept. One of 296 pictures decides nothing; the mean KL
+    divergence varies far less.
     A student whose first weights answer already (its teacher's layers, a fitted classifier) is validated before the first
     step too: epoch 0. This start is the best only as long as each epoch is more than that error below it, and no such
     epoch is kept: training may cost nothing that the student began with.

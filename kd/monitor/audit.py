@@ -19,9 +19,10 @@ from kd.storage.writing import appended, write_text
 class Audit(Callback):
     """Appends a line an optimizer step to ``records/samples.rank<r>.jsonl`` in the run folder.
 
-    ``{"epoch": e, "step": s, "index": [...], "loss": x}``: ``e`` counts from 0; ``s`` optimizer steps are done with this
-    one; ``index`` names the samples of this process; the loss is the mean over its batches. A resumed run first drops
-    the lines of steps that its checkpoint lacks. Reading indices and loss makes each step wait for the device.
+    ``{"epoch": e, "step": s, "index": [...], "loss": x}``: ``e`` counts from 0; ``s`` is how many optimizer steps are
+    done, this one included; ``index`` names the samples of this process; the loss is the mean over its batches of the
+    step. A resumed run first drops the lines of steps that its checkpoint lacks. Reading indices and loss makes each step
+    wait for the device.
     """
 
     def __init__(self) -> None:

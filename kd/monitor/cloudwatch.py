@@ -78,8 +78,8 @@ class CloudWatch(Outlet):
         )
 
     def _run(self) -> None:
-        """Thread: makes the alarms (first process alone), then sends every ``send_every_s`` seconds, and once more at
-        the end.
+        """Thread: makes the alarms (where ``cloudwatch_alarms`` is set, in the run's first process alone), then sends every
+        ``send_every_s`` seconds, and once more at the end.
         """
         if (
             self._spec.cloudwatch_alarms

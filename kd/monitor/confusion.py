@@ -17,11 +17,11 @@ MOST_CLASSES = 3000  # a matrix of more takes too much memory
 
 
 class Confusion(Recording):
-    """Writes ``records/confusion.jsonl`` on rank 0: after each validation, of each student, a record.
+    """Writes ``records/confusion.jsonl`` on rank 0: after each epoch's validation, of each student, a record.
 
     ``right`` is each class's share of right answers (None of a class without pictures) and ``counts`` its pictures, by
     class id; ``pairs`` the :data:`PAIRS` most frequent mistakes as ``[class, taken for, how often]``, ids of classes. Of
-    tasks with one label a picture.
+    tasks with one label a picture and at most :data:`MOST_CLASSES` classes.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,10 @@ class Control(Callback):
         self._looked = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the file as it is now: the profiled window that it may request was made before the resume, and only then."""
+        """Keeps the file's text of now: an order to profile in it was for an earlier process, and is not followed again.
+
+        All else in the file counts.
+        """
         with suppress(RefusedFile):  # the first look reports it
             self._before_start = read(self.watched.folder(trainer))
 
@@ -64,7 +67,7 @@ class Control(Callback):
 
         Returns:
             Of :func:`kd.storage.control_file.parse`: ``health`` (batches between readings), ``kernels`` (batches to
-            profile; not from a file older than a resume), ``nvtx`` (bool). ``on`` and ``interval`` in it are for
+            profile; not from a file older than this training), ``nvtx`` (bool). ``on`` and ``interval`` in it are for
             :class:`kd.monitor.system.System`, which reads the file itself.
         """
         now = time.monotonic()

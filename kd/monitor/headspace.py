@@ -155,9 +155,9 @@ class Headspace(Callback):
             self._ends[trainer.current_epoch].append(time.perf_counter())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes and prints ms a step as it is, with free input, and with a free teacher too, on rank 0.
+        """Writes and prints the mean ms of a batch as it is, with free input, and with a free teacher too, on rank 0.
 
-        Without three whole epochs in this process it only says so.
+        Without three whole epochs in this process it only prints that nothing was measured.
         """
         if not trainer.is_global_zero:
             return

@@ -34,9 +34,9 @@ class Health(Recording):
     optimizer step; ``spread`` the activations' standard deviation and ``dead`` the share of a ReLU's units that never
     fire in the batch; ``teacher_entropy`` of the teacher's answers at the loss's temperature over its maximum;
     ``agreement`` of teacher and student on the training batch; ``loss_shares`` the weighted terms; ``zeros`` the share
-    of an activation's values that are 0, ``saturated`` of a sigmoid's or tanh's at its ends; ``unchanged`` the weights
-    that the step left as they were; ``inputs`` what the pictures are like. Of several teachers the first is read. Every
-    rank takes part: gradients and weights may be in shards.
+    of an activation's values that are 0, ``saturated`` of a sigmoid's or tanh's at its ends; ``unchanged`` those of the
+    few weights that the step left as they were; ``inputs`` what the pictures are like. Of several teachers the first is
+    read. Every rank takes part: gradients and weights may be in shards.
     """
 
     def __init__(
@@ -277,10 +277,10 @@ class _Reading:
         self._handles = []
 
     def before_step(self, trained: Sequence[Tensor]) -> None:
-        """Takes the norm of the gradients, and copies of a few weights, of those of the ``trained`` parameters that are this
-        model's.
+        """Takes the norm of this model's gradients, and copies of a few of its weights.
 
-        ``trained``: all parameters of the optimizer. All ranks must call it, as gradients may be in shards.
+        ``trained``: all parameters of the optimizer, of which other models' are left out. All ranks must call it, as
+        gradients may be in shards.
         """
         parameters = [parameter for parameter in trained if id(parameter) in self._trained]
 

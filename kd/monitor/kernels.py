@@ -231,9 +231,9 @@ def group_of(operation: str) -> str:
 
 
 def _busy(events: list[Any]) -> float | None:
-    """The share of time, in [0, 1], in which a CUDA kernel runs; None without CUDA events.
+    """The share of time, in [0, 1], in which a kernel or a copy runs on the GPU; None without CUDA events.
 
-    The time is that from the first kernel's start to the last one's end. Overlapping kernels count once: their spans are
+    The time is that from the first one's start to the last one's end. Those that overlap count once: their spans are
     joined in order of their start.
     """
     spans = sorted(

@@ -93,7 +93,9 @@ class MonitorSpec(MonitorSettings):
 
 
 def _known(key: str, name: str, names: list[str]) -> None:
-    """Raises a user's error for a ``name`` outside ``names``: it begins with ``key`` and suggests the nearest."""
+    """Raises a user's error for a ``name`` outside ``names``: it begins with ``key`` and suggests the nearest of them, or
+    lists all where none is near.
+    """
     if name not in names:
         shown = difflib.get_close_matches(name, names, 1)
         if not shown:

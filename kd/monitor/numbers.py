@@ -86,8 +86,10 @@ class RunNumbers:
         return values
 
     def _of_steps(self) -> dict[str, Values]:
-        """Means of the newest steps (:data:`kd.monitor.phases.RECENT`): seconds a step and a phase, pictures a second of all
-        processes; ``step`` and ``epoch`` of the last one. {} before the first step.
+        """Means of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch: seconds a step and a phase,
+        pictures a second of all processes; ``step``, the number of batches done, and ``epoch``, from 0, of the last one.
+
+        {} before the first step.
         """
         steps = list(self.phases.recent)
         if not steps:

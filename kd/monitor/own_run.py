@@ -130,7 +130,7 @@ class OwnRun(Watched):
     def loss_shares(
         self, trainer: Trainer, name: str, terms: Mapping[str, float]
     ) -> dict[str, float]:
-        """Each weighted term's share of the sum, in [0, 1]; {} where the sum is 0, NaN or infinite.
+        """Each weighted term's share of the sum of all, without their signs, in [0, 1]; {} where that is 0, NaN or infinite.
 
         Args:
             trainer: of the run.
@@ -205,10 +205,10 @@ def room_for(memory: Memory, batch_size: int, available: float, processes: int) 
 
 
 def cacheable_features(run: RunContext) -> int | None:
-    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible.
+    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is advised.
 
-    That is without a teacher, with several, and for losses that read logits of every pixel, or features without a row for
-    each picture.
+    That is without a teacher, and for features without a row for each picture, of which no cache is possible; and with
+    several teachers or losses that read logits of every pixel, whose caches' sizes are not counted here.
     """
     teacher, wanted = run.module.teacher, run.students.wanted
     if teacher is None or len(teacher.members) > 1 or wanted.maps:

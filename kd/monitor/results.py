@@ -151,7 +151,7 @@ class WatchedResults(Callback):
     ) -> None:
         """Copies the loss to the host at the steps that loggers take, and writes those that have arrived.
 
-        A step of accumulated batches has the mean loss of its last one.
+        A step of accumulated batches has the loss of its last batch.
         """
         steps_done = trainer.global_step
         every = max(1, getattr(trainer, "log_every_n_steps", 1))

@@ -328,7 +328,7 @@ class System(Callback):
         self.on = not self.on
 
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
-        """Thread: writes a sample every ``interval_s`` seconds, until the training ends; one a machine.
+        """Thread, one a machine: writes a sample every ``interval_s`` seconds while :attr:`on`, until the training ends.
 
         Args:
             folder: of the run.

@@ -30,7 +30,8 @@ PAUSE_S = 1.0  # before its second try; twice as long before each later one
 class Watch(Closing):
     """Every ``rules_every_s`` seconds on rank 0 the rules read the run's records, in a process of their own.
 
-    A rule that fires is written to ``records/watch.jsonl`` once, and acts once in a process. A step waits for none of it.
+    A rule that fires is written to ``records/watch.jsonl``, and acts, once in each process that trains the run. A step waits
+    for none of it.
     """
 
     def __init__(

@@ -137,8 +137,8 @@ def tensors_of(tree: object) -> Iterator[Tensor]:
 
 
 def logits_of(out: object) -> Tensor | None:
-    """A classifier's output as float32 logits ``(N, C, ...)`` without a gradient; None of any other output, and of a cache
-    that keeps only the largest.
+    """A model's output as float32 logits ``(N, C, ...)`` without a gradient; None of one that is no tensor of two axes or
+    more, as the largest logits of a cache.
     """
     if isinstance(out, Tensor) and out.ndim >= 2:
         return out.detach().float()
