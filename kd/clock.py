@@ -16,8 +16,8 @@ import torch
 import kd
 from kd.report.records import PHASES
 
-REST = "logging"  # the phase that no other one claims: callbacks, loggers, the training loop itself
-PENDING = 64  # ended steps whose events the device has not reached; with so many the host waits for the oldest
+REST = "logging"  # the phase of all that no other one covers: callbacks, loggers, the training loop itself
+PENDING = 64  # of so many ended steps whose last event the device has not reached, the host waits for the oldest
 
 
 @dataclass
@@ -96,19 +96,25 @@ class Clock:
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
-        """Milliseconds that this thread was ready to run and waited for a free core, so far; 0 without Linux's account."""
+        """Milliseconds that the clock's thread was ready to run and waited for a free core, since it began; 0 without
+        Linux's account.
+        """
         if self._schedstat is not None:
             return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6
         return 0.0
 
     def close(self) -> None:
-        """Closes the kernel's file that the clock reads, after the last step: a later one would lack ``ready_ms``."""
+        """Closes the kernel's file that the clock reads; to be called after the last step, as ``ready_ms`` of a later one
+        would be wrong.
+        """
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None
 
     def restart(self) -> None:
-        """Forgets the time since the last cut, and all open phases; steps that have ended stay for :meth:`take`."""
+        """Forgets the time since the last cut, and all open phases. An open scope stays open, and steps that have ended
+        stay for :meth:`take`.
+        """
         self._open = [REST]
         self._begin()
 
@@ -124,11 +130,11 @@ class Clock:
         return event
 
     def _mark(self) -> None:
-        """Adds the host's time since the last mark to the phase that is open (or the scope), in ms; called where it is
-        about to change.
+        """Adds the host's time since the last mark to the phase that is open (or the scope), in ms; called just before
+        either changes.
 
-        Of a wait for data also the CPU time and the wait for a core, in the clock's own thread alone: DDP's hook calls
-        it from autograd's. On a GPU it records the event from which :meth:`take` gets the phase's time there.
+        Of a wait for data it also adds the CPU time and the wait for a core, in the clock's own thread alone: DDP's hook
+        calls it from autograd's. On a GPU it records the event from which :meth:`take` gets the phase's time there.
         """
         now = time.perf_counter()
         phase = self._open[-1]
@@ -175,30 +181,29 @@ class Clock:
     def turn(self, phase: str) -> None:
         """Ends the innermost phase and begins ``phase`` in its place; where none was entered, in the place of the rest.
 
-        DDP's hook calls this from autograd's thread, for the communication at the end of the backward pass; the profiler of
-        the training loop for the loader's start. Ranges (``monitor.nvtx``) stay as they are.
+        DDP's hook calls this from autograd's thread, for the communication at the end of the backward pass. The profiler of
+        the training loop calls it for the loader's start, and after each batch has come, to return to the rest. Ranges
+        (``monitor.nvtx``) stay as they are.
         """
         self._mark()
         self._open[-1] = phase
         self._data_begins()
 
     def _data_begins(self) -> None:
-        """Reads how long the thread has waited for a core so far, where a wait for a batch begins."""
+        """If the innermost phase is now ``data``, keeps how long the thread has waited for a core before it."""
         if self._open[-1] == "data":
             self._data_ready = self._ready_ms()
 
     def within(self, scope: str | None) -> None:
-        """From now on all but checkpoints counts as ``scope`` (``validation``), which is no part of the step; None ends
-        it, and the open phase counts again.
+        """From now on all time but that of the phase ``checkpoint`` counts as ``scope`` (``validation``), which is no part
+        of the step; None ends it, and the open phase counts again.
 
         A scope within a scope replaces it: after its end none is open.
         """
         self._mark()
         ready = self._ready_ms()
-        if scope is None and self.scope is not None:
-            self._ready += (
-                ready - self._ready_aside
-            )  # waits for a core inside the scope are no part of the step
+        if self.scope is not None:  # waits for a core inside the scope are no part of the step
+            self._ready += ready - self._ready_aside
         self._ready_aside = ready
         self.scope = scope
 
@@ -231,7 +236,7 @@ class Clock:
         """Ended steps whose times are known, oldest first, each once.
 
         Args:
-            wait: for all that have ended; else only where :data:`PENDING` or more are unknown.
+            wait: wait for all that have ended; else wait only where :data:`PENDING` or more are unknown, for the oldest.
         """
         while self._pending:
             step, first, marks = self._pending[0]
@@ -257,7 +262,7 @@ _called_at: float | None = None
 
 @contextmanager
 def start_counts_from_now() -> Iterator[None]:
-    """Inside, a run's start (:func:`run_start`) counts from here: a function's caller may be hours old."""
+    """Inside, a run's start (:func:`run_start`) counts from here: a program that calls ``kd.train`` may be hours old."""
     global _called_at
     before = _called_at
     _called_at = time.time()
@@ -271,7 +276,7 @@ def run_start(used: bool) -> float:
     """Unix time at which a run's start began: the call of kd's function, else the program's start.
 
     Args:
-        used: an earlier run of this process has counted from the program's start; then it is now.
+        used: whether this process has had a run before; then a start outside of kd's functions is now.
     """
     if _called_at is not None:
         return _called_at
@@ -279,8 +284,8 @@ def run_start(used: bool) -> float:
 
 
 def process_start() -> float:
-    """Unix time when this program began: kd's import, as the process may have been a shell or an installation before;
-    of a process that was forked after the import, its own start.
+    """Unix time when this program began: the import of kd, as the process may have been a shell or an installation before;
+    in a process that was forked after the import, the fork.
     """
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return max(kd._IMPORTED, psutil.Process().create_time())
@@ -345,9 +350,10 @@ def run_clock(clock: Clock | None) -> None:
 
 @contextmanager
 def outside_of_the_step(name: str) -> Iterator[None]:
-    """What runs inside is recorded as ``name``, a scope beside the step such as ``validation`` (:meth:`Clock.within`).
+    """The time of what runs inside counts as ``name``, a scope beside the step such as ``validation``
+    (:meth:`Clock.within`). Afterwards no scope is open.
 
-    Nothing happens where no clock runs.
+    Where no clock runs, no time is counted.
     """
     clock = _running
     if clock is not None:
@@ -361,8 +367,8 @@ def outside_of_the_step(name: str) -> Iterator[None]:
 
 @contextmanager
 def unclocked() -> Iterator[None]:
-    """What runs inside belongs to the phase around it, and marks no change of phase: events of a second CUDA stream
-    would bound none.
+    """The time of what runs inside counts to the phase around it, whatever :class:`annotate` names there: events on a
+    second CUDA stream would not mark where a phase of the step ends.
     """
     clock = _running
     run_clock(None)
@@ -376,8 +382,8 @@ class annotate(ContextDecorator):
     """Names a part of the work, as a context or a decorator.
 
     The name shows in kernel profiles (``monitor.kernels_at``, ``monitor.nvtx``); ``teacher``, ``student`` and the other
-    names of :data:`kd.report.records.PHASES` also become phases of the step. Costs about a microsecond when nothing
-    listens, and nothing in a compiled graph.
+    names of :data:`kd.report.records.PHASES` also become phases of the step. Costs about a microsecond without a clock or
+    profiler, and nothing in a compiled graph.
 
     Args:
         name: of the range.
@@ -398,10 +404,10 @@ class annotate(ContextDecorator):
         return annotate(self.name)
 
     def __enter__(self) -> "annotate":
-        """With a running clock (:func:`run_clock`) opens the phase of this name, with its range (``monitor.nvtx``); of a
+        """With a running clock (:func:`run_clock`) opens the phase of this name, with its range (``monitor.nvtx``); for a
         name that is no phase the range alone.
 
-        Where torch's profiler records, it opens a range there as well. Nothing while torch compiles.
+        Where torch's profiler records, it opens a range there as well. While torch compiles it does nothing.
         """
         if torch.compiler.is_compiling():
             return self

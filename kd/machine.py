@@ -24,12 +24,11 @@ def core_ids() -> list[int] | None:
 
 
 def processor() -> str:
-    """The CPU's name for people, as Linux or Python has it; "CPU" where neither knows it."""
+    """The CPU's name for people, as Linux or else Python has it; "CPU" where neither knows it."""
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
-        return next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-            "CPU",
-        )
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     return platform.processor() or "CPU"
 
 
@@ -38,7 +37,7 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
     Args:
         quota: the container's file (cgroup v2): microseconds of CPU time allowed in a period, and those of the period;
-            ``max`` for no limit. Their ratio is rounded down.
+            ``max`` for no limit. Their ratio is rounded down. Without the file affinity alone counts.
     """
     if hasattr(os, "sched_getaffinity"):
         given = len(os.sched_getaffinity(0))
@@ -51,17 +50,19 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def cache_dir() -> Path:
-    """The folder of data and teachers made by kd: ``KD_CACHE``, else the user's cache folder; it may not exist yet."""
+    """The folder of data and teachers made by kd: ``KD_CACHE``, else ``kd`` in the user's cache folder
+    (``XDG_CACHE_HOME``, else ``~/.cache``). It may not exist yet.
+    """
     if "KD_CACHE" in os.environ:
         return Path(os.environ["KD_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
 
 
 def is_about_cache(error: BaseException) -> bool:
-    """Whether an error of the system is that the cache folder can't be made or written.
+    """Whether an error says that the cache folder can't be made or written.
 
-    That is so where the error's file is the cache folder, a folder above it or a path below it, and the cache folder is
-    missing or not writable now.
+    That is so of an OSError whose file is the cache folder, a folder above it or a path below it, while the cache folder
+    is missing or not writable.
     """
     if not isinstance(error, OSError) or error.filename is None:
         return False
@@ -83,7 +84,7 @@ def own_folder() -> Path:
     )
 
 
-JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")  # each scheduler's name of a job
+JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")  # each scheduler's variable with the job's id
 
 
 def in_job() -> bool:
@@ -92,9 +93,9 @@ def in_job() -> bool:
 
 
 def say_in_handler(text: str) -> None:
-    """Writes a line to stderr from a signal's handler, which may have come in the middle of another line's writing.
+    """Writes a line to stderr from a signal's handler, which may interrupt the code that writes another line.
 
-    So it goes around ``sys.stderr``, whose buffer the interrupted code may hold.
+    So it does not use ``sys.stderr``, whose buffer the interrupted code may hold.
     """
     on_bar = "\n" if os.isatty(2) else ""  # a progress bar's line has no end yet
     with suppress(OSError):  # a terminal that was closed
@@ -102,11 +103,11 @@ def say_in_handler(text: str) -> None:
 
 
 def stopping(number: int, when: str) -> str:
-    """The line that a training prints at once when a signal comes.
+    """The line that a training prints at once when a signal comes; for SIGINT another than for all others.
 
     Args:
-        number: the signal.
-        when: after what it stops, in words.
+        number: the signal's.
+        when: the words after "stopping after".
 
     >>> stopping(signal.SIGTERM, "this step")
     'kd-train: SIGTERM: stopping after this step, with a checkpoint'
@@ -118,8 +119,8 @@ def stopping(number: int, when: str) -> str:
 
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
-    """Inside, others may handle SIGTERM and SIGINT; the handlers before come back afterwards. Outside of the main thread
-    nothing is set.
+    """Inside, SIGTERM and SIGINT may have other handlers; afterwards those from before are set again. Outside of the main
+    thread nothing is set.
 
     Args:
         handler: called with the signal's number and the frame, as by :func:`signal.signal`; None: what runs inside sets
@@ -158,10 +159,10 @@ def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
 
 
 def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
-    """On a machine with EFA NCCL's first lines, which name its network, go to a file of each process.
+    """On a machine with EFA, makes NCCL write its first lines, which name its network, to a file of each process.
 
-    It sets NCCL's variables in ``env``, before NCCL makes its first communicator. The file is ``kd-nccl.PID`` in the
-    temporary folder, which :func:`nccl_network` reads. A user's own ``NCCL_DEBUG`` stays, and then nothing is set; a
+    Sets NCCL's variables in ``env``; to be called before NCCL makes its first communicator. The file is ``kd-nccl.PID`` in
+    the temporary folder; :func:`nccl_network` reads it. Where ``NCCL_DEBUG`` is set already, nothing is changed; a
     ``NCCL_DEBUG_FILE`` without it is replaced.
     """
     if "NCCL_DEBUG" not in env and has_efa():
@@ -170,7 +171,7 @@ def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def nccl_network(env: MutableMapping[str, str] = os.environ) -> str:
-    """``Libfabric`` (EFA), ``Socket`` (TCP), ... as this process's log of NCCL says last; "" where there is none.
+    """``Libfabric`` (EFA), ``Socket`` (TCP), ...: the last network that this process's log of NCCL names; "" without one.
 
     Args:
         env: as :func:`log_nccl` has left it.

@@ -28,9 +28,9 @@ def is_timms(kind: type[Optimizer]) -> bool:
 def own_muon() -> type[Optimizer]:
     """The class of timm's Muon with kd's iteration: of a copy of timm's module, which itself stays as it is.
 
-    Made once a process: a checkpoint's optimizer and this run's are of one class. Python imports timm's class under the
-    same name, so this one can't be pickled. In the copy ``zeropower_via_newtonschulz`` and ``muon`` are replaced, which
-    timm's class finds there by these names.
+    Made once a process, so that all such optimizers are of one class. That class can't be pickled, as Python imports timm's
+    under its name. In the copy the functions ``zeropower_via_newtonschulz`` and ``muon`` are replaced, which timm's class
+    calls by these names.
     """
     spec: Any = muon.__spec__
     module = module_from_spec(spec)
@@ -110,7 +110,7 @@ def step_by_shapes(
         normalize_spatial: with ``batched``: the scale is divided by the root of the number of positions.
         adjust_lr_fn: timm's name of the scale by shape; None: 1.
         ns_steps: steps of the iteration.
-        ns_coefficients: timm's name of its coefficients, or these.
+        ns_coefficients: timm's name of its coefficients, or the coefficients themselves.
         capturable: without influence here.
         **of_the_iteration: further arguments of ``zeropower_via_newtonschulz``.
     """

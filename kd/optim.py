@@ -50,13 +50,15 @@ class OptimSpec(OptimSettings):
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
 
-        Whether there is weight decay, on norms and biases too, and ``layer_decay`` decide which groups of parameters there
-        are, to which the checkpoint's state belongs by number. A function of the user's own (:class:`GivenOptim`) has the
-        default name: another function in its place, or ``adamw``, is not seen here.
+        Three settings decide which groups of parameters there are: whether there is weight decay, whether norms and biases
+        have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number. A
+        function of the user's own (:class:`GivenOptim`) has the default name ``adamw``, so an exchange of it for another
+        function or for ``adamw`` is not noticed here.
 
         Args:
-            before: the settings that the checkpoint was made with, as of :meth:`settings`; a key that it lacks is not
-                compared.
+            before: the settings that the checkpoint was made with, from :meth:`settings`. Where ``name`` or
+                ``weight_decay`` is missing, it is not compared. A missing ``decay_norm_and_bias`` counts as False, a
+                missing ``layer_decay`` as 1: a :class:`GivenOptim` stores neither.
 
         Raises:
             UserError: another optimizer; or one of ``weight_decay``, ``decay_norm_and_bias`` and ``layer_decay`` turned
@@ -100,9 +102,11 @@ class OptimSpec(OptimSettings):
         return optimizer, build_schedule(optimizer, self, pace.total_steps, pace.steps_per_epoch)
 
     def note(self, pace: "Pace") -> str:
-        """A line for the user about a warm-up that is shorter than it is set, as the run is no longer than it.
+        """A line for the user where the warm-up is shortened (:func:`steps_of_warmup`), because the run is no longer than
+        the warm-up that is set.
 
-        "" where it is as set, and where the run's or the epoch's length is not known or the run has one step.
+        "" where it is not shortened, where the run's or the epoch's length is not known, and for a run of fewer than two
+        steps.
         """
         total = pace.total_steps
         if math.isinf(pace.steps_per_epoch) or total < 2:
@@ -118,7 +122,7 @@ class OptimSpec(OptimSettings):
 
 
 SHORT_WARMUP = 0.1
-"""Share of the steps that are warm-up where the warm-up that is set is as long as the run."""
+"""Share of a run's steps that are warm-up where the warm-up that is set is as long as the run or longer."""
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 """A function of the user's own: the trainable parameters -> an optimizer over them."""
 
@@ -127,12 +131,12 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 class GivenOptim(OptimSpec):
     """An optimizer made by a function of the user's own; its learning rate stays as it is.
 
-    The other fields have their defaults and are not read.
+    The other fields keep their defaults, which neither the optimizer nor its rate follows.
     """
 
     make: MakeOptimizer | None = None
-    """Trainable parameters -> optimizer; never None, as :func:`as_optim` sets it (a field after fields with defaults needs
-    one)."""
+    """Trainable parameters -> optimizer; never None, as :func:`as_optim` sets it. (It has a default only because the fields
+    before it have defaults.)"""
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: its name alone."""
@@ -161,7 +165,7 @@ class GivenOptim(OptimSpec):
 
 
 def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of all modules that get a gradient, in order; one that two of the modules share comes twice."""
+    """All modules' parameters that require a gradient, in order; one that two of the modules share comes twice."""
     parameters = []
     for module in modules:
         for parameter in module.parameters():
@@ -171,10 +175,12 @@ def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def as_optim(given: "OptimSpec | Mapping[str, Any] | MakeOptimizer | None") -> OptimSpec:
-    """The settings from what the Python classes take as ``optim``: settings, a dict of them, a function, or None.
+    """The settings from what the Python classes take as ``optim``: settings, a dict of them, a function (see
+    :class:`GivenOptim`), or None for the defaults.
 
     Raises:
         TypeError: none of these kinds, or a key that is not a field.
+        ValueError: a value in the dict that :class:`OptimSpec` refuses (a UserError for ``kwargs``).
     """
     if given is None:
         return OptimSpec()
@@ -203,12 +209,15 @@ class Pace:
     steps_per_epoch: float
     """Optimizer steps of an epoch; infinite for a loader without a length."""
     global_batch: int | None = None
-    """Pictures of a step, over all processes and accumulations; None: not known."""
+    """Pictures of an optimizer step, over all processes and accumulated batches; None: not known."""
     fused: bool = True
     """Whether torch's fused steps may be used: not where gradients are scaled (``precision=16-mixed``)."""
 
     def epochs(self, max_epochs: int | None) -> int:
-        """The epochs that the run will have, as far as its settings tell: whichever bound comes first; 1 without any.
+        """The epochs that the run will have, as far as its settings tell: by ``max_epochs`` or by its steps, whichever ends
+        it first; 1 without either.
+
+        Also 1 where the run's steps are known and the epoch's are not (``max_steps`` with a loader without a length).
 
         Args:
             max_epochs: the Trainer's; None or -1: no bound.
@@ -224,7 +233,7 @@ class Pace:
 def _try_kwargs(spec: OptimSpec) -> None:
     """Tries ``optim.kwargs`` by a step on a few numbers, as some optimizers take arguments that their step refuses.
 
-    Random numbers stay as they are. Without ``kwargs`` nothing is tried.
+    torch's random generator is as before afterwards. Without ``kwargs`` nothing is tried.
 
     Raises:
         UserError: an argument that has a key of its own, or that the optimizer or its step refuses.
@@ -236,7 +245,7 @@ def _try_kwargs(spec: OptimSpec) -> None:
         return
     try:
         with torch.random.fork_rng(devices=[]):
-            model = nn.Linear(8, 8)  # small ones are not Muon's
+            model = nn.Linear(8, 8)  # of smaller weights timm's Muon leaves the step to AdamW
         kind, kwargs = _kind_and_kwargs(spec)
         optimizer = kind(model.parameters(), weight_decay=spec.weight_decay, **kwargs)
         model(torch.ones(1, 8)).sum().backward()
@@ -252,7 +261,7 @@ def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
 
     Args:
         spec: as set.
-        scratch: the student starts from random weights, so ``lr_scratch`` counts, where it is given; else ``lr``.
+        scratch: whether the student starts from random weights: then ``lr_scratch`` counts, where it is given; else ``lr``.
     """
     if scratch and spec.lr_scratch is not None:
         return replace(spec, lr=spec.lr_scratch)
@@ -262,14 +271,14 @@ def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     """The settings with the peak learning rate for this run's batch::
 
-        lr <- lr * (global_batch / lr_batch)         SGD
+        lr <- lr * (global_batch / lr_batch)         SGD, and its kinds SGDW and SGDP
         lr <- lr * (global_batch / lr_batch) ** 0.5  all others
 
     Without ``lr_batch`` they stay as they are.
 
     Args:
         spec: as set.
-        global_batch: samples of an optimizer step, over all processes and accumulations.
+        global_batch: samples of an optimizer step, over all processes and accumulated batches.
 
     Source: linear for SGD, Goyal et al., arXiv 1706.02677; the square root for adaptive optimizers, Malladi et al.,
     arXiv 2205.10287.
@@ -287,13 +296,13 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, all_alike: bool = False
 ) -> list[dict[str, Any]]:
-    """Trainable parameters with and without weight decay, by timm's rule: those of one axis (biases, norms, layer scales)
-    and what models exempt have none.
+    """Divides trainable parameters into those with and without weight decay, by timm's rule: those of at most one axis
+    (biases, norms, layer scales), those named ``bias`` and those that a model exempts have none.
 
     Args:
         modules: what is trained; a model may exempt parameters by a method ``no_weight_decay`` that returns their names.
-        weight_decay: of those that have one.
-        all_alike: all parameters have it, in one group.
+        weight_decay: of those that have one; with 0 all are in one group.
+        all_alike: whether all parameters have it, in one group.
 
     Returns:
         Groups with ``params`` and ``weight_decay``, as optimizers take them; the one with 0 first, an empty one left out.
@@ -319,11 +328,11 @@ def groups_by_layer(
     lr: float,
     layer_decay: float,
 ) -> list[dict[str, Any]]:
-    """Groups of parameters divided further by the depth of their layers, each with a rate of its own::
+    """Divides groups of parameters further by the depth of their layers; each part has a rate of its own::
 
         lr of layer l of L = lr * layer_decay ** (L - l)
 
-    What lies in no model of timm, as losses' own layers, has the whole rate.
+    Parameters outside of timm's models, such as those of losses' own layers, have the last layer's rate.
 
     Source: Clark et al., ELECTRA, ICLR 2020; for vision transformers Bao et al., BEiT, ICLR 2022.
 
@@ -334,8 +343,8 @@ def groups_by_layer(
         layer_decay: the rate of a layer as a share of that of the next, above 0 and at most 1.
 
     Returns:
-        Groups with ``params``, ``lr`` and the settings of the group that they were part of: by these, then from the
-        first layer to the last.
+        Groups with ``params``, ``lr`` and the settings of the group that they were part of: in the order of ``groups``, and
+        within each from the first layer to the last.
 
     Raises:
         UserError: none of the modules tells its layers.
@@ -368,15 +377,15 @@ def groups_by_layer(
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
     """The optimizer's class and its arguments by name, weight decay left out.
 
-    Arguments are ``lr``, timm's for the optimizer's name (``momentum`` 0.9 where it has one), and over them
-    ``optim.kwargs``. timm's Muon is replaced by kd's (:mod:`kd.muon`).
+    Arguments are ``lr``, timm's for the optimizer's name, ``momentum`` 0.9 where it has one (Muon and AdaMuon keep their
+    0.95), and over them ``optim.kwargs``. timm's Muon is replaced by kd's (:mod:`kd.muon`).
     """
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     # timm gives one class several names, each with arguments of its own
     info = get_optimizer_info(spec.name)
     kwargs = {"lr": spec.lr, **(info.defaults or {})}
     if is_timms(kind):
-        kind = own_muon()  # keeps its author's momentum of 0.95
+        kind = own_muon()  # keeps its default momentum, 0.95
     elif info.has_momentum:
         kwargs["momentum"] = 0.9
     return kind, kwargs | spec.kwargs
@@ -392,7 +401,7 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
             ``optim.kwargs`` may name ``fused`` or ``foreach`` in its place.
 
     Raises:
-        UserError: ``optim.zero`` without a process group, or ``optim.layer_decay`` without a model of timm's.
+        UserError: ``optim.zero`` without a process group, or ``optim.layer_decay`` below 1 without a model of timm's.
     """
     modules = list(modules)
     groups = parameter_groups(modules, spec.weight_decay, spec.decay_norm_and_bias)
@@ -454,11 +463,10 @@ class Together(Optimizer):
 
 
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that are stepped as one, or the only one.
+    """The optimizers that :class:`Together` steps as one, as its own list; of any other optimizer a list of it alone.
 
     Several are one for each student, in the order of ``Students.named()``, by which callers pair them. With
-    ``optim.zero`` each is ZeRO's wrapper, whose ``optim`` holds this rank's state. Of several, the list is the one that
-    :class:`Together` steps.
+    ``optim.zero`` each is ZeRO's wrapper, whose ``optim`` holds this rank's state.
     """
     if isinstance(optimizer, Together):
         return optimizer.optimizers
@@ -480,18 +488,19 @@ def settle_resumed(
     keys: Iterable[str],
     position: int,
 ) -> None:
-    """Puts this run's settings in place of those that came with a checkpoint, and the schedule at ``position``; in place.
+    """Replaces the settings that came with a checkpoint by this run's, and moves the schedule to ``position``; in place.
 
     torch restores a checkpoint's settings with its state, also those that the user has changed since. Each state also
-    gets the memory order of its weight, which fused steps need and a checkpoint may have otherwise.
+    gets the memory order of its weight: fused steps need it, and a checkpoint's may differ.
 
     Args:
         optimizer: after its state was loaded.
         schedule: likewise.
-        settings: what this run made the optimizer with, from :func:`settings_of` after the schedule was built.
-        keys: the settings of this run that count, beside the learning rate (``weight_decay``, ``betas``, ...); of all
-            others the checkpoint's stay.
-        position: optimizer steps that count as done.
+        settings: what this run made the optimizer with, by parameter group: from :func:`settings_of`, after the schedule
+            was built.
+        keys: names of the settings that are taken from this run, beside the learning rate (``weight_decay``, ``betas``,
+            ...); all others stay the checkpoint's.
+        position: optimizer steps of the schedule that count as done.
     """
     # base rate times the schedule's factor, as torch's LambdaLR computes it
     schedule.base_lrs = [of_group["initial_lr"] for of_group in settings]
@@ -517,18 +526,18 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if not isinstance(value, Tensor) or value.shape != parameter.shape:
-                continue  # a counter
+                continue  # a counter, or a mean that is kept in factors
             if value.stride() != parameter.stride():
                 in_order = torch.empty_like(parameter, dtype=value.dtype)
                 state[name] = in_order.copy_(value)
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """The optimizer step of its schedule that a resumed run is at: what is left of the schedule is what is left of the
+    """The optimizer step of the schedule at which a resumed run continues: as many steps of the schedule are left as of the
     run.
 
-    With another batch size a run makes other steps for the same samples: so samples count for a bound in epochs, and
-    steps for ``max_steps``.
+    With another batch size a run makes another number of steps for the same samples. So for a bound in epochs the samples
+    seen count, for ``max_steps`` the steps made.
 
     Args:
         global_step: optimizer steps made so far.
@@ -544,13 +553,14 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
-    """Factor of a batch's loss in an epoch's last accumulation, which may be shorter than the trainer's divisor.
+    """Factor for a batch's loss in an epoch's last optimizer step, which may accumulate fewer batches than the trainer
+    divides by.
 
-    1 in all others. Of 10 batches, 4 to a step, the last two have 2.
+    1 in all others: of 10 batches, 4 to a step, the last two have the factor 2.
 
     Args:
-        batches: of the epoch, in this process; infinite: not known, so that no accumulation counts as shorter.
-        accumulate: batches of an optimizer step, by which the trainer divides each loss.
+        batches: how many the epoch has in this process; infinite: not known, and the factor is always 1.
+        accumulate: batches of an optimizer step; the trainer divides each loss by it.
         batch_idx: number of the batch in the epoch, from 0.
     """
     first_of_window = batch_idx - batch_idx % accumulate
@@ -564,7 +574,7 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
         step: optimizer steps done.
         warmup_steps: of the warm-up; in its last one the factor is 1.
         total_steps: of the run; infinite: the factor stays 1 after the warm-up.
-        min_ratio: the factor at the run's end, >= 0, and after it.
+        min_ratio: the factor at the run's end and after it, >= 0.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -575,7 +585,8 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
-    """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth of it from each milestone on.
+    """Factor of the learning rate at ``step`` (from 0): linear warm-up to 1, then a tenth of what it was from each
+    milestone on.
 
     Args:
         step: optimizer steps done.
@@ -588,7 +599,8 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float])
 
 
 def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: float) -> int:
-    """How many optimizer steps the warm-up has: as set, or a tenth of a run that would have no other step.
+    """How many optimizer steps the warm-up has: as set, or a tenth of the run, rounded down, where the run would have no
+    step after it.
 
     Args:
         warmup_epochs: as set, fractions allowed.
@@ -607,29 +619,29 @@ def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: f
 def build_schedule(
     optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
 ) -> LambdaLR:
-    """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps.
-
-    For a loader without a length there is no warm-up.
+    """The schedule of the learning rate, by optimizer steps: warm-up, then a cosine to the end of the run or, with
+    milestones, steps.
 
     Args:
         optimizer: its groups' rates are multiplied by the factor of each step, from now on.
         spec: warm-up in epochs, milestones, the least rate.
-        total_steps: optimizer steps of the run; infinite: no end is known.
+        total_steps: optimizer steps of the run; infinite: its end is not known, and the rate stays at its peak in place of
+            the cosine.
         steps_per_epoch: infinite for a loader without a length.
 
     Raises:
-        UserError: a setting counts epochs, and their length is not known.
+        UserError: a loader without a length, with a warm-up or milestones: these count epochs.
     """
     warmup = 0
     if math.isinf(steps_per_epoch):  # a loader without a length
         for key, value, off in (
-            ("optim.milestones", spec.milestones, "[]"),
-            ("optim.warmup_epochs", spec.warmup_epochs, "0"),
+            ("optim.milestones", spec.milestones, "optim.schedule=cosine optim.milestones=null"),
+            ("optim.warmup_epochs", spec.warmup_epochs, "optim.warmup_epochs=0"),
         ):
             if value:
                 raise UserError(
                     f"{key}: counts epochs, whose length the training loader does not give; give it a "
-                    f"length, or {key}={off}"
+                    f"length, or {off}"
                 )
     else:
         warmup = steps_of_warmup(spec.warmup_epochs, total_steps, steps_per_epoch)

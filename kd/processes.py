@@ -52,7 +52,8 @@ _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | N
 def local_processes() -> int:
     """How many processes of the training share this machine; 1 in a run of one process.
 
-    As the launcher says (``LOCAL_WORLD_SIZE``); else at most one for each GPU, and without GPUs all processes.
+    As the launcher says (``LOCAL_WORLD_SIZE``). Without its word one for each of the machine's GPUs is assumed, or, without
+    GPUs, that all processes are here; never more than the training has.
     """
     if not _together():
         return 1
@@ -103,12 +104,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def any_process(strategy: Strategy, answer: bool) -> bool:
-    """Whether one process at least says yes to ``answer``. Every process must call this; see :func:`_host_group`."""
+    """Whether ``answer`` is True in one process at least. Every process must call this; it goes over
+    :func:`_host_group`.
+    """
     return _count_of_yes(strategy, answer) > 0
 
 
 def all_processes(strategy: Strategy, answer: bool) -> bool:
-    """Whether every process says yes to ``answer``. Every process must call this; see :func:`_host_group`."""
+    """Whether ``answer`` is True in every process. Every process must call this; it goes over :func:`_host_group`."""
     processes = 1
     if _together():
         processes = dist.get_world_size()
@@ -116,11 +119,12 @@ def all_processes(strategy: Strategy, answer: bool) -> bool:
 
 
 def from_first(strategy: Strategy, value: T) -> T:
-    """The first process's value, on all. Every process must call this; see :func:`_host_group`.
+    """Returns the first process's value in every process. Every process must call this; it goes over
+    :func:`_host_group`.
 
     Args:
         strategy: of the training.
-        value: anything that pickles; what the other processes give is not looked at.
+        value: anything that pickles; that of the other processes is not used.
     """
     if not _together():
         return value
@@ -133,11 +137,11 @@ def from_first(strategy: Strategy, value: T) -> T:
 
 
 def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
-    """What the first process computes, on all; where that fails, all fail with its reason.
+    """Returns in every process what the first one computes; where that fails, all fail with its reason.
 
-    Every process must call this; see :func:`_host_group`. Where the first one alone computes and then calls
-    :func:`from_first`, an error in between leaves the others waiting for what never comes. With a group of the hosts it
-    may compute for longer than a collective may take (``rank_timeout_s``): a thread sends the others a word meanwhile.
+    Every process must call this; it goes over :func:`_host_group`. (With :func:`from_first` alone, an error of the first
+    process before its call would leave the others waiting in theirs.) With a group of the hosts the first process may
+    compute for longer than a collective may take (``rank_timeout_s``): a thread sends the others a word meanwhile.
 
     Args:
         strategy: of the training.
@@ -145,7 +149,8 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
 
     Raises:
         UserError: ``compute`` has raised it; in every process.
-        RunError: ``compute`` has failed otherwise in the first process; in the others. The first one raises its own.
+        RunError: ``compute`` has failed otherwise in the first process; raised in the others. The first one raises its own
+            error.
     """
     if not _together():
         return compute()
@@ -167,8 +172,9 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
 
 
 def heard_at() -> float:
-    """When the first process last said that it computes what this one waits for, or had done so; seconds of the
-    monotonic clock, 0 before.
+    """When this process last got a word in :func:`by_first`, that the first process is still computing or its result.
+
+    Seconds of the monotonic clock; 0 before, and always in the first process.
     """
     return _heard_at
 
@@ -180,21 +186,24 @@ class _Word(Generic[T]):
     value: T | None = None
     failure: "_Failure | None" = None
     is_computing: bool = False
-    """It is not done yet: the next word is to be waited for."""
+    """Whether the first process is not done yet, so that another word follows."""
 
 
 @contextmanager
 def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
-    """Inside, a thread of the first process sends the others a word before their collective's time-out.
+    """Inside, a thread sends the other processes a word, so often that their collective does not time out; for the first
+    process alone.
 
-    Nothing where there is no group of the hosts: the words would travel by way of a GPU, which the process uses
-    meanwhile. Then ``compute`` may take no longer than a collective.
+    Without a group of the hosts (:func:`_host_group`) nothing is sent: the words would travel by way of a GPU, which the
+    process uses meanwhile. Then ``compute`` may take no longer than a collective.
     """
     group = _host_group(strategy)
     done = threading.Event()
 
     def say() -> None:
-        """The thread; where another process is gone it ends, and the last word fails for the same reason."""
+        """The thread. Where another process is gone it ends, and the result that is sent afterwards fails for the same
+        reason.
+        """
         with suppress(RuntimeError):
             while not done.wait(timeout_of(strategy) / WORDS_IN_TIME):
                 box = [_Word[None](is_computing=True)]
@@ -212,18 +221,20 @@ def _saying_that_it_computes(strategy: Strategy) -> Iterator[None]:
 
 
 def in_each(compute: Callable[[], T]) -> T:
-    """What this process computes, once all have; where one of them fails, all fail with its reason.
+    """Returns what this process computes, once all have computed theirs; where one of them fails, all fail with its
+    reason.
 
     Every process must call this, and none may wait for another inside ``compute``. The processes that are done wait for
-    the others, in the training's own group, and unlike in :func:`by_first` no word comes from these meanwhile: nobody may
-    take longer than the first one by more than a collective may take (``rank_timeout_s``).
+    the others, in the training's own group. Unlike in :func:`by_first` the others send no word meanwhile, so the slowest
+    may end at most ``rank_timeout_s`` seconds, a collective's time-out, after the fastest.
 
     Args:
         compute: called in every process, which keeps its own value: values are not sent, so they need not pickle.
 
     Raises:
         UserError: ``compute`` has raised it in one of the processes; in every process.
-        RunError: ``compute`` has failed otherwise in one process; in the others. That one raises its own error.
+        RunError: ``compute`` has failed otherwise in one process; raised in the others, for the lowest rank of several.
+            A process whose own ``compute`` has failed raises its own error.
     """
     if not _together():
         return compute()
@@ -252,7 +263,7 @@ def _failure_of(error: Exception) -> _Failure:
 
 
 def _unless_failed(value: T | None, failure: _Failure | None) -> T:
-    """The value that goes with no failure; raises what another process reports."""
+    """``value`` if ``failure`` is None; else raises what another process reports."""
     if failure is None:
         return cast(T, value)
     if failure.is_users_mistake:
@@ -279,12 +290,12 @@ def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
 
 
 def _together() -> bool:
-    """Whether this process is in a process group; a run of one process is not."""
+    """Whether this process is in a process group; a run of one process need not be."""
     return dist.is_available() and dist.is_initialized()
 
 
 def _count_of_yes(strategy: Strategy, answer: bool) -> int:
-    """How many processes say yes to ``answer``; every process must call this."""
+    """In how many processes ``answer`` is True; every process must call this."""
     if not _together():  # asked after each batch: alone, without a tensor
         return int(answer)
     count = torch.tensor(int(answer))
@@ -335,9 +346,10 @@ def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
 
 
 def _try_gloo(seconds: float) -> dist.ProcessGroup | None:
-    """A group of all processes, whose collectives fail after so many seconds; None where this process can't make it.
+    """A gloo group of all processes, whose collectives fail after so many seconds; None where this process can't make it.
 
-    A machine whose name leads to no address can't, though NCCL meets there.
+    Every process must call this together. A machine whose name leads to no address can't make such a group, though NCCL
+    works there.
     """
     try:
         group = dist.new_group(backend=ON_THE_HOST, timeout=timedelta(seconds=seconds))

@@ -1,10 +1,12 @@
 """What the process has of its machine."""
 
+import platform
 import signal
+from pathlib import Path
 
 import pytest
 
-from kd.machine import signals_kept
+from kd.machine import processor, signals_kept
 from tests._helpers import error_in_a_thread
 
 
@@ -28,3 +30,14 @@ def test_a_handler_of_c_code_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_python_names_a_processor_that_linux_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On ARM ``/proc/cpuinfo`` has no model's name."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    monkeypatch.setattr("kd.machine.Path", lambda path: cpuinfo)
+    monkeypatch.setattr(platform, "processor", lambda: "aarch64")
+    assert processor() == "aarch64"

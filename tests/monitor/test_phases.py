@@ -300,6 +300,20 @@ def test_device_events_count_work_where_it_runs_and_only_exposed_waits(
     assert steps[1].phases["student"] == pytest.approx(5, abs=0.1)
 
 
+def test_no_wait_for_a_core_in_a_scope_counts_to_the_step_also_where_another_scope_follows(
+    hand_clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = 0.0
+    monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
+    clock = Clock()
+    for scope in ("between epochs", "validation", None):
+        clock.within(scope)
+        waited += 10
+    clock.cut()
+    (step,) = clock.take()
+    assert step.ready_ms == 10  # the last 10 ms, after both scopes
+
+
 def test_steps_are_not_waited_for_until_asked(hand_clock: HandClock) -> None:
     device = Device()
     clock = Clock(device.event)
