@@ -94,7 +94,7 @@ class FeatureProbe(Callback):
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
         """The features that models, by name, give for the labelled pictures; all processes must call it.
 
-        The first one shows a bar.
+        Each process runs the models on its share, and all get the features of all pictures. The first one shows a bar.
         """
         # once: it may have processes of its own
         self._loader = self._loader or run.data.eval_dataloader("probe")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytorch_lightning import Trainer
 
@@ -59,6 +60,36 @@ def started(env: Mapping[str, str] = os.environ) -> Started | None:
     if "LOCAL_RANK" in env and "WORLD_SIZE" in env:
         return Started("another program", "WORLD_SIZE", whole_number(env, "WORLD_SIZE", 1))
     return None
+
+
+def devices_asked_for(devices: object) -> int | None:
+    """Processes of each machine by ``trainer.devices``, a number or a list of GPUs (``[0, 1]``, ``"0,1"``).
+
+    None for any other value (``auto``, -1): one process on each GPU.
+    """
+    if isinstance(devices, str) and "," in devices:
+        devices = [number for number in devices.split(",") if number.strip()]
+    if isinstance(devices, list):
+        return len(devices)
+    if str(devices).isdigit():
+        return int(str(devices))
+    return None
+
+
+def processes_asked_for(trainer: Mapping[str, Any]) -> int:
+    """Processes that a run will have on all machines, by the settings ``trainer``, before there is a Trainer.
+
+    Where they leave the number to the machine, it is that of this machine's GPUs.
+    """
+    devices = devices_asked_for(trainer["devices"])
+    if devices is None:
+        devices = 1
+        if trainer["accelerator"] in ("auto", "gpu", "cuda"):
+            import torch
+
+            devices = max(1, torch.cuda.device_count())
+    machines: int = trainer["num_nodes"]
+    return devices * machines
 
 
 def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> None:

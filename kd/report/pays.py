@@ -93,7 +93,7 @@ def pays(run: RunRecords) -> list[Section]:
 
 
 def _offer(run: RunRecords) -> list[Section]:
-    """How to measure it, of a run that has ended and whose student has no classifier."""
+    """How to measure it, of a run that has ended well (status ``done``) and whose student has no classifier; else []."""
     student = (run.config.get("model") or {}).get("student") or {}
     if student.get("head", True) or run.summary.get("status") != "done":
         return []

@@ -18,9 +18,11 @@ from safetensors import safe_open
 import kd
 from kd.clock import part_of_the_start
 from kd.data.sources import Source, fingerprint
+from kd.data.splits import held_out
 from kd.errors import Stopped, UserError
 from kd.launch.child import TRAINS_TEACHER, start_kd_train
 from kd.launch.cluster import is_rank_zero
+from kd.launch.processes import processes_asked_for
 from kd.machine import cache_dir, say_in_handler, signals_kept, stopping
 from kd.models import TeacherSpec, completed
 from kd.models.hub import check_weights
@@ -137,10 +139,12 @@ def teacher_settings(
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
         items.append(f"model.task={json.dumps(task)}")
     asked = _batch(config)
-    size = _batch_for(asked, len(source.load("train").targets), typed)
-    # few pictures or little memory: that holds for the teacher too
-    if size < _batch(as_its_recipe_says):
-        items.append(f"data.batch_size={size}")
+    pictures = _training_pictures(config, source)
+    size = _batch_for(asked, pictures, typed, config["trainer"])
+    # few pictures or little memory: that holds for the teacher too, which one process trains
+    of_teacher = asked if _is_typed(typed) else _with_steps(asked, pictures)
+    if of_teacher < _batch(as_its_recipe_says):
+        items.append(f"data.batch_size={of_teacher}")
     limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
     items += [f"trainer.{name}={json.dumps(value)}" for name, value in limits.items()]
     own = settings_of(items)
@@ -187,22 +191,37 @@ def _fine_tuning_batch(
         return {}
     if source is None:
         source = data_of(config, trusted).source
-    pictures = len(source.load("train").targets)
-    size = _batch_for(asked, pictures, typed)
+    size = _batch_for(asked, _training_pictures(config, source), typed, config["trainer"])
     return {"data.batch_size": size} if size < asked else {}
 
 
-def _batch_for(asked: float, pictures: int, typed: Iterable[str]) -> float:
-    """The batch size for so many training pictures, which is said where it is another; a typed one stays.
+def _training_pictures(config: dict[str, Any], source: Source) -> int:
+    """How many labelled pictures the run trains on: those of the source, less those that are held out for validation.
+
+    Args:
+        config: the run's settings, resolved.
+        source: of the pictures.
+    """
+    targets = source.load("train").targets
+    if source.has("val"):
+        return len(targets)
+    return len(targets) - len(held_out(targets, config["data"]["val_fraction"], config["seed"]))
+
+
+def _batch_for(
+    asked: float, pictures: int, typed: Iterable[str], trainer: Mapping[str, Any]
+) -> float:
+    """The batch size of each process for so many training pictures, which is said where it is another; a typed one stays.
 
     Args:
         asked: the settings' size; infinite for ``auto``.
-        pictures: of the training set.
+        pictures: that are trained on.
         typed: ``key=value`` items of the command line.
+        trainer: the run's settings ``trainer``: all its processes share the pictures.
     """
     if _is_typed(typed):
         return asked
-    size = _with_steps(asked, pictures)
+    size = _with_steps(asked, pictures // processes_asked_for(trainer))
     if size < asked and is_rank_zero():
         shown = "auto" if math.isinf(asked) else asked
         print(
@@ -218,11 +237,14 @@ def _is_typed(typed: Iterable[str]) -> bool:
 
 
 def _with_steps(size: float, pictures: int) -> float:
-    """The batch size with which an epoch has its steps: as given, else a smaller power of two, from 4 on.
+    """The batch size with which an epoch has :data:`LEAST_STEPS` steps: as given, else a smaller power of two, at least 4.
+
+    A size of 4 or less stays as it is. So fewer than 32 pictures have fewer steps.
 
     Args:
-        size: pictures; infinite for ``auto``, which stays where there are pictures enough for :data:`AUTO_STAYS`.
-        pictures: of the training set.
+        size: pictures of a step on one process; infinite for ``auto``, which stays where there are pictures enough for
+            :data:`AUTO_STAYS`.
+        pictures: that one process trains on in an epoch.
     """
     most = AUTO_STAYS if math.isinf(size) else size
     if size <= 4 or pictures >= LEAST_STEPS * most:

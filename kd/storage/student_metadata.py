@@ -143,10 +143,10 @@ def _are_arguments(value: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    """A side in pixels, or a list of one or two; null is refused: a file that says no size leaves ``img_size`` out."""
-    sides = value if isinstance(value, list) else [value]
-    if not 1 <= len(sides) <= 2:
+    """A side in pixels, or a list of height and width; null is refused: a file that says no size leaves ``img_size`` out."""
+    if isinstance(value, list) and len(value) != 2:
         return False
+    sides = value if isinstance(value, list) else [value]
     return all(isinstance(side, int) and side is not True and side > 0 for side in sides)
 
 

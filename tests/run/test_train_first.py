@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +16,10 @@ from filelock import FileLock
 from safetensors.torch import save_file
 
 from kd.cli import train_main
+from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.run import train_first
-from kd.run.train_first import _batch_for, _with_steps, trained_teacher
+from kd.run.train_first import _batch_for, _training_pictures, _with_steps, trained_teacher
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good
@@ -193,8 +195,28 @@ def test_a_batch_is_lowered_for_the_steps_of_an_epoch_and_never_raised(
     assert _with_steps(size, pictures) == expected
 
 
+ONE_CPU = {"devices": 1, "num_nodes": 1, "accelerator": "cpu"}
+
+
+@pytest.mark.parametrize(("trainer", "expected"), [
+    ({}, 64), ({"devices": 2}, 32), ({"devices": [0, 3]}, 32), ({"devices": "0,1"}, 32),
+    ({"devices": 8}, 8), ({"devices": 2, "num_nodes": 4}, 8), ({"devices": "auto"}, 64),
+])  # fmt: skip
+def test_all_processes_share_the_pictures_of_an_epochs_steps(
+    trainer: dict[str, Any], expected: int
+) -> None:
+    assert _batch_for(64, 1000, [], ONE_CPU | trainer) == expected
+
+
+def test_held_out_pictures_make_no_steps(pictures: Path) -> None:
+    """The folder's 64 pictures of 4 classes, without and with validation pictures of their own."""
+    config = {"data": {"val_fraction": 0.5}, "seed": 0}
+    assert _training_pictures(config, ImageFolder(str(pictures / "train"))) == 24
+    assert _training_pictures(config, ImageFolder(str(pictures))) == 48
+
+
 def test_a_batch_in_place_of_auto_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _batch_for(float("inf"), 500, []) == 32
+    assert _batch_for(float("inf"), 500, [], ONE_CPU) == 32
     assert "32 in place of auto, for 500" in capsys.readouterr().out
 
 

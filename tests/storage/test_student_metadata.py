@@ -96,3 +96,9 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:
             UserError, match="student.safetensors is not a readable safetensors file: "
         ):
             reader(file)
+
+
+def test_a_size_is_a_side_or_height_and_width() -> None:
+    is_size = CHECKS["img_size"]
+    assert is_size(64) and is_size([64, 48])
+    assert not any(is_size(value) for value in ([64], [], [64, 64, 64], 0, [64, 0], True, None))

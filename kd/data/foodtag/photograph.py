@@ -235,8 +235,8 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
 
     Args:
         image: RGB, twice as large as the result.
-        rng: draws the strengths, in a fixed order.
-        noise: draws the noise of the sensor.
+        rng: draws the strengths, and the light's direction and shadow, in a fixed order.
+        noise: draws the clouds of the light, then the noise of the sensor.
     """
     # Focus, size, saturation.
     blur = 1.8 * _SPREAD * rng.random()

@@ -138,13 +138,19 @@ def inherit_convnext(
 ) -> None:
     """Overwrites a student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
 
+    The layers are fitted with the teacher at the student's input size. The classifier is fitted to the teacher's answers at
+    the teacher's own size, and only where both have a linear classifier of as many classes.
+
     Args:
         student: a ConvNeXt that :func:`check_convnexts` accepts.
         teacher: a ConvNeXt.
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         student_input: how the student's pictures are resized and normalised.
-        teacher_input: how the teacher's are; it sees the student's size here.
-        taps: get what tapped layers of the models give on the sample.
+        teacher_input: how the teacher's are.
+        taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
+
+    Raises:
+        ValueError: the student's classifier can't be fitted (:func:`fit_classifier`).
     """
     height, width = student_input.size
     stride, _ = teacher.stem[0].stride

@@ -10,6 +10,7 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
+from kd.launch.processes import devices_asked_for
 from kd.report.prices import by_name, read_prices
 from kd.run import files
 from kd.run.keys import plain
@@ -408,7 +409,7 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
         gpus = machines.gpus
     if not gpus:
         return
-    processes = _devices(config)
+    processes = devices_asked_for(config["trainer"]["devices"])
     if processes and processes > gpus:
         raise UserError(
             f"trainer.devices: {processes} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
@@ -444,27 +445,12 @@ def _processes(config: dict[str, Any], machines: Machines) -> int | None:
 
     None for an instance type with GPUs, or one that is not known: it does not say how many (:meth:`Machines.gpus`).
     """
-    processes = _devices(config)
+    processes = devices_asked_for(config["trainer"]["devices"])
     if processes:
         return processes
     if machines.has_gpus is False:
         return 1
     return machines.gpus
-
-
-def _devices(config: dict[str, Any]) -> int | None:
-    """Processes of each machine by ``trainer.devices``, a number or a list of GPUs (``[0, 1]``, ``"0,1"``).
-
-    None for any other value (``auto``, -1): one process on each GPU.
-    """
-    devices = config["trainer"]["devices"]
-    if isinstance(devices, str) and "," in devices:
-        devices = [number for number in devices.split(",") if number.strip()]
-    if isinstance(devices, list):
-        return len(devices)
-    if str(devices).isdigit():
-        return int(devices)
-    return None
 
 
 def _prices(
