@@ -168,12 +168,14 @@ def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":
     """What runs the teacher of the run that the request names, on pictures in the manifest's layout.
 
     Raises:
-        UserError: an export, or a run without a teacher that has a classifier.
+        UserError: an export, or a run without a teacher that has a classifier and answers for any picture here.
     """
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: needs the run's folder; an export has no teacher")
     opened = open_run(request.rest[0], request)
     teacher = opened.teacher_runtime(manifest.layout)
     if teacher is None:
-        raise UserError(f"teacher: {opened.folder} has no teacher with a classifier")
+        raise UserError(
+            f"teacher: {opened.folder} has no teacher with a classifier that can be run here"
+        )
     return teacher

@@ -188,12 +188,29 @@ class FinishedRun:
         """Runs the student in torch on pictures ``(N, H, W, 3)``."""
         return in_torch(self.prepared("nhwc"))
 
+    @cached_property
+    def teacher_takes_pictures(self) -> bool:
+        """Whether the teachers answer for any picture: all can be measured (:attr:`has_teacher`), and none is a file of
+        answers, which has those of the pictures that it names alone. A file is named on stderr, once.
+        """
+        if not self.has_teacher:
+            return False
+        for spec in self.teachers.values():
+            if isinstance(spec.builder, AnswersFile):
+                file = spec.builder.file
+                print(f"{file} answers only for the pictures that it names", file=sys.stderr)
+                return False
+        return True
+
     def teacher_runtime(self, layout: Layout) -> Runtime | None:
         """The teacher in torch: uint8 pictures in ``layout``, of the run's size -> logits in the data's classes.
 
-        None where :meth:`teacher` gives none.
+        None without a teacher that takes any picture (:attr:`teacher_takes_pictures`).
+
+        Raises:
+            UserError: it can't be built.
         """
-        teacher = self.teacher()
+        teacher = self.teacher() if self.teacher_takes_pictures else None
         if teacher is None:
             return None
         return in_torch(teacher, layout)

@@ -247,7 +247,7 @@ def _loaders(
     """
     loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
-        if run.has_teacher:
+        if run.teacher_takes_pictures:
             models = ["teacher", "student"]
         else:
             models = ["student"]
