@@ -23,8 +23,9 @@ def as_function(name: str) -> Iterator[None]:
     """What runs inside may seed, set signals and variables; afterwards they are as before, also where it fails.
 
     Working folder, environment, signal handlers (in the main thread, the only one that may set any), random generators
-    (Python's, NumPy's, torch's on the CPU, and on GPUs that the program has used before), torch's settings and Python's
-    warning filters. The levels of loggers stay as set. Also a decorator (:mod:`kd.api`); errors pass through as they are.
+    (Python's, NumPy's, torch's on the CPU, and on all GPUs if the program has used CUDA before), torch's settings and
+    Python's warning filters. The levels of loggers stay as set. Also a decorator (:mod:`kd.api`); errors pass through as
+    they are.
 
     Args:
         name: of the function in ``kd`` and of its command (``train``: ``kd-train``), for messages.
@@ -100,8 +101,8 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _generators() -> Iterator[None]:
-    """Afterwards, the random generators of Python, NumPy and torch are in the state of before; those of GPUs where CUDA
-    was in use before.
+    """Afterwards, the random generators of Python, NumPy and torch are in the state of before; those of the GPUs only if
+    CUDA was in use before.
     """
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 (the global one)
     gpus = None

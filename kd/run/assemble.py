@@ -47,7 +47,7 @@ def assemble(
         data: classes and sizes.
         student: the student's settings.
         teacher: the only teacher's.
-        teachers: several, by name.
+        teachers: several, by name; not beside ``teacher``.
         task: what the labels mean; None: classification, and for a student without a classifier features.
         task_loss_weight: weight of the task's own loss, >= 0; it does not count without labels.
         distill_losses: by name, each with its weight.
@@ -205,7 +205,7 @@ def begin(
 
 
 def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
-    """Where the student's first weights come from, settled before data are read and the teacher is measured.
+    """Where the student's first weights come from, settled before pictures are read and the teacher is measured.
 
     Returns:
         ``start``, ``note`` and ``parent`` of :class:`~kd.distill.student.Student`.
@@ -249,8 +249,8 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
 
 
 def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentSpec:
-    """The settings of a student of ``arch: auto``: its first teacher's architecture in a quarter of its size, at the
-    teacher's input size unless ``spec`` has one; ``kwargs`` of ``spec`` win.
+    """The settings of a student of ``arch: auto``: its first teacher's architecture at half its width (a quarter of its
+    parameters or so), at the teacher's input size unless ``spec`` has one; ``kwargs`` of ``spec`` win.
 
     Raises:
         UserError: no teacher, or one whose layers can't be inherited.
@@ -277,7 +277,7 @@ def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentS
 
 
 def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:
-    """Arguments of a teacher's relative of a quarter of its size.
+    """timm's arguments of a teacher's relative at half its width, beside its architecture's name.
 
     Raises:
         ValueError: no relative of it could inherit; one line says why.

@@ -187,7 +187,7 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     """Arguments of Lightning's Trainer, with ``RUN`` in them replaced by what stands for the run's folder until it has one
     (:func:`kd.callbacks.run_folder.unclaimed`).
 
-    Loggers with arguments are left out, for :attr:`Run.loggers`: they are built once the run has its folder.
+    Loggers that are classes are left out, for :attr:`Run.loggers`: they are built once the run has its folder.
     """
     runs = on_disk(run.config["runs_dir"], "runs_dir") / run.config["recipe"]
     settings = in_folder(run.config["trainer"], unclaimed(runs))
@@ -245,7 +245,8 @@ def _check_built(run: Run) -> None:
 def check_losses(objective: Objective, key: str, classes: int) -> None:
     """Rejects losses over logits whose value or gradient is NaN or infinite on a few made-up answers.
 
-    Copies of the losses are tried. One that raises is passed over: it says what it needs where it is used.
+    Copies of the losses are tried, but for those that need the pictures' numbers. One that raises is passed over: it says
+    what it needs where it is used.
 
     Args:
         objective: of a student.
@@ -489,8 +490,8 @@ def _check_base(cls: type, kind: str, key: str) -> None:
 
 
 def _builds(cls: type) -> bool:
-    """Whether a class has the method of a :class:`Builder`, recognised by its arguments' names: then it builds a
-    model.
+    """Whether a class has the method of a :class:`Builder`, recognised by the names of its arguments, which have
+    annotations as its result has one: then it builds a model.
     """
     method = getattr(cls, "build", None)
     if method is None:

@@ -160,7 +160,7 @@ def _whole_run(folder: Path) -> Path:
 
 
 def _chose(run: Path) -> bool:
-    """Whether validation chose the epoch whose weights a run holds; True also where its summary does not say.
+    """Whether validation chose the epoch whose weights a run holds; True also where its summary lacks the student.
 
     Args:
         run: the run's folder, or that of one of its students.

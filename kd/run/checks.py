@@ -354,10 +354,10 @@ def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str
 
 
 def with_key(error: Exception, config: dict[str, Any]) -> Exception:
-    """The user's mistake behind what was raised while settings became objects; any other error as it is.
+    """The user's mistake behind what was raised while settings became objects; an error that is no ValueError as it is.
 
     Our constructors begin a ValueError with the argument's name; its key in the settings, the one with the value that
-    the message ends with where several have the name, takes that place.
+    the message ends with where several have the name, takes that place. Without such a name it keeps its text.
 
     Args:
         error: that was raised.

@@ -188,10 +188,11 @@ class Disputes:
 
 
 def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> None:
-    """Writes the table of all rows, what the page shows, and the count into the run's ``summary.json``.
+    """Writes the table of all rows, what the page shows, and all of ``found`` but the rows into the run's ``summary.json``,
+    where it has one.
 
     Args:
-        found: ``labels`` are the rows.
+        found: as of :meth:`Disputes.found`; ``labels`` are the rows.
         pair: whose run's folder is written to.
         place: the split's name.
         numbers: of the disputed pictures in the split, the least likely labels first.

@@ -78,7 +78,7 @@ class Options:
     cascade: CascadeWish | None = None
     """What a cascade of student and teacher should reach (``cascade=true``)."""
     despite_choice: bool = False
-    """Pictures that chose a student's epoch are taken for both all the same."""
+    """Pictures that chose a student's epoch are taken for a certificate or a cascade all the same."""
     disputed: bool = False
     """Whether labels that the teacher's features dispute are listed."""
     pays: PaysWish | None = None
@@ -129,7 +129,7 @@ class Subject:
     task: Task
     """What the labels mean."""
     teacher: RunTeacher | None
-    """The teacher whose answers are compared with the model's."""
+    """The teacher whose answers are compared with the model's; None where it has none that answers here."""
 
 
 @dataclass
@@ -150,7 +150,8 @@ class Evaluation:
     def written(
         cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options
     ) -> "Evaluation":
-        """Writes the figures into each run's folder, and to ``options.out``.
+        """Writes the figures into each run's folder, and to ``options.out`` where that is JSON; a table is written by the
+        caller, its file is among :attr:`files` all the same.
 
         Args:
             results: of each model.
@@ -403,7 +404,7 @@ def _find_answers(subject: Subject, options: Options) -> None:
     ``subject.teacher`` becomes None, with a line on standard error.
 
     Raises:
-        UserError: it lacks some, and a certificate needs them.
+        UserError: it lacks some, and a certificate or a cascade needs them.
     """
     try:
         match_answers(subject.teacher, subject.data, options.place)
@@ -783,8 +784,8 @@ def _features_of_run(
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of a run without a classifier, and the notes on its pictures.
 
-    The figures are, of the student and each teacher: ``params``, ``rankme``, and accuracies in 0..1 where ``data.probe`` is
-    given.
+    The figures are ``run``, ``data``, ``pictures`` (how many), ``probe`` (its folder, where ``data.probe`` is given), and by
+    model (``student``, ``teacher`` or ``teacher NAME``) ``params``, ``rankme``, and with ``data.probe`` accuracies in 0..1.
     """
     opened = open_run(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -119,6 +119,8 @@ def check_downloads(config: Mapping[str, Any]) -> None:
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each; {} without one.
 
+    Beside ``model.teacher`` those of ``model.teachers`` are left out: :mod:`kd.run.checks` refuses both.
+
     Args:
         model: the settings ``model``, resolved.
     """

@@ -247,7 +247,7 @@ def _run_of(path: Path) -> Path:
     """The run's folder where a checkpoint inside it is named; any other path as it is.
 
     Raises:
-        UserError: a checkpoint of weights alone, or none.
+        UserError: a checkpoint of weights alone, or one that is not there.
     """
     if path.suffix != ".ckpt" or path.parent.name != "checkpoints":
         return path

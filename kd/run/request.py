@@ -341,8 +341,9 @@ def _read(text: str) -> object:
 def translate(argv: Sequence[str]) -> Request:
     """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
 
-    A word that ends in ``.yaml`` or ``.yml`` is the recipe; a flag of :data:`ABOUT` takes the word after it as its topic;
-    all other words are the request's ``rest``. No file is read.
+    A word that ends in ``.yaml`` or ``.yml`` is the recipe; a flag of :data:`ABOUT` takes the word after it, where that has
+    letters, digits, ``_`` and dots alone, as its topic; several numbers after ``--key`` are a list; all other words are the
+    request's ``rest``. No file is read.
 
     Raises:
         UserError: an unknown option, a setting without a value, two recipes, another ``print_config`` than ``skip_null``,

@@ -40,7 +40,7 @@ class Word:
 
     def of(self, kind: object) -> object:
         """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007. A null
-        stays one.
+        stays one; an empty word is an empty text where the type takes text.
 
         ``kind``: the type of the setting that the word is for.
         """
@@ -134,7 +134,8 @@ def check_student(name: str, differences: Mapping[str, Any]) -> None:
     """
     shared = ("model.teacher.", "model.teachers.", "model.task.")
     for key in files.flatten(differences):
-        if key and (key.startswith(shared) or not key.startswith(("model.", "optim."))):
+        is_shared = f"{key}.".startswith(shared)  # model.teacher=null too
+        if key and (is_shared or not key.startswith(("model.", "optim."))):
             raise UserError(
                 f"students.{name}: may differ in model.student, its losses and optim, not in '{key}'"
             )
@@ -143,8 +144,8 @@ def check_student(name: str, differences: Mapping[str, Any]) -> None:
 
 
 def without_nulls(tree: Tree, key: str = "") -> Tree:
-    """Resolved settings without those that are null, but for those whose default is not null: resolved again they are the
-    same.
+    """Resolved settings without those that are null, but for those whose default is not null, and arguments of classes:
+    resolved again they are the same.
 
     Args:
         tree: a group of settings.
@@ -162,7 +163,9 @@ def without_nulls(tree: Tree, key: str = "") -> Tree:
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
-    """What layers give, over :data:`DEFAULTS` alone; values stay as they are given, nothing is imported."""
+    """What layers give, over :data:`DEFAULTS` alone, with classes as ``{"class_path", "init_args"}``; unknown keys are left
+    out, values are not checked by their types, nothing is imported.
+    """
     return _Merge(None).all_of({}, [DEFAULTS, *layers])
 
 
@@ -180,7 +183,7 @@ def keys_of_classes(tree: Tree) -> dict[str, Key]:
 
 
 def _class_nodes(tree: Mapping[str, Any], key: str) -> Iterable[tuple[str, Tree]]:
-    """All classes in a tree, with their keys; arguments of classes are not searched."""
+    """The classes in a tree, with their keys; lists, and arguments of classes, are not searched."""
     for name, value in tree.items():
         if isinstance(value, dict) and "class_path" in value:
             yield _join(key, name), value
@@ -252,6 +255,9 @@ class _Merge:
             value: the layer's.
             kind: the place's declared type.
             key: the place, for messages.
+
+        Raises:
+            UserError: the place has no keys.
         """
         name, *rest = path
         adds = name.endswith("+") and not rest
@@ -312,8 +318,9 @@ class _Merge:
     def _put_class(
         self, before: Value, path: list[str], value: Value, kind: str, key: str
     ) -> object:
-        """A class, a list of classes, or one of Lightning's words, put at or below a place; arguments as of
-        :meth:`_put_below`.
+        """A class, a list of classes, or one of Lightning's words, put at or below a place.
+
+        ``kind``: of class that the place takes; the other arguments as of :meth:`_put_below`.
         """
         if not path:
             return self._class_of(before, value, kind, key)
@@ -340,6 +347,9 @@ class _Merge:
 
         Returns:
             ``{"class_path", "init_args"}``, of a list one for each item; a word such as ``auto``, and null, as it is.
+
+        Raises:
+            UserError: a class that is no name, or ``init_args`` that are no settings.
         """
         if isinstance(value, list):
             return [self._class_of(None, item, kind, key) for item in value]
@@ -354,15 +364,18 @@ class _Merge:
                 problem = f"must be the name of a class, got {str(path)[:80]}"
                 raise UserError(f"{key}.class_path: {problem}")
             if not (NAME.fullmatch(path) or "${" in path):
-                raise UserError(f"{key}: {typed.no_class(kind, key, path[:80])}")
+                raise UserError(f"{key}: {typed.no_class(kind, path[:80])}")
             node = self._renamed(node, path, kind, key)
         for name, inner in value.items():
             if name == "class_path":
                 continue
             if name not in ARGUMENTS:
                 arguments = {name: inner}
-            else:
+            elif inner is None or isinstance(inner, Mapping):
                 arguments = inner or {}
+            else:
+                problem = f"must be settings (NAME: VALUE), got '{str(inner)[:80]}'"
+                raise UserError(f"{key}.{name}: {problem}")
             for argument, given in arguments.items():
                 node = self._with_argument(node, str(argument).split("."), given, kind, key)
         return node
@@ -405,7 +418,7 @@ class _Merge:
         one = listed.listed(path, kind)
         if one is not None:
             path = one.name
-        elif problem := typed.unknown_class(kind, key, path):
+        elif problem := typed.unknown_class(kind, path):
             raise UserError(f"{plain(key)}: {problem}")
         elif "." not in path:
             path = f"{listed.LIGHTNINGS[kind]}.{path}"
@@ -419,9 +432,13 @@ class _Merge:
         return {"class_path": path, "init_args": arguments}
 
     def _parameters(self, path: str, kind: str, key: str) -> set[str]:
-        """The names of the arguments of a class that is not listed, which is imported for them; none without trust.
+        """The names of the arguments of a class that is not listed, which is imported for them; empty, without an import,
+        where :attr:`trusted` is None.
 
         Arguments as of :meth:`_renamed`.
+
+        Raises:
+            UserError: a class that the user does not trust, or that can't be imported.
         """
         if self.trusted is None:
             return set()
@@ -483,14 +500,17 @@ class _Merge:
         return group
 
     def _whole_class(self, value: Value, class_kind: str, kind: object, key: str) -> object:
-        """A class with the defaults and types of all its arguments; of a class outside the list, as it is given."""
+        """A class with the defaults and types of all its arguments; one outside the list, as it is given.
+
+        Of a list that is each item; null and Lightning's words are checked by ``kind``, the place's declared type.
+        """
         if isinstance(value, list) and class_kind in listed.SEVERAL:
             return [self._whole_class(item, class_kind, kind, key) for item in value]
         if not isinstance(value, Mapping):
             takes_words = class_kind in (*WORDS, "logger")
             if value is None or takes_words:
                 return typed.checked(plain(key), value, kind)
-            raise UserError(f"{key}: {typed.no_class(class_kind, key, str(value))}")
+            raise UserError(f"{key}: {typed.no_class(class_kind, str(value))}")
         path = value["class_path"]
         given = value["init_args"]
         if not path:
@@ -519,8 +539,13 @@ class _Merge:
 
         Args:
             one: the class.
-            given: values by argument.
+            given: values by argument; those that the list does not have come last, or are left out where the user does
+                not trust the class.
             key: its place.
+
+        Raises:
+            UserError: an argument that must be given is not; or one that the list does not have, of a class that is not
+                trusted, is other than null.
         """
         arguments: Tree = {}
         for name, declared in one.arguments.items():

@@ -52,7 +52,8 @@ class Run:
     trainer_arguments: dict[str, Any]
     """Of Lightning's Trainer, by name, without kd's own callbacks; likewise set by the build."""
     loggers: list[dict[str, Any]]
-    """Of ``trainer.logger`` those with arguments: they are built once the run has a folder."""
+    """Of ``trainer.logger`` those that are classes, each ``{"class_path", "init_args"}``: they are built once the run has a
+    folder."""
     build_loggers: "Callable[[list[dict[str, Any]]], list[Logger]]"
     """Builds them, with the folder in their arguments."""
 

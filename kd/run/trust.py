@@ -135,7 +135,7 @@ def vouched(
             elif DOTTED_NAME.fullmatch(value) or PATH.search(value):
                 names.append(value)
             elif PLACE_KEY.search(key):
-                names.append(f"{key}={value}")
+                names.append(f"{plain(key)}={value}")
             elif kind in listed.LIGHTNINGS and NAME.fullmatch(value):
                 names.append(f"{listed.LIGHTNINGS[kind]}.{value}")
     return list(dict.fromkeys(names))
@@ -203,7 +203,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
     if one is None and not is_trusted(name, trusted):
         raise UserError(f"{key} {_refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")
-    try:
+    try:  # a short name that is not listed (of a student's file) may be of kd's own sources alone
         imported = _imported(module or "kd.data.sources")
     except ModuleNotFoundError as error:
         missing = error.name or ""
@@ -214,7 +214,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     named = getattr(imported, last, None)
     if not isinstance(named, type):
-        raise UserError(f"{key}: {typed.no_class(kind, key, name, _classes_of(imported))}")
+        raise UserError(f"{key}: {typed.no_class(kind, name, _classes_of(imported))}")
     if one is None:
         _check_home(named, name, key, trusted)
     return named
@@ -314,7 +314,7 @@ def _check_defined(name: str, key: str) -> None:
             names.add(node.id)
     may_define_more = names & {"*", "__getattr__", "globals", "setattr", "exec"}
     if last not in names and not may_define_more:
-        raise UserError(f"{key}: {typed.no_class(listed.kind_at(key), key, name, sorted(classes))}")
+        raise UserError(f"{key}: {typed.no_class(listed.kind_at(key), name, sorted(classes))}")
 
 
 def _imports_are_there(tree: ast.Module) -> bool:
@@ -335,7 +335,7 @@ def _imports_are_there(tree: ast.Module) -> bool:
 def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:
     """The message for a class whose module, or one above it, is not found."""
     file = f"{missing.replace('.', '/')}.py"
-    problem = typed.no_class(kind, key, name)
+    problem = typed.no_class(kind, name)
     return UserError(f"{key}: {problem}; {file} was not found in this folder, nor on PYTHONPATH")
 
 
@@ -580,7 +580,7 @@ def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """The arguments of a class, beside its ``class_path`` or in ``init_args``, with their whole keys.
+    """The arguments of a class, beside its ``class_path`` or in ``init_args`` or ``dict_kwargs``, with their whole keys.
 
     Args:
         value: the class's mapping.
@@ -598,8 +598,8 @@ def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 def is_trusted(value: str, trusted: Iterable[str]) -> bool:
     """Whether the user stands for a class, by its path or by the name of a module above it.
 
-    Both names of a class count, ``value`` and that of its definition. A module stands for what its package defines,
-    not for what it imports from another: :func:`_check_home` looks, once the class is there.
+    Both names of a class count, ``value`` and, once its module is imported, that of its definition. A module stands for
+    what its package defines, not for what it imports from another: :func:`_check_home` looks, once the class is there.
     """
     trusted = list(trusted)
     if ALL in trusted:

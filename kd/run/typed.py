@@ -41,17 +41,18 @@ TYPES = {
 FEW = 12
 """So many names fit into a message; of more the first :data:`kd.run.suggest.MOST` are shown."""
 LISTS = {"loss": "losses", "source": "sources", "task": "tasks"}
-"""The word of ``kd-train --list`` for the classes of a kind."""
+"""Kind of class -> the word of ``kd-train --list`` that lists them; the others are listed by ``classes``."""
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
            "comet": "CometLogger", "neptune": "NeptuneLogger"}  # fmt: skip
-HALF = {
+PRECISIONS = {
     "amp": "16-mixed",
     "fp16": "16-mixed",
     "float16": "16-mixed",
     "half": "16-mixed",
     "bfloat16": "bf16-mixed",
+    "fp32": "32-true",
+    "float32": "32-true",
 }
-PRECISIONS = {**HALF, "fp32": "32-true", "float32": "32-true"}
 """Words of other programs for ``trainer.precision`` -> Lightning's."""
 REASONS = {
     "trainer.precision": {
@@ -188,14 +189,18 @@ def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
     return ""
 
 
-def no_class(kind: str, key: str, given: str, in_module: Sequence[str] = ()) -> str:
-    """The message for an unknown class in the place of a setting, with near names, or the known ones where they are few.
+def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
+    """The message for an unknown class in the place of a setting, without the setting's key: it ends in the name that is
+    spelt most alike, or where none is in what the place takes.
+
+    That is for a class path outside kd ``in_module``, or nothing where this is empty. For any other name it is "a class
+    path" where the list has no class of the kind, or Lightning has more of it; else the list's classes of the kind, of
+    more than :data:`FEW` the first, and then the command that lists all.
 
     Args:
-        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; or an empty text.
-        key: of the setting.
-        given: the unknown name.
-        in_module: the classes of the module that a class path names.
+        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; "": the place takes no class of the list.
+        given: the unknown name, short or a class path.
+        in_module: the classes of the module that a class path names; empty: they are not known.
     """
     known = sorted(one.short for one in listed.classes() if one.kind == kind)
     module, _, short_name = given.rpartition(".")
@@ -225,16 +230,17 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def unknown_class(kind: str, key: str, given: str) -> str:
-    """What is wrong with the name of a class that is not listed; empty for one that is imported when it is built.
+def unknown_class(kind: str, given: str) -> str:
+    """What is wrong with the name of a class that is not listed; "" for one that is imported when it is built.
 
-    That is any path outside kd, and a path in kd whose class is in the source. Arguments as of :func:`no_class`.
+    That is any path outside kd, a path in kd whose class is in the source, and a name of :func:`lightnings`. Arguments
+    as of :func:`no_class`.
     """
     if not re.fullmatch(r"\w+|kd(\.\w+)+", given) or given in lightnings(kind):
         return ""
     if "." in given and definition(given.rpartition(".")[2]) is not None:
         return ""
-    return no_class(kind, key, given)
+    return no_class(kind, given)
 
 
 @cache
@@ -391,7 +397,7 @@ def in_words(kind: object) -> str:
 
 
 def _words(kind: object) -> list[str]:
-    """The names of a type's parts, for "must be X or Y"; words of a Literal are listed."""
+    """The names of a type's parts, for "must be X or Y"; words of a Literal are listed, null in a union is left out."""
     if len(members(kind)) > 1:
         words: list[str] = []
         for part in members(kind):
@@ -408,7 +414,9 @@ def _words(kind: object) -> list[str]:
 
 
 def allowed_words(kind: object) -> list[str]:
-    """The words that a type takes, for a suggestion: of ``Literal``, and plain ones of ``Like``."""
+    """The words that a type takes, for a suggestion: of each ``Literal``, and those alternatives of the pattern of a
+    ``Like`` that its message names.
+    """
     words = [str(word) for word in _literals(kind)]
     for limit in limits(kind):
         if isinstance(limit, Like):
@@ -436,10 +444,9 @@ def timm_names(part: str) -> frozenset[str]:
         part: ``optim`` or ``models``.
     """
     timm = find_spec("timm")
-    if timm:
-        root = Path(next(iter(timm.submodule_search_locations or ())))
-    else:
-        root = Path("timm")
+    if timm is None:
+        return frozenset()
+    root = Path(next(iter(timm.submodule_search_locations or ())))
     if part == "optim":
         files = [root / "optim" / "_optim_factory.py"]
         pattern = r"^\s+name=[\"'](\w+)[\"']"
@@ -481,7 +488,7 @@ def _unknown_to_timm(key: str, value: object) -> str:
 
 
 def make_object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
-    """Builds an object; a ValueError that begins with an argument's name becomes a user's error with that key.
+    """Builds an object; a ValueError that begins with the name of a given argument becomes a user's error with that key.
 
     Args:
         make: the class or function.
@@ -489,7 +496,7 @@ def make_object(make: Callable[..., object], arguments: Mapping[str, Any], key: 
         key: of the object in the settings.
 
     Raises:
-        UserError: a ValueError that begins with an argument's name.
+        UserError: such a ValueError, or one that ``make`` raises; other errors of ``make`` pass through too.
     """
     try:
         return make(**arguments)

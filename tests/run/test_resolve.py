@@ -83,7 +83,13 @@ def test_resolved_settings_change() -> None:
         ),
         ({"model.taps": {"at": {"student": "norm"}}}, "model.taps.at: needs teacher"),
         ({"students": {"a": {"model.task.x": 1}}}, "students.a: may differ in model.student"),
+        ({"students": {"a": {"model.teacher": None}}}, "students.a: may differ in model.student"),
         ({"students": {"a": {"optim.lrr": 1}}}, "no key 'optim.lrr'"),
+        ({"data.source.init_args": 5}, "data.source.init_args: must be settings"),
+        (
+            {"model": {"task": {"class_path": "MultiLabel", "init_args": [1]}}},
+            "model.task.init_args: must be settings",
+        ),
     ],
 )
 def test_mistakes_name_their_key(layer: dict, message: str) -> None:

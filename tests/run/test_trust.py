@@ -59,3 +59,20 @@ def test_a_trusted_module_stands_for_its_own_classes_alone(
                 trusted_class(f"of_a_user.{name}", trusted)
     assert class_named("of_a_user.Popen", "", "key", ["of_a_user.Popen"]).__name__ == "Popen"
     assert class_named("of_a_user.Popen", "", "key", [ALL]).__name__ == "Popen"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.logger=CSVLogger", "trainer.logger.init_args.save_dir=logs"],
+        ["trainer.logger={class_path: CSVLogger, init_args: {save_dir: logs}}"],
+        ["trainer.callbacks+={class_path: ModelCheckpoint, init_args: {dirpath: kept}}"],
+    ],
+)
+def test_a_folder_of_the_command_line_counts_however_its_key_is_written(
+    words: list[str], tmp_path: Path
+) -> None:
+    """A file from elsewhere may not name it; the user may, with ``init_args`` in the key or in a class's mapping too."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("seed: 1\n")
+    assert translate([f"recipe={recipe}", *words]).resolved()["seed"] == 1
