@@ -27,7 +27,7 @@ from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
 
 Sample = Callable[[int, bool], SampledPictures]
-"""Gives so many training pictures at most; those with a class id alone if the second argument is true."""
+"""Gives so many training pictures at most; only those with a class id, labels or numbers if the second argument is true."""
 
 PER_CLASS = 64
 """Pictures that a fit uses, on average of a class."""
@@ -50,7 +50,8 @@ def fit_new_classifier(student: Student, sample: Sample | None, device: torch.de
     Args:
         student: with pre-trained weights.
         sample: gives training pictures; None: there are none.
-        device: where the run trains, and the student computes the features; the student is where it was afterwards.
+        device: where the run trains; the student computes the features there if it is a GPU, else on the CPU, and is where
+            it was afterwards.
 
     Returns:
         A message for the user; "" where the classifier was left as it is.
@@ -92,9 +93,9 @@ def fit_to_answers(
 ) -> str:
     """Sets a new linear classifier to a ridge regression of the teacher's logits on the student's features.
 
-    For a student with pre-trained weights that does not take its teacher's layers, and that no labels train
-    (:func:`fit_new_classifier` reads those). Any other classifier is left as it is. Called in the first process, before
-    training; both models run where they are.
+    For a student with pre-trained weights whose classifier losses over logits train, and labels do not
+    (:func:`fit_new_classifier` reads those), and which answers with classes, not with numbers or maps. Any other
+    classifier is left as it is. Called in the first process, before training; both models run where they are.
 
     Args:
         student: with pre-trained weights.
@@ -176,4 +177,6 @@ def _features(
             shown.update(len(batch))
     if not features:
         return torch.empty(0, device=CPU), torch.empty(0, device=CPU)
-    return torch.cat(features), chosen.stack(labels)
+    with CPU:  # the fit's own context would make them on the GPU
+        stacked = chosen.stack(labels)
+    return torch.cat(features), stacked

@@ -10,7 +10,8 @@ class Sharding(Protocol):
     """A strategy that shards what is trained: all processes must run the students equally often.
 
     Attributes:
-        shards_weights: whether weights and gradients lie in shards; False: the optimizer's state alone does.
+        shards_weights: whether weights and gradients lie in shards; False: the optimizer's state alone counts as sharded
+            (DeepSpeed's, whose later stages shard them too).
         clips_gradients: whether its own step clips the gradients, so that nothing else may.
     """
 

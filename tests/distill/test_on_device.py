@@ -1,6 +1,8 @@
 """The fit of a start where the run trains, on a GPU that is not there (:mod:`tests._fake_gpu`)."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -9,6 +11,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from kd.data.datamodule import SampledPictures
+from kd.data.targets import LabelSets, Numbers, Targets
+from kd.distill.classifier import _features
 from kd.distill.inherit import inherit_together
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.on_device import CPU, fit_on
@@ -120,3 +125,22 @@ def test_products_keep_all_bits_in_the_fit_and_the_runs_own_after_it(on_gpu: Non
         assert torch.backends.cudnn.allow_tf32 == convolutions
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [(Targets(), [2, 0]), (LabelSets(), [[2], []]), (Numbers(), [[1.0] * 3] * 2)],
+)
+def test_what_a_new_classifier_is_fitted_to_is_on_the_host(
+    kind: Targets, targets: list[Any], on_gpu: None
+) -> None:
+    """Features and targets enter one product: targets were made on the GPU, features brought back from it."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    student: Any = SimpleNamespace(model=model, prepare=Tensor.float)
+    picture = torch.zeros(3, 2, 2, dtype=torch.uint8, device=CPU)
+    pictures: Any = {(number, 0): (picture,) for number in range(2)}
+    stack = partial(kind.stack, classes=3)
+    chosen = SampledPictures(pictures, targets, range(2), stack)
+    fit = partial(_features, student, model[1], lambda *_: chosen, 2)
+    features, stacked = fit_on(CUDA, [model], fit)
+    assert features.device == stacked.device == CPU and len(features) == len(stacked) == 2
