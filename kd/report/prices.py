@@ -12,7 +12,7 @@ from kd.storage.elsewhere import text_of, yaml_of
 
 PRICES = ("on_demand", "spot")
 PARTS = ("vcpus", "gpus")  # of a machine in the table, beside its prices
-INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
+INSTANCE = re.compile(r"(?:(\d+)\*)?([^*]+?)(?::(on_demand|spot))?")
 
 
 def read_prices(file: Path, key: str = "monitor.prices") -> dict[str, dict[str, float]]:
@@ -64,7 +64,7 @@ def _kinds(value: object, where: str) -> dict[str, float]:
 
 
 def machines_of(instances: Iterable[object]) -> list[tuple[int, str]]:
-    """How many machines of which name: ``2*p4d:spot`` -> ``(2, "p4d:spot")``.
+    """How many machines of which name: ``2*p4d:spot`` -> ``(2, "p4d:spot")``, ``2*A100:8`` -> ``(2, "A100:8")``.
 
     The names are those of :func:`by_name`: ``:on_demand`` is dropped. What is not of this form is one machine of that
     name.
@@ -91,8 +91,17 @@ def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return named
 
 
-def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
+def price_of(
+    instances: Sequence[str],
+    prices: Mapping[str, Mapping[str, float]],
+    key: str = "monitor.instances",
+) -> float:
     """The price of an hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
+
+    Args:
+        instances: the machines.
+        prices: the table.
+        key: the setting that names the machines, for the message.
 
     Raises:
         UserError: an instance that has no such price.
@@ -102,14 +111,11 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
     40.688
     """
     known = by_name(prices)
-    machines = machines_of(instances)
-    for item, (_, name) in zip(instances, machines, strict=True):
-        if name not in known:
-            raise UserError(
-                f"monitor.instances: no price of '{item}'; known: {', '.join(list(known)[:20])}"
-            )
     price: float = 0
-    for count, name in machines:
+    for count, name in machines_of(instances):
+        if name not in known:
+            listed = ", ".join(list(known)[:20])
+            raise UserError(f"{key}: no price of '{name}'; known: {listed}")
         price += count * known[name]
     return price
 

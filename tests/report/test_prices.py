@@ -25,6 +25,13 @@ def test_prices_of_machines(tmp_path: Path) -> None:
         price_of(["big:spot"], prices)
 
 
+def test_machines_named_by_their_parts_are_found_in_the_table() -> None:
+    """As ``kd-launch instances=2xA100:8`` names them; ``monitor.instances`` took the count for a part of the name."""
+    table = {"A100:8": {"on_demand": 20.0, "spot": 8.0}}
+    assert price_of(["2*A100:8", "A100:8:spot", "3*A100:8:on_demand"], table) == 108
+    assert by_kind(["2*A100:8"], table)["spot"] == 16
+
+
 @pytest.mark.parametrize(
     "text", ["[1]", "big: -1", "big: {cheap: 1}", "big: {vcpus: 4}", "big: three"]
 )

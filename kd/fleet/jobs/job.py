@@ -11,7 +11,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
 from kd.launch.processes import devices_asked_for
-from kd.report.prices import by_name, read_prices
+from kd.report.prices import price_of, read_prices
 from kd.run import files
 from kd.run.keys import plain
 from kd.run.needs import refuse_random_weights
@@ -465,16 +465,12 @@ def _prices(
     """
     if "prices" not in options:
         return {}
-    file = Path(options["prices"]).expanduser()
-    price_by_machine = by_name(read_prices(file, "prices"))
+    table = read_prices(Path(options["prices"]).expanduser(), "prices")
     suffix = ":spot" if truth(options, "spot") else ""
     prices = {}
     for name, group in _groups(machines, data_machines).items():
-        machine = f"{group.type}{suffix}"
-        if machine not in price_by_machine:
-            known = ", ".join(list(price_by_machine)[:20])
-            raise UserError(f"prices: {file} has no price of '{machine}'; known: {known}")
-        prices[name] = group.count * price_by_machine[machine]
+        key = "data_instances" if name == "data" else "instances"
+        prices[name] = price_of([f"{group.count}*{group.type}{suffix}"], table, key)
     return prices
 
 

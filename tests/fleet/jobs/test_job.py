@@ -26,7 +26,7 @@ def test_zero_with_one_process_is_refused_with_its_reason(
 
 
 def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
-    """An hour of all machines of a group; what is wrong names the key that was typed, ``prices``."""
+    """An hour of all machines of a group; what is wrong names the key that was typed."""
     file = tmp_path / "prices.yaml"
     file.write_text("A100:8: {on_demand: 20, spot: 8}\nml.c5.xlarge: 0.2\n")
     options = {"prices": str(file), "spot": "true"}
@@ -35,8 +35,11 @@ def test_prices_of_machines_by_type_and_by_parts(tmp_path: Path) -> None:
     del options["spot"]
     cpus = read_machines("data_instances", "4xml.c5.xlarge")
     assert _prices(options, eight_gpus, cpus) == {"train": 40, "data": 0.8}
-    with pytest.raises(UserError, match=r"prices: .*prices.yaml has no price of 'gpu:8'; known: "):
+    known = "known: A100:8, A100:8:spot, ml.c5.xlarge$"
+    with pytest.raises(UserError, match=rf"^instances: no price of 'gpu:8'; {known}"):
         _prices(options, read_machines("instances", "gpu:8"), None)
+    with pytest.raises(UserError, match=rf"^data_instances: no price of 'cpu:4'; {known}"):
+        _prices(options, eight_gpus, read_machines("data_instances", "2xcpu:4"))
     with pytest.raises(UserError, match=r"^prices: nowhere can't be read"):
         _prices({"prices": "nowhere"}, eight_gpus, None)
 
