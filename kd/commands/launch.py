@@ -108,13 +108,12 @@ def run(request: Request) -> int | None:
         _show(job, files)
         return 0
     target.check(job)
-    folder = job.runs_dir / job.recipe / "jobs" / job.name
-    send(target, job, folder, files, place)
+    send(target, job, job.folder, files, place)
     # A mistake is one line: nothing is printed before it was sent.
     print(*notes, sep="\n", file=sys.stderr)
     if not waits:
         return 0
-    return follow(folder, _target)
+    return follow(job.folder, _target)
 
 
 def _local_paths(job: Job, place: str) -> list[str]:

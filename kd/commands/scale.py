@@ -13,7 +13,7 @@ from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.checkpoints import claim
-from kd.storage.run_urls import folder_of_runs
+from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 from kd.storage.writing import write_json
 
 HELP = """\
@@ -65,7 +65,8 @@ def run(request: Request) -> int | None:
     from kd.run.train_first import with_teacher
 
     items = [f"recipe={request.recipe}", *overlays, *request.overrides, *with_teacher(run)]
-    folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
+    runs_dir = folder_of_runs(config["runs_dir"], "kd-scale")
+    folder = claim(folder_of_recipe(runs_dir, config["recipe"]) / "scale")
     threads = max(1, cores() // processes[-1])
     plan = ScalingPlan(
         items, config["recipe"], folder, processes, strategies, batch, steps, threads

@@ -61,7 +61,7 @@ from kd.settings import (
     TrainerSettings,
 )
 from kd.ship.export.student import builder_in, load_student, untrained_student
-from kd.storage.run_urls import on_disk
+from kd.storage.run_urls import folder_of_recipe
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
@@ -189,7 +189,7 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
 
     Loggers that are classes are left out, for :attr:`Run.loggers`: they are built once the run has its folder.
     """
-    runs = on_disk(run.config["runs_dir"], "runs_dir") / run.config["recipe"]
+    runs = folder_of_recipe(run.config["runs_dir"], run.config["recipe"])
     settings = in_folder(run.config["trainer"], unclaimed(runs))
     loggers = run.config["trainer"]["logger"]
     specs = loggers

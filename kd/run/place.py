@@ -24,7 +24,7 @@ from kd.storage.checkpoints import (
 )
 from kd.storage.elsewhere import mapping_of, text_of, yaml_of
 from kd.storage.objects import is_url
-from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
+from kd.storage.run_urls import fetched_marker, fetched_run, folder_of_recipe, on_disk, url_of
 from kd.storage.writing import check_folders, guard
 
 START = ("checkpoint", "pretrained", "inherit")
@@ -141,7 +141,7 @@ def place_of(
         runs_dir = _kept_in(resumed.folder, runs_dir)
         if not resumed.url:  # the store may have more of it than this disk
             resumed = Resumed.named(url_of(resumed.folder), together)
-    runs = on_disk(runs_dir, "runs_dir") / config["recipe"]
+    runs = folder_of_recipe(runs_dir, config["recipe"])
     if is_rank_zero():
         check_writable(resumed.folder if resumed else runs)
         if config["name"] and resumed is None and job is None and (runs / config["name"]).exists():

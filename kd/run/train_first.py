@@ -37,6 +37,7 @@ from kd.storage.cache_parts import is_held
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
 from kd.storage.objects import is_url
+from kd.storage.run_urls import folder_of_recipe
 from kd.storage.weights_files import weights_file
 from kd.storage.writing import appended, make_folder, remove
 
@@ -507,7 +508,8 @@ def trained_teacher(
                 f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
             )
         shutil.rmtree(final, ignore_errors=True)
-        (part / name / "000").rename(final)
+        run = folder_of_recipe(part, name) / "000"
+        run.rename(final)
         _keep_what_later_runs_need(final, part)
         if say:
             print(f"the teacher is ready{_score(final)}; now the student", flush=True)
@@ -565,7 +567,7 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
         name: of the teacher's recipe.
         limits: ``trainer`` keys that make it as short as this run.
     """
-    run = part / name / "000"
+    run = folder_of_recipe(part, name) / "000"
     if newest_whole(run / "checkpoints")[0] is not None:
         print(f"teacher: resuming the training that was stopped ({run})", flush=True)
         return [f"resume={run}"]

@@ -36,7 +36,7 @@ from kd.run.files import flatten
 from kd.run.run import Run
 from kd.run.trust import remember
 from kd.ship.export import save_student
-from kd.storage.run_urls import on_disk
+from kd.storage.run_urls import folder_of_recipe
 from kd.strategies.checkpoint_files import CheckpointFiles
 
 
@@ -119,7 +119,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     The run gets its folder, its summary and its rank watch.
     """
     config = run.config
-    runs = on_disk(config["runs_dir"], "runs_dir") / config["recipe"]
+    runs = folder_of_recipe(config["runs_dir"], config["recipe"])
     resumed_run = None
     if config["resume"]:
         resumed_run = Path(config["resume"])

@@ -56,6 +56,19 @@ def on_disk(place: str, key: str) -> Path:
     return inside(cache_dir() / "runs", place.rstrip("/").replace("://", "/"), key)
 
 
+def folder_of_recipe(runs_dir: str | Path, recipe: str) -> Path:
+    """Where the runs of a recipe lie on this machine: ``runs_dir/RECIPE``; of a URL that folder is in the cache.
+
+    Args:
+        runs_dir: the setting, a folder or a URL.
+        recipe: name of the recipe.
+
+    Raises:
+        UserError: a URL that leads out of the cache. Nothing is fetched or made.
+    """
+    return on_disk(str(runs_dir), "runs_dir") / recipe
+
+
 def run_at(place: str) -> Path:
     """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first.
 

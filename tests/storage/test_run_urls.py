@@ -1,5 +1,7 @@
 """Where a run at a URL has its folder, and what is fetched of it."""
 
+import ast
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +10,9 @@ import pytest
 
 from kd.errors import UserError
 from kd.storage.objects import file_system
-from kd.storage.run_urls import KEPT, Copies, fetched_run, on_disk
+from kd.storage.run_urls import KEPT, Copies, fetched_run, folder_of_recipe, on_disk
 from kd.storage.weights_files import weights_file
+from scripts import house
 
 
 @pytest.fixture
@@ -28,6 +31,26 @@ def recipe_in_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def test_on_disk() -> None:
     assert on_disk("runs/food", "runs_dir").as_posix() == "runs/food"
+
+
+def test_the_folder_of_a_recipes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path))
+    assert folder_of_recipe("runs", "tiny") == folder_of_recipe(Path("runs"), "tiny")
+    assert folder_of_recipe("s3://bucket/runs/", "tiny") == tmp_path / "runs/s3/bucket/runs/tiny"
+    with pytest.raises(UserError, match=r"^runs_dir: "):
+        folder_of_recipe("s3://../../../runs", "tiny")
+
+
+def test_the_folder_of_a_recipes_runs_is_built_in_one_place() -> None:
+    """``FOLDER / recipe`` elsewhere would not know of URLs; ``kd-size`` keeps its sizes beside the runs."""
+    places = []
+    for module, file in house.sources().items():
+        for node in ast.walk(house.tree_of(file)):
+            if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+                continue
+            if re.search(r"(\brecipe|\['recipe'\])$", ast.unparse(node.right)):
+                places.append(module)
+    assert places == ["kd.report.sized", "kd.storage.run_urls"]
 
 
 def test_weights_are_taken_from_the_run_that_latest_names(recipe_in_store: str) -> None:

@@ -20,7 +20,7 @@ from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.storage.objects import is_url
-from kd.storage.run_urls import folder_of_runs
+from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
 
@@ -231,6 +231,11 @@ class Job(Needs):
     def groups(self) -> dict[str, Machines]:
         """The machines by what they do: ``train``, and ``data`` where some prepare data."""
         return _groups(self.machines, self.data_machines)
+
+    @property
+    def folder(self) -> Path:
+        """Where this machine keeps what it knows of the job: ``runs_dir/RECIPE/jobs/NAME``."""
+        return folder_of_recipe(self.runs_dir, self.recipe) / "jobs" / self.name
 
     def command(self, place: str) -> list[str]:
         """The arguments of ``kd-train`` for a machine where the job's files lie in the folder ``place``."""

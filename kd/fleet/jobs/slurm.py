@@ -111,7 +111,7 @@ class Slurm(Target):
             end_data = END_DATA
 
         setup = job.options.get("setup")
-        log = job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log"
+        log = job.folder.absolute() / "log"
         text = SCRIPT.format(
             name=job.name,
             train=train_resources,

@@ -12,6 +12,7 @@ from kd.fleet.scaling.model import PARTS, ShortRun
 from kd.launch.child import reason_in, start_kd_train
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, percentile, read_run
+from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended
 
 # settings of the runs, by strategy
@@ -124,7 +125,7 @@ class ScalingPlan:
                     process.terminate()
         if status:
             raise UserError(f"{case.name}: {reason_in(log)}")
-        return read_run(self.folder / self.recipe / case.name)
+        return read_run(folder_of_recipe(self.folder, self.recipe) / case.name)
 
 
 def reading(case: Case, run: RunRecords) -> ShortRun:

@@ -25,7 +25,7 @@ from kd.run.build import build
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable
 from kd.storage.elsewhere import mapping_of
-from kd.storage.run_urls import folder_of_runs
+from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 from kd.storage.writing import write_json
 
 Row = dict[str, Any]
@@ -87,7 +87,7 @@ class SizeSearch:
                 "model.teacher: the sizes are those of a teacher's students, and the recipe has no teacher"
             )
         runs_dir = folder_of_runs(config["runs_dir"], "kd-size")
-        self.runs = runs_dir / config["recipe"]
+        self.runs = folder_of_recipe(runs_dir, config["recipe"])
         self.folder = folder_of_sizes(runs_dir, config["recipe"])
         check_writable(self.folder)
         build(run)

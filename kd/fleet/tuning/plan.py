@@ -24,7 +24,7 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import check_file
 from kd.storage.elsewhere import json_of, text_of, yaml_of
-from kd.storage.run_urls import folder_of_runs
+from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
 """Objectives that a run's ``summary.json`` has beside its validation metrics."""
@@ -172,6 +172,7 @@ def plan(request: Request) -> SearchPlan:
         _check_grid(space)
     name = str(settings.get("name") or "search")
     typed.checked("name", name, keys.schema()["name"].kind)
+    runs_dir = folder_of_runs(config["runs_dir"], "kd-tune")
     return SearchPlan(
         items=[*items, *request.overrides],
         config=config,
@@ -183,7 +184,7 @@ def plan(request: Request) -> SearchPlan:
         trial_hours=_limit(settings, "trial_hours"),
         sampler=sampler,
         pruner=pruner,
-        folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
+        folder=folder_of_recipe(runs_dir, config["recipe"]) / "tune" / name,
         confirm=whole_number(settings, "confirm", 0, low=0),
         revive=str(settings["revive"]) if "revive" in settings else None,
     )

@@ -17,6 +17,7 @@ from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, json_of, lines_of, mapping_of, text_of
+from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended
 
 LOST = 1000
@@ -207,7 +208,7 @@ class TrialRun:
     @property
     def run(self) -> Path:
         """The run's folder."""
-        return self.folder / self.recipe / "000"
+        return folder_of_recipe(self.folder, self.recipe) / "000"
 
     def begin(self, items: Sequence[str]) -> None:
         """Starts the run, or resumes it from its last checkpoint; nothing if it has ended well.
@@ -226,7 +227,7 @@ class TrialRun:
         if checkpoint is not None:
             command = [f"resume={self.run}"]
         else:
-            shutil.rmtree(self.folder / self.recipe, ignore_errors=True)
+            shutil.rmtree(folder_of_recipe(self.folder, self.recipe), ignore_errors=True)
             command = [*items, f"runs_dir={self.folder}"]
         self._start([*command, "trainer.enable_progress_bar=false"])
 
