@@ -59,19 +59,19 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     """Trains as ``kd-train`` does. The process is as before afterwards: folder, seeds, signals, environment.
 
     Args:
-        recipe: a recipe's name, or a YAML file; None where ``resume`` is given, whose settings are taken.
+        recipe: a recipe's name, or a YAML file; None to resume a run by its own settings (``resume`` in ``settings``).
         settings: values by key, such as ``{"trainer.max_epochs": 3}``; in text, ``${KEY}`` is another key's value.
             ``config`` takes an overlay or a list of them, ``resume`` a run folder.
 
     Returns:
-        The run; a resumed one that has no step left as it was, with a line printed that says so.
+        The run. A resumed run that has no step left is returned as it was, and a line that says so is printed.
 
     Raises:
-        UserError: a mistake in them, before anything is written as far as it shows before the training; or another thread
-            runs one of these functions. Also where a teacher behind an address answers no more: the message says how to
-            resume.
+        UserError: a mistake in the recipe or the settings, found before anything is written wherever it shows before the
+            training; or another thread runs one of these functions. Also where a teacher behind an address answers no
+            more: the message says how to resume.
         RunError: the run failed, or a signal stopped it; its folder says why. A run that a rule of ``monitor`` has
-            stopped is a result.
+            stopped is returned like one that is done.
         Stopped: a signal came while the recipe's teacher was trained first.
 
     >>> import kd, tempfile
@@ -120,7 +120,7 @@ def evaluate(
     Returns:
         The content of that file: ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ..., "fidelity":
         ...}`` with the task's metrics: shares in 0..1, errors of a regression in the targets' units. ``teacher`` is
-        missing where the run has none that can be asked. Of a student without a classifier its features' ``rankme``
+        missing where the run has no teacher that can be run. Of a student without a classifier its features' ``rankme``
         takes the metrics' place, and several teachers are under ``teacher NAME``. With ``pays`` the
         content of ``pays.json``, and ``newest``: which of its parts was measured now (``probe`` or ``detector``).
 
@@ -141,14 +141,15 @@ def size(
     recipe: str | Path, settings: Mapping[str, Any] | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json`` and its page
-    likewise.
+    likewise. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
 
     Args:
         recipe: a recipe's name, or a YAML file.
         settings: values by key, of the run and of ``kd-size`` (``latency_ms``, ``runtime``, ...).
 
     Returns:
-        All candidates, and the chosen one of them, None where the search has chosen none. Each has ``name``, ``arch``,
+        All candidates, and the chosen one of them; None in its place where no candidate within the budget could be scored
+        (one that can't inherit is scored with ``steps`` alone). Each has ``name``, ``arch``,
         ``img_size`` and ``kwargs`` (of ``model.student``), ``params`` (how many), ``mb`` (megabytes: of its exported file
         where it was timed with another runtime than torch, else of its weights), ``within`` (it meets the budget) and
         ``front`` (no other scored one is at least as good in score and latency and better in one of them); ``latency_ms``
@@ -156,7 +157,8 @@ def size(
         ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
 
     Raises:
-        UserError: a mistake in them, or a budget that no candidate meets; no ``sizes.json`` is written.
+        UserError: a mistake in the recipe or the settings, or a budget that no candidate meets (no ``sizes.json`` is
+            written); or another thread runs one of these functions.
         Stopped: a signal came while the recipe's teacher was trained first.
     """
     request = _request(settings or {}, [f"recipe={recipe}"])
@@ -179,7 +181,7 @@ def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
         first: words before them (``recipe=NAME``).
 
     Returns:
-        The request; its ``values`` has the values that are no text, by their words.
+        The request; its ``values`` holds each value that is no text, by its word ``KEY=JSON``.
     """
     words = list(first)
     values: dict[str, object] = {}
@@ -200,7 +202,7 @@ def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
 def _plain(value: object) -> object:
     """A value in plain types, as YAML and JSON have them; also in lists and dicts.
 
-    Numbers and arrays of NumPy and torch become numbers or lists, anything unknown its text.
+    Numbers and arrays of NumPy and torch become numbers or lists; anything unknown becomes its text.
     """
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}

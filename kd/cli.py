@@ -46,8 +46,10 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Runs a command in this process, which is the command's own; what fails before a run has its folder ends in one
-    line and a status (:func:`_status`), without a traceback.
+    """Runs a command. An error ends in one line and a status, without a traceback (:func:`_status`).
+
+    It changes settings of the whole process, which should be the command's own: with which process it ends, how OpenMP's
+    threads wait, what libraries print, how output is written.
 
     Args:
         command: its name: ``train`` for ``kd-train``.
@@ -56,7 +58,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status; 0: all went well.
     """
-    # All four before torch is imported: with whom this process ends, how idle threads wait, what libraries print.
+    # all four before torch is imported: with which process this one ends, how idle threads wait, what libraries print
     end_with_parent()
     end_with_starter()
     wait_asleep()
@@ -66,13 +68,14 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
 
 
 def kd_main(argv: Sequence[str] | None = None) -> int:
-    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone, or with an unknown name, lists the commands.
+    """``kd NAME ...`` is ``kd-NAME ...``; ``kd`` alone, with ``-h`` or ``--help``, or with an unknown name, lists the
+    commands.
 
     Args:
         argv: the command's name and its arguments; None: those of this process.
 
     Returns:
-        The command's exit status; 0 after the list, 2 where an unknown name follows it in a line on stderr.
+        The command's exit status; 0 after the list, 2 for an unknown name, which a line on stderr names after the list.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else ""
@@ -110,9 +113,9 @@ def _status(command: str, argv: Sequence[str]) -> int:
             shown.
         argv: its arguments.
 
-    A user's mistake is printed by the first process of a job alone, as all of them find it; other errors by each. Errors
-    also go to where SageMaker reads them. With ``KD_TRACEBACK`` in the environment an error that nobody foresaw is raised
-    instead.
+    A user's mistake is printed by the first process of a job alone, as all of them find it (but for a UserErrorOfAll);
+    other errors by each. Errors, but not stops, are also written where SageMaker reads them. With ``KD_TRACEBACK`` in the
+    environment an error that nobody foresaw is raised instead.
 
     Returns:
         The command's own status; 2 for a user's mistake, an error that nobody foresaw, or help that was not asked for
@@ -162,7 +165,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
 
 
 def _is_of_disk(error: Exception) -> TypeGuard[OSError]:
-    """Whether a disk is full or can't be written."""
+    """Whether the error is a disk that can't be written: full, over quota, read-only, or not for a file of this size."""
     return isinstance(error, OSError) and error.errno in DISK_ERRORS
 
 
@@ -180,7 +183,9 @@ def _unforeseen(error: Exception) -> str:
 
 
 def _usage(help_text: str) -> str:
-    """The first example in a command's help, ``kd-NAME ...``: what it takes, without what is in brackets."""
+    """The first line of a command's help that begins with ``kd-NAME``, without its comment and what is in brackets: the
+    words that the command needs.
+    """
     line = next(line for line in help_text.splitlines() if line.startswith("  kd-"))
     example = re.split(r"  +", line.strip())[0]
     return " ".join(re.sub(r"\[[^\]]*\]", "", example).split())

@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", bound=BaseException)
 class UserError(ValueError):
     """A mistake in what the user gave, as one line that names the key or file; commands exit with status 2.
 
-    In a job of several processes the first alone prints it.
+    In a job of several processes the first alone prints it, but for :class:`UserErrorOfAll`.
     """
 
 
@@ -25,7 +25,7 @@ class NoMoreAnswers(UserError):
 
 
 class UserErrorOfAll(UserError):
-    """A mistake that every process prints: the ranks in the environment are what is wrong, so none is surely the first."""
+    """A mistake that every process prints: the ranks in the environment are wrong, so it is not known which is the first."""
 
 
 class RunError(RuntimeError):
@@ -65,7 +65,7 @@ NO_SHARED_MEMORY = (
 
 
 NEARLY = 0.85
-"""Likeness from which on a name is a misspelt one, not another."""
+"""Likeness (0 to 1, see :func:`did_you_mean`) from which on an unknown model's name counts as a known one misspelt."""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -103,14 +103,16 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def builder_hint(name: str, key: str) -> str:
-    """The end of a message for an architecture that timm lacks; empty where its name is no class path.
+    """The end of a message for an architecture that timm lacks, where its name may be a class path (names joined by dots);
+    else "".
 
     >>> builder_hint("mine.Nets", "model.student"), builder_hint("resnet10", "model.student")
     ('; a class path goes to model.student.builder=mine.Nets', '')
 
     Args:
         name: what was given as ``arch``.
-        key: of the model's settings, ``model.student`` or ``model.teacher``.
+        key: of the model's settings: ``model.student``, ``model.teacher`` or ``model.teachers.NAME``, of one of several
+            students after ``students.NAME.``.
     """
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
         return f"; a class path goes to {key}.builder={name}"
@@ -124,7 +126,7 @@ def needs_extra(extra: str) -> str:
 
 
 def pip_install(package: str) -> str:
-    """The command that installs a package for this Python: ``pip`` alone may be another one's.
+    """The command that installs a package for this Python: ``pip`` alone may belong to another Python.
 
     A Python below the working folder is shown by its path from there.
     """
@@ -137,19 +139,20 @@ def pip_install(package: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, at most 200 characters; its class's name where that is empty."""
+    """The first line of an error's text, at most 200 characters; the name of its class where that line is empty."""
     return (str(error).splitlines() or [""])[0].strip()[:200] or type(error).__name__
 
 
 def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words.
 
-    In this order: a RunError's or UserError's own line, also from a loader worker; a batch of one picture under
-    BatchNorm; a loader worker that was killed, or is gone; a lost connection; else the error's class and first line
-    (of an error in a loader worker that one's).
+    The first of these that fits: a RunError's or UserError's own line, also from a loader worker; a batch of one picture
+    under BatchNorm (:data:`ONE_PICTURE`); a loader worker that found no shared memory (:data:`NO_SHARED_MEMORY`), was
+    killed or is gone; a lost connection; else the error's class and the first line of its text (of an error in a loader
+    worker the class and text from there).
 
     Args:
-        error: what ended the run; its :func:`causes` are searched too, but for a lost connection.
+        error: what ended the run. For the batch of one picture and a worker's end its :func:`causes` are searched too.
     """
     lines = str(error).splitlines() or [""]
     first = lines[0]
@@ -191,10 +194,10 @@ def end_of_a_worker(error: BaseException) -> str:
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:
-    """Whether it is a broken pipe to a loader worker that has just died, or the missing file of its socket.
+    """Whether an error is a broken pipe to a loader worker that has just died, or the missing file of its socket.
 
     torch itself reports a worker that it sees is dead; where the process still counts as alive, this error arrives.
-    Other errors from there (too many open files, a worker that could not be started) are not of this kind.
+    Other errors from torch's loader (too many open files, a worker that could not be started) are not of this kind.
     """
     if not isinstance(error, EOFError | ConnectionError | FileNotFoundError):
         return False
@@ -204,8 +207,8 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
 
 
 def plain(error: BaseException) -> str:
-    """An error that nobody foresaw, in one line of at most some 240 characters: its class and text; of an error of the
-    system's calls the reason and the file.
+    """An error that nobody foresaw, in one line: its class and at most 240 characters of its text; of an OSError the reason
+    and the file, if it has them.
     """
     if isinstance(error, OSError) and error.strerror:
         if error.filename:
@@ -230,7 +233,7 @@ REFUSED_LOSSES = {
 
 
 def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
-    """The mistake of giving arguments or a weight to a loss that the recipe does not have, as its class is not given.
+    """The error for arguments or a weight of a loss that the run does not have; to be raised.
 
     Args:
         name: of the loss, the key's last part.

@@ -21,9 +21,9 @@ CSVWriter = _ExperimentWriter  # Writes a CSVLogger's file
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
-    """The trainer that a module is attached to; None without one, where the public attribute raises.
+    """The trainer that a module is attached to; None without one, where the public attribute ``trainer`` raises.
 
-    None in a loop of the user's own, and while a checkpoint's weights are loaded without a Trainer.
+    A module has none in a loop of the user's own, and while a checkpoint's weights are loaded without a Trainer.
     """
     return module._trainer
 
@@ -32,9 +32,9 @@ def loggers_take_this_step(trainer: Trainer) -> bool:
     """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide (which also log the step in which
     ``should_stop`` is set).
 
-    It counts optimizer steps; 0, with which no step is logged, counts as 1 here. Inside a step alone, up to
-    ``on_train_batch_end``: Lightning counts the batch after it. :func:`kd.module.pace.logs_now` adds the first and last
-    batch of an epoch and the run's last step; values of all other steps are not computed.
+    ``log_every_n_steps`` counts optimizer steps; 0, with which Lightning logs no step, counts as 1 here. To be called
+    inside a step, up to ``on_train_batch_end``: Lightning counts the step after it. :func:`kd.module.pace.logs_now` adds
+    the first and last batch of an epoch and the run's last step.
     """
     every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
     steps_done = trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -42,7 +42,7 @@ def loggers_take_this_step(trainer: Trainer) -> bool:
 
 
 def runs_in_child_processes(trainer: Trainer) -> bool:
-    """Whether the strategy runs training in child processes alone (``ddp_spawn``, ``ddp_notebook``)."""
+    """Whether the strategy runs the whole training in child processes (``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``)."""
     return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 
@@ -54,11 +54,11 @@ def log_this_step(trainer: Trainer) -> None:
 
 
 def log_last_step(trainer: Trainer) -> None:
-    """Gives the values of an epoch's last step to the loggers, once, whether Lightning would take them or not.
+    """Makes Lightning give the values of an epoch's last step to the loggers, once, whether it would by itself or not.
 
     Called in ``on_train_batch_end``. Lightning decides after this hook, by ``trainer.log_every_n_steps``, by
     ``fast_dev_run``, and by ``should_stop``, which any later callback may set: so its decision is replaced, for this
-    step alone.
+    step alone. With ``log_every_n_steps=0``, by which no step is logged, nothing is changed.
     """
     if trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]  # no step is logged
         return
@@ -76,17 +76,17 @@ def log_last_step(trainer: Trainer) -> None:
 
 
 def make_loader_again(trainer: Trainer) -> None:
-    """Makes Lightning request the training loader again before the next epoch.
+    """Makes Lightning request the training loader again before it next trains.
 
-    For a loader that was made before the checkpoint said with which samples the epoch begins.
+    For a loader that was made before the checkpoint was read, which says with which samples the epoch begins.
     """
     trainer.fit_loop._combined_loader = None
 
 
 def prepare_data_without_groups() -> None:
-    """Removes the barrier for which Lightning makes a gloo group, which not every backend allows.
+    """Removes Lightning's barrier around ``prepare_data``, for which it makes a gloo group that not every backend allows.
 
-    For the rest of the process: all trainers' ``prepare_data`` then runs without it. Before the process group is joined.
+    It is removed for the rest of the process, from all trainers. To be called before the process group is joined.
     """
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
@@ -101,7 +101,8 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
         seconds: wanted (``rank_timeout_s``).
 
     Returns:
-        Seconds of the time-out that counts: the strategy's own where the user gave one, else ``seconds``.
+        Seconds of the time-out that counts: the strategy's own where the user gave one, else ``seconds`` (also for a
+        strategy of a single process, in which nothing is set).
     """
     timeout = getattr(strategy, "_timeout", None)  # None: a strategy of a single process
     if timeout is None:
@@ -113,7 +114,9 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
 
 
 def timeout_of(strategy: Strategy) -> float:
-    """Seconds after which a collective of a strategy's process group fails; Lightning's default where it has none."""
+    """Seconds after which a collective of a strategy's process group fails; Lightning's default, 1800, where the strategy
+    has no time-out.
+    """
     timeout = getattr(strategy, "_timeout", None) or default_pg_timeout
     return timeout.total_seconds()
 
@@ -121,7 +124,8 @@ def timeout_of(strategy: Strategy) -> float:
 def run_closure(
     precision: Precision, module: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]
 ) -> object:
-    """Runs a step's closure (forward, backward), then the hooks ``on_before_optimizer_step`` and Lightning's clipping.
+    """Runs a step's closure (forward, backward), then the hooks ``on_before_optimizer_step`` and
+    ``configure_gradient_clipping``.
 
     For a strategy that makes the optimizer's step by itself, which it does next.
 
@@ -132,15 +136,15 @@ def run_closure(
 
 
 class LazyCSVLogger(CSVLogger):
-    """A CSV logger that makes its writer when :attr:`experiment` is first read; a subclass says how in
+    """A CSV logger that makes its writer when :attr:`experiment` is first read; a subclass may say how in
     :meth:`make_writer`.
 
-    That is with the first row, if a subclass keeps ``save`` and ``log_hyperparams`` from reading it earlier.
+    The first row reads it, and ``save`` and ``log_hyperparams``, unless the subclass keeps them from it.
     """
 
     @property
     def has_writer(self) -> bool:
-        """Whether the writer was made, in such a subclass with the first row that this process has logged."""
+        """Whether this process has made the writer (:attr:`experiment`)."""
         return self._experiment is not None
 
     @property
@@ -182,14 +186,16 @@ class HookedDDP(DDPStrategy):
         self.register_hooks()
 
     def register_hooks(self) -> None:
-        """Registers communication hooks on ``self.model``; as it is: Lightning's own, on GPUs alone."""
+        """Registers communication hooks on ``self.model``. This one registers Lightning's, which it does on GPUs alone; a
+        subclass may register its own.
+        """
         super()._register_ddp_hooks()
 
     def join_process_group(self) -> None:
         """Joins the process group without Lightning's ``device_id``, which other packages' backends may not take.
 
-        For a subclass whose ``setup_distributed`` calls it in place of Lightning's, after ``reset_seed``, which
-        Lightning's does too.
+        For a subclass whose ``setup_distributed`` replaces Lightning's: it calls ``reset_seed``, as Lightning's does, then
+        this.
         """
         self.set_world_ranks()
         environment: Any = self.cluster_environment

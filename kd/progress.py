@@ -15,7 +15,7 @@ CALM_AT_START = 4.0  # likewise, before the first step: nothing else shows that 
 
 
 class Lines:
-    r"""A stream for bars whose drawings are lines of a file: no returns to a line's start, nothing wiped.
+    r"""A stream for bars in a file: each drawing of a bar becomes a line, without returns to a line's start.
 
     tqdm writes to it where stderr is no terminal (:func:`drawn`).
 
@@ -44,8 +44,8 @@ class Lines:
 class Canvas:
     """A terminal's stream for bars, which return to their line's start.
 
-    A command's own stream shows such characters instead of obeying them, as they may come from a file
-    (:class:`kd.run.streams.Unbroken`); it has a way for drawings, ``draw``. All else is the stream's.
+    A command's own stream (:class:`kd.run.streams.Unbroken`) shows such control characters as text, as they may come from a
+    file; its method ``draw`` lets them through, and is ``write`` here. All other attributes are the stream's.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -56,7 +56,7 @@ class Canvas:
         return getattr(self._stream, name)
 
     def __eq__(self, other: object) -> bool:
-        """The same as its stream: tqdm clears bars before it writes a line to the stream that they are on."""
+        """Equal to its stream, so that tqdm knows which bars to clear before it writes a line to that stream."""
         return other is self._stream or other is self
 
     __hash__ = object.__hash__
@@ -92,8 +92,8 @@ def part_begins(name: str) -> None:
 
 @contextmanager
 def uncounted(name: str, calm: float = CALM) -> Iterator[None]:
-    """Around a part that takes seconds and has nothing to count: its first line, then its time so far every ``calm``
-    seconds, on stderr, from a thread of its own. At its end nothing is printed.
+    """Around a part that takes seconds and has nothing to count: prints its first line (:func:`part_begins`), then every
+    ``calm`` seconds how long it has taken, on stderr, from a thread of its own. At its end nothing is printed.
     """
     part_begins(name)
     begun = time.monotonic()
@@ -118,8 +118,8 @@ COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate
 
 
 def drawn(calm: float = CALM) -> dict[str, Any]:
-    """Arguments of tqdm, by name, that decide where a bar is drawn, and how often: on a terminal twice a second, else as
-    a line of 80 columns at most every ``calm`` seconds.
+    """Arguments of tqdm, by name, that decide where a bar is drawn, and how often: on a terminal at most twice a second,
+    else as a line of 80 columns, at most one every ``calm`` seconds.
     """
     if sys.stderr.isatty():
         return {"file": Canvas(sys.stderr), "mininterval": 0.5}
@@ -150,7 +150,7 @@ def bar(
         label: what is done.
         unit: of what is counted, after a space.
         total: how many; default: the length of ``iterable``.
-        calm: seconds between two lines in a log file, and before the first; None: :data:`CALM`.
+        calm: the least number of seconds between two lines in a log file, and before the first; None: :data:`CALM`.
         kwargs: further arguments of tqdm (``disable``, ``initial``, ...).
 
     Returns:

@@ -64,7 +64,9 @@ class Like:
     """What a message says of any other text, after the field's name."""
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a value: :attr:`text`; "" for one that fits, and for what is no text and no number."""
+        """What is wrong with a value: :attr:`text`; "" for one that fits, and for what is no text and no number (a truth
+        value, None, a list).
+        """
         text = isinstance(value, str | int | float) and not isinstance(value, bool)
         return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
 
@@ -73,7 +75,7 @@ Limit: TypeAlias = Range | Like
 
 
 def limits(kind: object) -> list[Limit]:
-    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also in the parts of a union; [] without."""
+    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also those in its parts; [] without any."""
     all_limits = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
     for part in get_args(kind):
         all_limits += limits(part)
@@ -109,17 +111,18 @@ def words_of(kind: object) -> list[object]:
 class Checked:
     """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``).
 
-    Every limit in a field's type is asked, those of all parts of a union too; a limit lets pass what it is not about:
+    Every limit in a field's type is applied, those of all parts of a union too; a limit lets pass what it is not about:
     None, or a text where it is a range of numbers. A subclass's own ``__post_init__`` calls this one.
 
-    A ``ValueError`` while they are made; :mod:`kd.run.build` puts the key before it and makes it a user's message.
+    The refusal is a ``ValueError`` from the constructor; :mod:`kd.run.build` puts the key before its text and makes it a
+    user's message.
     """
 
     def __post_init__(self) -> None:
         """Checks each field by the words and limits in its type.
 
         Raises:
-            ValueError: the first field that has another value; begins with the field's name.
+            ValueError: for the first field that has another value; its text begins with the field's name.
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -170,7 +173,7 @@ ADDRESS = Like(r"https?://.+", "must be an http(s) address")
 
 
 def height_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """A side, or height and width, in pixels -> ``(height, width)``.
+    """``(height, width)`` in pixels, of a side or of height and width.
 
     >>> height_width(224), height_width([168, 224])
     ((224, 224), (168, 224))
@@ -363,7 +366,7 @@ class StudentSettings(ModelSettings):
     """
 
     def __post_init__(self) -> None:
-        """Refuses a frozen backbone without a classifier to train."""
+        """Checks the fields, and refuses (ValueError) a frozen backbone without a classifier to train."""
         super().__post_init__()
         if self.freeze and not self.head:
             raise ValueError(
@@ -487,7 +490,7 @@ class OptimSettings(Checked):
     """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
 
     def __post_init__(self) -> None:
-        """Checks the fields; milestones need ``schedule=steps``, which needs them, and must ascend (ValueError)."""
+        """Checks the fields. Milestones must ascend, and go with ``schedule=steps`` alone, which needs them (ValueError)."""
         super().__post_init__()
         if (self.schedule == "steps") != bool(self.milestones):
             raise ValueError(
@@ -577,7 +580,7 @@ class Augment(Checked):
 
     @property
     def mixes(self) -> bool:
-        """Whether pictures are mixed with each other."""
+        """Whether mixup or cutmix is on (``mix_probability`` is not read here)."""
         return bool(self.mixup or self.cutmix)
 
 
@@ -714,7 +717,9 @@ class DataSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Refuses ``unlabeled_ratio`` without ``unlabeled``; reads YAML's bare ``off`` as the word."""
+        """Checks the fields, refuses (ValueError) ``unlabeled_ratio`` without ``unlabeled``, and makes False of ``check``
+        the word ``off``.
+        """
         super().__post_init__()
         if self.check is False:  # YAML 1.1's bare off
             self.check = "off"

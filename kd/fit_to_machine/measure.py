@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.student import Student
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
@@ -133,13 +134,13 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
     copies = []
     for student in run.students.named().values():
         model = copy.deepcopy(student.model).to(device)
-        copies.append((student.prepare, model))
+        copies.append((student, model))
 
     def learn(images: Tensor) -> None:
         """Forward in the run's precision and backward of each copy, one after the other."""
-        for prepare, model in copies:
+        for student, model in copies:
             with run.trainer.precision_plugin.forward_context():
-                learn_from(model(prepare(images))).backward()
+                _loss_of(student, model(student.prepare(images))).backward()
 
     return learn
 
@@ -242,14 +243,18 @@ def _peak_bytes(
         torch.cuda.empty_cache()
 
 
-def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Any loss, a scalar, of a model's output of any shape (some give two in training): what its backward costs does
-    not depend on which.
+def _loss_of(student: Student, output: object) -> Tensor:
+    """A stand-in for the losses, a scalar: what the backward pass costs hardly depends on which loss it is.
+
+    Args:
+        student: says what in the output is its answer.
+        output: of the student's model in training; of one with two heads a tuple of both answers.
     """
-    outputs = output
-    if not isinstance(output, tuple):
-        outputs = (output,)
-    return torch.stack([x.float().square().mean() for x in outputs]).sum()
+    answers = [output]
+    if student.has_two_heads and isinstance(output, tuple):
+        answers = list(output)
+    losses = [student.answer_in(answer).float().square().mean() for answer in answers]
+    return torch.stack(losses).sum()
 
 
 def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:

@@ -19,7 +19,7 @@ class DDP(HookedDDP):
     """DDP over a backend that a module registers, or with gradients that are compressed before they travel.
 
     Args:
-        backend: name of the process-group backend; default: nccl on GPUs, gloo on CPUs.
+        backend: name of the process-group backend, in any case of letters; default: nccl on GPUs, gloo on CPUs.
         module: imported first; importing it registers the backend with ``torch.distributed``.
         compression: ``bf16`` halves what travels and rounds; ``powersgd`` sends factors of a low rank (arXiv
             1905.13727). What its error feedback has gathered is in no checkpoint: a resumed run starts it anew.
@@ -45,6 +45,8 @@ class DDP(HookedDDP):
         **kwargs: Any,
     ) -> None:
         """Imports the backend's module, so that it is registered before processes meet; arguments as of the class."""
+        if backend is not None:
+            backend = backend.lower()  # as torch registers and reports it
         if backend == "smddp" and compression:
             raise UserError(
                 f"trainer.strategy.compression: must be null with smddp, got '{compression}'"
@@ -69,11 +71,11 @@ class DDP(HookedDDP):
     def setup_distributed(self) -> None:
         """Joins the process group; Lightning calls it in every process, before the model is placed.
 
-        Backends from elsewhere do not get Lightning's ``device_id``, and Lightning's barrier around ``prepare_data``,
-        for which it makes a gloo group, is removed for the rest of the process.
+        A backend that a module registers does not get Lightning's ``device_id``, and Lightning's barrier around
+        ``prepare_data``, for which it makes a gloo group, is removed for the rest of the process.
 
         Raises:
-            UserError: the process is in a group of another backend.
+            UserError: a module registers the backend, and the process is in a group of another backend.
         """
         if not self._third_party:
             super().setup_distributed()
@@ -90,7 +92,7 @@ class DDP(HookedDDP):
         self.join_process_group()
 
     def register_hooks(self) -> None:
-        """Registers the hook that compresses gradients, on a CPU too: Lightning's own registers on GPUs alone.
+        """Registers the hook that compresses gradients, on CPUs too; without compression Lightning's hooks, on GPUs alone.
 
         Called once, when ``self.model`` is wrapped in torch's DDP; the hook then runs for each bucket of gradients in
         the backward pass.
@@ -126,7 +128,7 @@ def _import(module: str, backend: str | None) -> None:
 
     Args:
         module: its dotted name.
-        backend: name of the process-group backend, in any case of letters.
+        backend: name of the process-group backend, in lower case.
 
     Raises:
         UserError: the module is not installed, or ``backend`` is None or still unknown to torch afterwards.
@@ -137,5 +139,5 @@ def _import(module: str, backend: str | None) -> None:
         raise UserError(
             f"trainer.strategy: the backend {backend} needs the module {module}: {error}"
         ) from error
-    if backend is None or backend.lower() not in torch.distributed.Backend.backend_list:
+    if backend not in torch.distributed.Backend.backend_list:
         raise UserError(f"trainer.strategy.backend: {module} registers no backend '{backend}'")

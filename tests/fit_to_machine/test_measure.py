@@ -1,11 +1,15 @@
 """The cost of a step, with and without the teacher; how many loader processes are tried."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.plugins.precision import Precision
+from torch import Tensor, nn
 
+from kd.distill.student import Student
 from kd.fit_to_machine import measure
 from kd.fit_to_machine.measure import StepCost
 
@@ -37,3 +41,43 @@ def test_no_rank_tries_more_loader_processes_than_the_one_with_the_fewest_cores(
     data: Any = None
     fewest, _ = measure.fastest_num_workers(run, data)
     assert (fewest, tried) == (2, [0, 1, 2])
+
+
+class Wrapped(nn.Module):
+    """A model of the user's own, whose output is not a tensor."""
+
+    def __init__(self, wrap: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 8)
+        self.wrap = wrap
+
+    def forward(self, images: Tensor) -> object:
+        return self.wrap(self.layer(images).flatten(1))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda logits: {"logits": logits, "loss": None},
+        lambda logits: {"out": logits},
+        lambda logits: [logits],
+        lambda logits: (logits, {}),
+        lambda logits: SimpleNamespace(logits=logits),
+    ],
+)
+def test_a_step_is_measured_whatever_the_students_model_gives(
+    wrap: Callable[[Tensor], object],
+) -> None:
+    student = SimpleNamespace(
+        model=Wrapped(wrap),
+        prepare=torch.Tensor.float,
+        has_two_heads=False,
+        answer_in=Student.answer_in,
+    )
+    run: Any = SimpleNamespace(
+        students=SimpleNamespace(named=lambda: {"": student}),
+        trainer=SimpleNamespace(precision_plugin=Precision()),
+    )
+    learn = measure._copies(run, torch.device("cpu"))
+    learn(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    assert student.model.layer.weight.grad is None

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from kd.errors import UserError
 from kd.strategies.ddp import DDP
@@ -77,6 +78,21 @@ def test_what_smddp_can_not_do_is_refused() -> None:
         UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"
     ):
         DDP(backend="smddp", module=HOOK, compression="powersgd")
+
+
+def test_a_backends_name_in_capitals_is_the_same_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reports it in small letters."""
+    monkeypatch.setattr("kd.strategies.ddp._import", lambda module, backend: None)
+    strategy = DDP(backend="SMDDP", module=HOOK)
+    joined: list[str] = []
+    monkeypatch.setattr(strategy, "join_process_group", lambda: joined.append("smddp"))
+    monkeypatch.setattr("kd.strategies.ddp.prepare_data_without_groups", lambda: None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "smddp")
+    strategy.setup_distributed()
+    assert joined == ["smddp"]
+    with pytest.raises(UserError, match="compression: must be null with smddp"):
+        DDP(backend="SMDDP", module=HOOK, compression="bf16")
 
 
 def test_smddp_without_its_package_is_never_plain_ddp() -> None:
