@@ -50,6 +50,7 @@ class Watch(Closing):
         self._earlier_s = 0.0
         self._fired: set[str] = set()
         self._end = threading.Event()
+        self._closed = False
         self._writing = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
@@ -63,6 +64,7 @@ class Watch(Closing):
         self._trainer, self._folder = trainer, self.watched.folder(trainer)
         self._writer = Writer(self._folder / "records" / "watch.jsonl", {"of": "watch"})
         self._end.clear()
+        self._closed = False
         self._threads = [threading.Thread(target=self._keep_limits, name="kd-limits", daemon=True)]
         if self._spec.rules_every_s:
             self._threads.append(threading.Thread(target=self._watch, name="kd-watch", daemon=True))
@@ -76,6 +78,8 @@ class Watch(Closing):
         """
         while not self._end.wait(self._spec.rules_every_s):
             answer = ask_rules(self._folder)
+            if self._closed:  # the training has ended without waiting for so long
+                return
             if answer:
                 self.newest = answer
             actions = self._spec.actions or {}
@@ -158,7 +162,8 @@ class Watch(Closing):
     def close(self, trainer: Trainer) -> None:
         """Ends the threads and closes the file; safe to call again.
 
-        It waits for a post on its way, for each thread up to ``TRIES * WAITS_S`` seconds.
+        It waits for a post on its way, for each thread up to ``TRIES * WAITS_S`` seconds; what the rules find later does
+        nothing.
         """
         if not self._threads:
             return
@@ -166,6 +171,7 @@ class Watch(Closing):
         for thread in self._threads:
             thread.join(timeout=TRIES * WAITS_S)
         self._threads = []
+        self._closed = True
         with self._writing:
             self._writer.close()
 

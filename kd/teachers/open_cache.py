@@ -407,11 +407,18 @@ def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: W
     for name, member in _cached_members(teacher, wanted).items():
         if member.spec.cache_precision != "int8":
             continue
-        if not (wanted.of(name).features or wanted.of(name).maps):
+        of_member = wanted.of(name)
+        topk = member.spec.cache_topk
+        if of_member.maps and not of_member.features and topk is not None:
+            raise UserError(
+                f"{member.key}.cache_precision: int8 has no effect on the {topk} largest logits of a pixel "
+                f"({member.key}.cache_topk); leave one of them out"
+            )
+        if not (of_member.features or of_member.maps):
             raise UserError(
                 f"{member.key}.cache_precision: int8 is for features, and no loss reads any; leave it out"
             )
-        if len(data.source.classes) <= BESIDE and not wanted.of(name).features:
+        if len(data.source.classes) <= BESIDE and not of_member.features:
             raise UserError(
                 f"{member.key}.cache_precision: int8 is no smaller than half precision with so few classes "
                 f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out"

@@ -6,14 +6,17 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kd.cli import train_main
-from kd.monitor.watch import ask_rules
+from kd.monitor.watch import Watch, ask_rules
+from kd.monitor.watched import Watched
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, Writer, read_run
+from kd.settings import MonitorSettings
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
 
@@ -174,6 +177,34 @@ def test_an_action_that_fails_leaves_the_others(
     assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
     assert capsys.readouterr().err.count("kd-train: TemperatureTooHigh: no room\n") == 1
+
+
+def test_an_answer_of_the_rules_after_the_end_does_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules may take minutes; the end of the training waits for them for less."""
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> dict[str, Any]:
+        asked.set()
+        may_answer.wait(60)
+        return HOT
+
+    monkeypatch.setattr("kd.monitor.watch.ask_rules", slow)
+    monkeypatch.setattr("kd.monitor.watch.WAITS_S", 0.01)
+    stopped_for: list[str] = []
+    settings = MonitorSettings(rules_every_s=0.01, actions={"TemperatureTooHigh": "stop"})
+    watch = Watch(Watched(tmp_path), stopped_for.append, settings)
+    trainer: Any = SimpleNamespace(is_global_zero=True, global_step=7)
+    watch.on_train_start(trainer, None)  # type: ignore[arg-type]
+    threads = list(watch._threads)
+    assert asked.wait(60)
+    watch.close(trainer)
+    may_answer.set()
+    for thread in threads:
+        thread.join(60)
+    assert stopped_for == []
+    assert capsys.readouterr().err == ""
 
 
 def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:

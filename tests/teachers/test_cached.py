@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from kd.data.sources import ImageFolder
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepCost, _epochs
+from kd.losses import PixelKDLoss
+from kd.models import TeacherSpec
 from kd.module import distillation
 from kd.report.records import read_run
 from kd.teachers import CachedTeacher
@@ -33,6 +36,7 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cached import CacheEntry
+from kd.teachers.open_cache import check_precision
 from tests._forks import run_ranks, start, status_of
 from tests._helpers import draw_folder, save_teacher, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of
@@ -859,3 +863,15 @@ def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(
     answer = teacher.answer(fetched, Wanted())
     torch.testing.assert_close(answer.logits[ALL], logits, atol=1e-2, rtol=0)
     assert (teacher.read, teacher.computed) == (4, 0)
+
+
+def test_int8_without_effect_on_the_largest_logits_of_pixels_is_refused() -> None:
+    spec = TeacherSpec(arch="vit", cache="on", cache_precision="int8", cache_topk=7)
+    member = SimpleNamespace(key="model.teacher", spec=spec)
+    teacher: Any = SimpleNamespace(members={ALL: member})
+    data: Any = SimpleNamespace(source=SimpleNamespace(classes=list("abcdefgh")))
+    reads_pixels = Wanted({ALL: (PixelKDLoss(),)})
+    with pytest.raises(UserError, match="int8 has no effect on the 7 largest logits of a pixel"):
+        check_precision(teacher, data, reads_pixels)
+    member.spec = TeacherSpec(arch="vit", cache="on", cache_precision="int8")
+    check_precision(teacher, data, reads_pixels)
