@@ -87,7 +87,7 @@ def step_by_shapes(
     adjust_lr_fn: str | None,
     ns_steps: int,
     ns_coefficients: str | Sequence[tuple[float, float, float]],
-    capturable: bool,
+    capturable: bool,  # noqa: ARG001
     **of_the_iteration: object,
 ) -> None:
     """One step of Muon, the weights of each shape together. With the gradient G, the momentum M and the weights W::

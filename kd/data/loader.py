@@ -105,7 +105,7 @@ class Shared:
             raise RunError(NO_SHARED_MEMORY) from error
 
 
-def listen_to_parent(worker: int) -> None:
+def listen_to_parent(worker: int) -> None:  # noqa: ARG001
     """Runs in each worker process as it starts: holds back :data:`HELD_BACK` signals; one of its parent ends it.
 
     Args:

@@ -598,7 +598,7 @@ def _run(items: list[str], owner: int) -> int:
     """
     received: list[int] = []
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def hand_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         """The handler: the first signal lets the child save, a second Ctrl-C stops it at once."""
         again = number == signal.SIGINT and received
         if not received:

@@ -212,7 +212,7 @@ def fp8(part: Part) -> None:
     for k, n in shapes(part.small):
         a, b = (torch.randn(m, k, device=device, dtype=torch.bfloat16) for m in (rows, n))
 
-        def both(a: Any = a, b: Any = b, k: int = k, n: int = n) -> dict[str, Any]:
+        def both(a: Any = a, b: Any = b, k: int = k, n: int = n) -> dict[str, Any]:  # noqa: ARG001
             x, w, one = (
                 a.to(torch.float8_e4m3fn),
                 b.to(torch.float8_e4m3fn),

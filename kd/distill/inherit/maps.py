@@ -109,7 +109,7 @@ def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[n
     def catch_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         tensors[layer] = as_maps(layer, inputs[0]).clone()
 
-    def catch_output(layer: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+    def catch_output(layer: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:  # noqa: ARG001
         tensors[layer] = as_maps(layer, result).clone()
 
     hooks: list[Any] = []

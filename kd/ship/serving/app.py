@@ -371,13 +371,13 @@ def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> R
     return JSONResponse({"error": reason}, status, headers)
 
 
-def _http_error(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """Starlette's own errors: no such path or method."""
     assert isinstance(error, HTTPException), "registered for these alone"
     return _error(error.status_code, error.detail, dict(error.headers or {}))
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _refused(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """A Refused of one of the pages that are read (GET), which :meth:`Server._answered` does not see."""
     assert isinstance(error, Refused), "registered for these alone"
     return _error(error.status, str(error))
