@@ -29,6 +29,7 @@ from kd.data.sources import (
     named,
     printable,
 )
+from kd.data.sources.base import content
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined, place_of
 from kd.data.sources.unlabelled import unlabelled_folder
@@ -74,6 +75,7 @@ class Splits:
         self._listed: dict[str, list[Split]] = {}  # its parts by the split's name
         self._splits: dict[str, Split] = {}  # by name, checked
         self._pictures: dict[str, Identities] = {}  # by the split's name, once it is checked
+        self._content: dict[str, str] = {}  # by the split's name, once it is hashed
 
     def check_fraction(self) -> None:
         """Refuses a ``data.val_fraction`` other than the default where the source has validation pictures.
@@ -211,6 +213,7 @@ class Splits:
         self._listed["train"] = [Subset(first, rest.tolist()), *others]
         self._listed["val"] = [Subset(first, chosen.tolist())]
         self._splits = {}
+        self._content = {}
         self.holds_out = True
 
     def parts(self, name: str) -> Sequence[Split]:
@@ -246,6 +249,18 @@ class Splits:
         split = Joined(*checked) if len(checked) > 1 else checked[0]
         self._splits[name] = split
         return split
+
+    def content(self, name: str) -> str:
+        """A hash of a split's pictures (:func:`kd.data.sources.base.content`), by which caches of them are found.
+
+        The first call reads the stamp of every file; later ones repeat its result.
+
+        Raises:
+            UserError: as of :meth:`split`.
+        """
+        if name not in self._content:
+            self._content[name] = content(self.split(name))
+        return self._content[name]
 
     def _checked(self, split: Split, name: str) -> Split:
         """A part of a split without its damaged pictures, which are added to ``skipped``, or refused

@@ -19,7 +19,6 @@ import torchvision
 from kd.data.datamodule import DistillationDataModule
 from kd.data.own_transform import code_of, described
 from kd.data.sources import cache_dir
-from kd.data.sources.base import content
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.storage.objects import is_url
@@ -72,7 +71,7 @@ class Layout:
         self.samples = data.info.train
         self.classes = data.info.classes
         self.masks = data.source.kind.cut_with_picture
-        self.pictures = {"pictures": self.samples, "content": content(data.split("train"))}
+        self.pictures = {"pictures": self.samples, "content": data.splits.content("train")}
         # ray makes the same views as torch, on other machines
         engine = "torch"
         if data.engine != "ray":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kd.data.sources import ImageFolder
-from kd.data.sources.base import Source
+from kd.data.sources.base import Source, content
 from kd.data.splits import Splits, held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.errors import UserError
@@ -47,6 +47,13 @@ def test_one_picture_of_each_class_leaves_none_to_validate(tmp_path: Path) -> No
     data = Splits(ImageFolder(str(tmp_path)), DataSettings())
     with pytest.raises(UserError, match="one picture of each of its 4 classes"):
         data.listed("val")
+
+
+def test_pictures_that_are_held_out_later_are_hashed_anew(tmp_path: Path) -> None:
+    data = Splits(ImageFolder(str(draw_folder(tmp_path, train=4))), DataSettings(check="off"))
+    before = data.content("train")
+    data.validate_in_training(0.5)
+    assert data.content("train") == content(data.split("train")) != before
 
 
 class Known(Source):

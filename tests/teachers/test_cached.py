@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,8 @@ from safetensors.torch import save_file
 from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
-from kd.data.sources import ImageFolder
+from kd.data.sources import ImageFolder, Split, base
+from kd.data.sources.base import key_of
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepCost, _epochs
@@ -600,6 +602,21 @@ def test_a_stale_cache_is_refused_before_the_start_is_fitted(
     assert "filled with other transforms: seed is 0 there, 1 here" in capsys.readouterr().err
     assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=4"]) == 2
     assert "cache_topk: must be less than the 4 classes" in capsys.readouterr().err
+
+
+def test_the_training_pictures_are_hashed_once(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the check before the start is fitted, and for the cache that is opened later: each reads every file's state."""
+    hashed: Counter[str] = Counter()
+
+    def count(split: Split, i: int) -> str:
+        hashed[split.name(i)] += 1
+        return key_of(split, i)
+
+    monkeypatch.setattr(base, "key_of", count)
+    run(recipe, *cache, "trainer.max_epochs=1")
+    assert set(hashed.values()) == {1}
 
 
 def test_losses_that_need_all_logits(
