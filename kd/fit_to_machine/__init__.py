@@ -132,8 +132,8 @@ def _choose_cache(
 
 
 def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: str) -> bool:
-    """Whether something pays, as rank 0 measures, for all ranks; it prints the reason after ``what``. Every rank must call
-    this.
+    """Whether something pays, as rank 0 measures it for all ranks. Every rank must call this; rank 0 prints ``what`` and
+    the reason.
 
     Args:
         run: the module, attached to its trainer.
@@ -158,7 +158,7 @@ def restore_auto(
     data: DistillationDataModule,
     before: bool,
 ) -> RunTeacher | None:
-    """The teacher with or without a cache as the resumed run began, where ``cache=auto`` chose.
+    """The teacher with or without a cache, whichever the resumed run had, where ``cache=auto`` chose.
 
     A cache repeats its views, so with another choice the resumed run would see other pictures than the one before. The
     module calls it on every rank when a checkpoint is loaded, after :func:`apply_auto` has chosen anew.
@@ -171,6 +171,9 @@ def restore_auto(
 
     Returns:
         The teacher that answers in training; ``answering_teacher`` itself where nothing is to change.
+
+    Raises:
+        UserError: the cache can't be opened.
     """
     teacher = run.teacher
     now = answering_teacher is not teacher

@@ -148,12 +148,13 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
 def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The largest batch of a process that fits into memory, in pictures, and one line that says why.
 
-    Called by the first process alone, so nothing in it may be a collective. It is counted, then tried on a GPU; the
-    line's MB are the counted ones, where the trials changed nothing.
+    Called by the first process alone, so nothing in it may be a collective. The size is counted (:class:`Memory`) and, on a
+    GPU, then tried (:func:`tried_size`). The line has the MB that the batch takes as counted, unless the trials changed the
+    size.
 
     Args:
         run: the module, attached to its trainer.
-        data: bounds it by the training set.
+        data: its training pictures, divided by the processes, are the most.
     """
     device = run.trainer.strategy.root_device
     memory = Memory(run)
@@ -258,12 +259,13 @@ def _loss_of(student: Student, output: object) -> Tensor:
 
 
 def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
-    """The fewest loader processes that make a step fastest, and a message; all ranks must call it together.
+    """The fewest loader processes of a rank with which a step is within :data:`NEAR` of the fastest, and a message; all
+    ranks must call it together.
 
     It tries 0, 1, 2, ... under the real step, and ends when two more processes have not made it faster by :data:`NEAR`, or
-    at a rank's share of its machine's cores less one (at 1 where that is less and there are two cores or more), of all
-    ranks' the smallest. All ranks find the same, as each trial's time is the slowest rank's. torch's random numbers are as
-    before afterwards.
+    at a rank's share of its machine's cores less one (at 1 where that is less and there are two cores or more), the
+    smallest of all ranks. All ranks find the same, as each trial's time is the slowest rank's. torch's random generators
+    are as before afterwards.
 
     Args:
         run: the module, attached to its trainer.
@@ -298,7 +300,8 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
 
 
 def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
-    """A function that costs what a step on a batch costs but for the optimizer; the run's own students stay as they are.
+    """A function that costs what a step on a batch costs, the optimizer's part left out; the run's own students stay as
+    they are.
 
     It takes a batch of the training loader, on the host. The teacher runs unless its answers are read from a cache or it
     is elsewhere; with ``cache=auto``, which is decided later, it runs. Copies of the students run forwards, and backwards
@@ -327,13 +330,13 @@ def _trial_ms(
     steps: int,
     learn: Callable[[Any], None],
 ) -> float:
-    """Milliseconds of a step of the slowest rank, without the batches that the loader had ready at the start.
+    """Milliseconds of a step on the slowest rank, with batches that the loader did not have ready at the start.
 
     Every rank must call it: they wait for each other before the timing and exchange their times after it.
 
     Args:
         run: the module, attached to its trainer.
-        data: whose ``num_workers`` is set, and stays so.
+        data: its ``num_workers`` is set to ``num_workers``, and stays so.
         num_workers: loader processes to try.
         steps: that are timed.
         learn: does a step on a batch.
@@ -418,12 +421,12 @@ def pixels_pay(
 ) -> tuple[bool, str]:
     """Whether pixels of views are worth their disk beside cached answers, and why, in one line.
 
-    They are where a step with loading takes :data:`WORTH` times the student alone, and views come again; also where
-    they are stored already. Rank 0 alone calls it.
+    They are where the disk has room for them, views come again, and a step that loads pictures takes :data:`WORTH` times
+    as long as the student alone; also where they are stored already. Rank 0 alone calls it.
 
     Args:
         run: the module, attached to its trainer.
-        teacher: whose answers are cached.
+        teacher: whose answers are cached; the first member with ``cache_pixels=auto`` decides.
         data: pictures and views.
     """
     name, member = next(

@@ -68,7 +68,7 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
 class Memory:
     """Bytes of a training step's parts in one process, from two forwards of a few pictures without ``compile``.
 
-    It measures on making; later changes of the models are not seen.
+    All is measured when it is made; later changes of the models do not count.
 
     Args:
         run: attached to its trainer.
@@ -132,7 +132,7 @@ class Memory:
         Above 8 it is rounded down to a multiple of 8; it is at least 1, even where that does not fit.
 
         Args:
-            available: bytes that the step may take, as of :func:`available_bytes` before anything of it is there.
+            available: bytes that the step may take, from :func:`available_bytes`.
             each: bytes of a picture, as trials have shown; None: :attr:`per_picture`, as counted.
             room: share of ``available``, in 0..1, that stays free.
         """

@@ -35,7 +35,7 @@ _rank_is_done = threading.Event()  # set by leave_starter()
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
-    """Starts ``kd-train``, which gets a SIGTERM when this thread (Linux counts it as the parent) ends in any way.
+    """Starts ``kd-train``; on Linux it gets a SIGTERM when this thread, which counts as its parent, ends in any way.
 
     It trains on this machine alone: the variables by which a launcher describes a job are not passed on. (SageMaker's are,
     as they name the folders of data too.)
@@ -67,7 +67,7 @@ OUTER_KEYS = {
 
 
 def with_outer_keys(message: str) -> str:
-    """A message of a teacher's training with the keys that its user has typed, or can type.
+    """A message of a teacher's training with the keys of the run that needs the teacher, which its user types.
 
     >>> with_outer_keys("model.student.checkpoint: file a.pth not found")
     'model.teacher.backbone: file a.pth not found'
@@ -78,8 +78,8 @@ def with_outer_keys(message: str) -> str:
 
 
 def reason_in(log: Path) -> str:
-    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, by the log of its output: the last reason in it,
-    else its last line; at the end the place of the log.
+    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, from the log of its output: the last reason that
+    the log has, else its last line; then the path of the log.
     """
     text = ""
     if log.is_file():
@@ -123,11 +123,12 @@ def name_starter() -> None:
 
 
 def end_with_starter() -> None:
-    """In a rank that the first process has started: watches it from a thread from now on. Elsewhere nothing.
+    """In a rank that the first process of its machine has started: starts a thread that watches that process. Elsewhere it
+    does nothing.
 
-    A rank that starts waits in torch's rendezvous, where no Python signal handler runs, for a first process that may be
-    gone. The thread ends this process :data:`OUTLIVES_S` seconds after the first one, whatever it waits for, unless
-    :func:`leave_starter` was called. Only the first call in a process starts it.
+    A new rank waits in torch's rendezvous, where no Python signal handler runs, for a first process that may be gone. The
+    thread ends the rank :data:`OUTLIVES_S` seconds after the first process, whatever the rank waits for, unless
+    :func:`leave_starter` was called. Only the first call in a process starts the thread.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         return
@@ -139,14 +140,15 @@ def end_with_starter() -> None:
 
 
 def leave_starter() -> None:
-    """The rank's part of the run is done: it may outlive the first process."""
+    """To be called when this rank's part of the run is done: it may then outlive the first process."""
     _rank_is_done.set()
 
 
 def _end_after(starter: int) -> None:
-    """Thread: ends this rank, with status 1, once the process ``starter`` that started it has ended.
+    """The thread of :func:`end_with_starter`: ends this rank, with status 1, :data:`OUTLIVES_S` seconds after the process
+    ``starter`` that started it.
 
-    Not where the rank's part of the run is done before, or within :data:`OUTLIVES_S` seconds after.
+    It does not where the rank's part of the run is done by then (:func:`leave_starter`).
     """
     while os.getppid() == starter:
         if _rank_is_done.wait(CHECK_STARTER_S):
@@ -167,7 +169,8 @@ SAYS_HOW = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def wait_asleep() -> None:
     """Lets OpenMP's waiting threads sleep: by default they spin, on cores that other processes need.
 
-    It sets a variable that OpenMP reads when torch is imported, so it comes before that; a user's own setting stays.
+    It sets a variable that OpenMP reads when torch is imported, so it must be called before that. Where the user has set
+    one of :data:`SAYS_HOW` nothing is changed.
     """
     if not any(name in os.environ for name in SAYS_HOW):
         os.environ["OMP_WAIT_POLICY"] = "passive"

@@ -65,8 +65,8 @@ def recognise(
 ) -> Cluster | None:
     """The job of this process as its launcher describes it; None where none has started it.
 
-    The first launcher that recognises its variables counts. ``torchrun`` and ``mpirun`` may run inside SLURM's or
-    SageMaker's jobs, so they come first. Nothing is set: the caller does that (:attr:`Cluster.variables`).
+    The first launcher whose variables are there counts. ``torchrun`` and ``mpirun`` may run inside SLURM's or SageMaker's
+    jobs, so they come first. The environment is not changed: the caller does that (:attr:`Cluster.variables`).
 
     Args:
         env: the environment.
@@ -103,7 +103,13 @@ def recognise(
 
 
 def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as torchrun's variables describe it; None without them. It has started each process."""
+    """The job as torchrun's variables describe it; None without them. torchrun has started each process.
+
+    A line on stderr warns of a restarted job whose setting of torchrun may make it wait for ever.
+
+    Raises:
+        UserError: the processes are not the same number on each machine.
+    """
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
     restarted = env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -119,17 +125,16 @@ def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
     job: str | None = env["TORCHELASTIC_RUN_ID"]
     if job == "none":  # torchrun's default
         job = None
-    return Cluster(
-        "torchrun", num_nodes=_nodes("WORLD_SIZE", size, local_size), devices=local_size, job=job
-    )
+    nodes = _evenly("WORLD_SIZE", size, local_size, f"machines with {local_size} each")
+    return Cluster("torchrun", num_nodes=nodes, devices=local_size, job=job)
 
 
 def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
     """The job as Open MPI's variables describe it, with the variables that Lightning reads; None without them.
 
     Raises:
-        UserError: processes that are not dealt machine by machine, another number of machines than SageMaker's job trains
-            on, or no address of rank 0.
+        UserError: processes that are not the same number on each machine or not dealt machine by machine, another number of
+            machines than SageMaker's job trains on, or no address of rank 0.
     """
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
@@ -137,7 +142,7 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
     rank = whole_number(env, "OMPI_COMM_WORLD_RANK")
     local_size = whole_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
     local_rank = whole_number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
-    nodes = _nodes("OMPI_COMM_WORLD_SIZE", size, local_size)
+    nodes = _evenly("OMPI_COMM_WORLD_SIZE", size, local_size, f"machines with {local_size} each")
     if not rank < size or rank % local_size != local_rank:
         raise UserError(
             f"OMPI_COMM_WORLD_RANK: {rank} of {size} is process {local_rank} of {local_size} on its "
@@ -175,12 +180,12 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
 
 
 def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
-    """A machine that prepares data, by ``KD_ROLE=data``; None for any other, and in SageMaker's jobs.
+    """The job of a machine that prepares data, by ``KD_ROLE=data``; None on any other, and in SageMaker's jobs.
 
-    The job's number of such machines is not known here: 1 stands for some.
+    How many machines the job has is not known here: ``num_nodes`` and ``data_nodes`` are 1.
 
     Raises:
-        UserError: ``MASTER_ADDR`` does not name the first machine that trains.
+        UserError: ``MASTER_ADDR`` is not set.
     """
     if env.get("KD_ROLE") != "data" or machines:
         return None
@@ -225,9 +230,8 @@ def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
 
 
 def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
-    """A job of SageMaker, or None: one ``kd-train`` is started on each machine.
-
-    It starts the processes of the machine's other GPUs itself.
+    """The job as SageMaker describes it; None outside its jobs. One ``kd-train`` is started on each machine; it starts the
+    processes of the machine's other GPUs itself.
     """
     if machines is None:
         return None
@@ -257,7 +261,11 @@ def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> 
 def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     """The job as Kubeflow's variables (``PET_*``) describe it; None without them.
 
-    One ``kd-train`` is started on each machine; a number of processes that Kubeflow leaves open, the trainer decides.
+    One ``kd-train`` is started on each machine. Where Kubeflow does not say how many processes a machine has, the trainer
+    decides.
+
+    Raises:
+        UserError: a rank beyond the number of machines, or no address of the first one.
     """
     if "PET_NNODES" not in env:
         return None
@@ -283,7 +291,8 @@ def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | N
     ``srun`` has started each process. A batch script's single task counts as a job only where ``srun`` starts it.
 
     Raises:
-        UserError: several tasks, of which this process was not started by ``srun``.
+        UserError: several tasks, and ``srun`` has not started this process; or tasks that are not the same number on each
+            machine.
     """
     if "SLURM_PROCID" not in env:
         return None
@@ -300,11 +309,12 @@ def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | N
             f"SLURM_NTASKS: the job has {tasks} tasks; start all with: srun kd-train ..."
         )
     nodes = slurm_nodes(env)
-    return Cluster("SLURM", num_nodes=nodes, devices=_nodes("SLURM_NTASKS", tasks, nodes), job=job)
+    devices = _evenly("SLURM_NTASKS", tasks, nodes, f"{nodes} machines")
+    return Cluster("SLURM", num_nodes=nodes, devices=devices, job=job)
 
 
 def slurm_nodes(env: Mapping[str, str]) -> int:
-    """Machines of a SLURM job, which has two names for them."""
+    """How many machines a SLURM job has: ``SLURM_NNODES``, else ``SLURM_JOB_NUM_NODES``, else 1."""
     name = "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES"
     return whole_number(env, name, 1, default=1)
 
@@ -322,11 +332,11 @@ def whole_number(
         env: the environment.
         name: of the variable.
         low: the least number.
-        default: where it is not set; None: it must be.
+        default: returned as it is where the variable is not set; None: it must be set.
         high: the greatest number; None: no limit.
 
     Raises:
-        UserError: not such a number.
+        UserError: not such a number, or a variable without a default is not set.
     """
     if name not in env and default is not None:
         return default
@@ -339,22 +349,25 @@ def whole_number(
     raise UserError(f"{name}: must be a whole number {allowed}, got '{text}'")
 
 
-def _nodes(name: str, processes: int, parts: int) -> int:
-    """``processes`` divided evenly by ``parts``: machines from processes on each, or processes on each from machines.
+def _evenly(name: str, processes: int, parts: int, machines: str) -> int:
+    """``processes`` divided by ``parts``: the machines, or, of ``parts`` machines, the processes on each.
 
     Args:
-        name: the variable that has the number of processes, which the user's error names where they can't be divided.
-        processes: of the job.
-        parts: processes of a machine; of ``SLURM_NTASKS`` machines.
+        name: the variable that has the number of processes.
+        processes: of the whole job.
+        parts: how many processes a machine has, or how many machines the job has.
+        machines: the machines that ``parts`` describes, in words, for the message.
+
+    Raises:
+        UserError: it does not divide evenly; names the variable.
     """
     if processes % parts:
-        what = "machines" if name == "SLURM_NTASKS" else "a machine"
-        raise UserError(f"{name}: {processes} processes can't be divided evenly by {parts} {what}")
+        raise UserError(f"{name}: {processes} processes can't be split evenly over {machines}")
     return processes // parts
 
 
 def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
-    """The variables by which machine ``rank`` (of ``nodes``) finds the first one, which Lightning reads.
+    """The environment variables by which machine ``rank`` (of ``nodes``) finds the first one; Lightning reads them.
 
     Args:
         address: name or IP address of the first machine; "" where the launcher does not say.
@@ -364,7 +377,7 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
         name: the variable that has the rank, for messages.
 
     Raises:
-        UserError: no such machine, or no address.
+        UserError: ``rank`` is not below ``nodes``, or no address.
     """
     if not rank < nodes:
         raise UserError(f"{name}: must be 0 to {nodes - 1} for {nodes} machines, got {rank}")
@@ -398,8 +411,8 @@ def _digest(*parts: str) -> str:
 def is_rank_zero() -> bool:
     """Whether this process speaks for the job, by its environment: known before any process group exists.
 
-    Where torchrun or mpirun has started it, their number of it alone counts: in a job of SLURM's, SLURM's are the numbers
-    of what has started torchrun or mpirun.
+    Of a process that torchrun or mpirun has started only the rank that these gave it counts: inside a SLURM job, SLURM's
+    variables number the tasks that started torchrun or mpirun.
     """
     names = RANKS
     if "TORCHELASTIC_RUN_ID" in os.environ:

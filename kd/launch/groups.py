@@ -39,18 +39,18 @@ class MachineNames:
 
 
 def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None:
-    """The machines of a SageMaker job; None where it is not one. Of several instance groups the training group trains
-    alone.
+    """The machines of a SageMaker job; None outside such a job. Of several instance groups one trains, the others prepare
+    data.
 
-    The environment counts before the file.
+    Where both say something, the environment counts before the file; the hosts must be the same in both.
 
     Args:
         env: the environment, with what SageMaker's toolkits set.
         resource_file: SageMaker's description of the cluster; it may be missing.
 
     Raises:
-        UserError: the two contradict each other, not exactly one group is found to train, or it has no GPUs while another
-            has.
+        UserError: the two name other hosts, this machine or a group's is not one of them, not exactly one group is found to
+            train, or it has no GPUs while another has.
     """
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
@@ -114,7 +114,7 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
 def _current(
     env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str
 ) -> str:
-    """The group of this machine; what else names a group must name the same one.
+    """The name of this machine's group: the one that lists it. Variables and file must not name another.
 
     Args:
         env: the process's environment.
@@ -140,7 +140,8 @@ def _current(
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
-    """The group that trains: by ``KD_ROLE`` of this machine's group, the words in the groups' names, or what is left.
+    """The name of the group that trains: by ``KD_ROLE`` for this machine's group, by the words in the groups' names, or
+    else the only group whose name says nothing.
 
     Args:
         groups: host names by group.
@@ -185,11 +186,11 @@ def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
     """Refuses to train on machines without GPUs while others have some.
 
     Args:
-        groups: of SageMaker's ``resourceconfig.json``, with ``instance_type`` and ``hosts``.
+        groups: as SageMaker lists them, with ``instance_group_name``, ``instance_type`` and ``hosts``; [] without groups.
         train: host names of the machines that train: all of one group, sorted.
 
     Raises:
-        UserError: the training group's type has no GPU and another's has; types that AWS does not name so pass.
+        UserError: the training group's type has no GPU and another's has; what is no name of an AWS type passes.
     """
     with_gpus = []
     training: dict[str, Any] = {}

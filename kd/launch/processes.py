@@ -136,17 +136,18 @@ def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> No
 
 
 def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str) -> None:
-    """Of a process that starts the others of its machine: what is left in the environment must not say otherwise.
+    """Refuses ranks and counts in the environment that contradict a process that starts the others of its machine.
 
     Args:
         env: the environment's variables.
-        wanted: processes of all machines.
-        nodes: machines.
-        settings: what wants them, in words.
+        wanted: processes of all machines together.
+        nodes: how many machines.
+        settings: the settings that want so many, in words.
 
     Raises:
-        UserErrorOfAll: a rank or a count from elsewhere; every process reports it, as none of them is known to be the
-            first.
+        UserErrorOfAll: such a rank or count, or several machines without ``MASTER_ADDR``; every process reports it, as none
+            of them is known to be the first.
+        UserError: a variable with something else than a number.
     """
     left_over = "in the environment, but no launcher has started processes"
     node_rank = whole_number(env, "NODE_RANK", default=0)

@@ -74,7 +74,7 @@ def _own_address(host: str) -> list[str]:
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Whether something listens at (host, port) within :data:`ANSWER_S` seconds."""
+    """Whether something accepts a connection at (host, port) within :data:`ANSWER_S` seconds."""
     try:
         socket.create_connection(address, timeout=ANSWER_S).close()
     except OSError:
@@ -151,9 +151,9 @@ def _start(*arguments: str, role: str) -> _Node:
 def check_secret(cluster: Cluster | None) -> None:
     """Requires a secret that the machines of a Ray cluster share: whoever joins one may run code there.
 
-    Every process of the job calls it before Ray is imported, as Ray reads ``RAY_AUTH_MODE``, which is set here, only then.
-    Nothing is required of a job without machines that prepare data, with a Ray of the user's own (``RAY_ADDRESS``), or
-    where the user has set ``RAY_AUTH_MODE=disabled`` or ``RAY_AUTH_TOKEN_PATH``.
+    With a secret it sets ``RAY_AUTH_MODE=token``. Ray reads that once, at its import, so every process of the job calls
+    this before. Nothing is required of a job without machines that prepare data, with a Ray of the user's own
+    (``RAY_ADDRESS``), or where the user has set ``RAY_AUTH_MODE=disabled`` or ``RAY_AUTH_TOKEN_PATH``.
 
     Args:
         cluster: the job; None: no launcher.
@@ -177,10 +177,10 @@ def check_secret(cluster: Cluster | None) -> None:
 def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
     """Around a training: runs Ray on this machine, and first waits for the machines that prepare data.
 
-    All training processes call it. One process of each machine starts Ray there, without cores for tasks, on the first
-    machine as the head; the others wait for it. Inside, ``RAY_ADDRESS`` is the cluster's; afterwards this machine's
-    Ray is ended, by which the machines that prepare data see that training is over. Nothing happens in a job without
-    such machines, or where the user has set ``RAY_ADDRESS``.
+    All training processes call it. The first process of each machine starts Ray there, without cores for tasks, on the
+    first machine as the head; the others wait for it. Inside, ``RAY_ADDRESS`` is the cluster's. Afterwards the process that
+    started Ray ends it; on the first machine the machines that prepare data see by that that training is over. Nothing
+    happens in a job without such machines, or where the user has set ``RAY_ADDRESS``.
 
     Args:
         cluster: the job; None: no launcher.
@@ -239,7 +239,7 @@ def _wait_for(
     Raises:
         UserError: nothing has answered.
         RunError: the node has ended.
-        Stopped: by a signal.
+        Stopped: a signal came.
     """
     until = time.monotonic() + WAIT_S
     while not _answers(address):
@@ -282,7 +282,7 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
 
 
 def _is_above_zero(*ranks: str) -> bool:
-    """Whether one of these variables of the environment has a rank other than 0."""
+    """Whether one of these environment variables holds a rank other than 0; one that is not set counts as 0."""
     return any(os.environ.get(name, "0") != "0" for name in ranks)
 
 
@@ -301,7 +301,7 @@ def prepare_data(cluster: Cluster) -> int:
     Raises:
         UserError: no training machine has come in :data:`WAIT_S` seconds, or Ray is not installed.
         RunError: Ray has failed here.
-        Stopped: by a signal.
+        Stopped: by SIGTERM or SIGINT, which are handled from here on in the main thread.
     """
     check_ray()
     address = _address(cluster)

@@ -119,10 +119,10 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
 
 
 def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
-    """The command line of ``kd-serve`` where SageMaker has started this container as an endpoint (with the word
-    "serve").
+    """The arguments of ``kd-serve`` in a container that SageMaker starts as an endpoint, for the command ``serve``.
 
-    [] elsewhere; ``env``: the process's environment.
+    [] where the model that an endpoint has, ``/opt/ml/model/student/1/model.onnx``, is missing. ``env``: the process's
+    environment.
     """
     model = base(env) / "model" / "student" / "1" / "model.onnx"
     port = env.get("SAGEMAKER_BIND_TO_PORT", "8080")

@@ -257,7 +257,7 @@ class DeepSpeed(DDPStrategy):
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes its shards of the optimizer's state in any strategy's checkpoint.
+        """Takes this rank's shards of the optimizer's state from any strategy's checkpoint.
 
         Lightning calls it on every rank when a run resumes. The weights were loaded earlier, before they were cut.
 
@@ -281,9 +281,10 @@ class DeepSpeed(DDPStrategy):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A tensor of stage 3 from its shards, without disturbing what the engine fetches ahead; else itself.
+    """The whole of a tensor that stage 3 has sharded, without disturbing what the engine fetches ahead; any other tensor
+    itself.
 
-    All ranks call it, in the same order. Of a weight that is trained it is the optimizer's float32 copy.
+    All ranks must call it, in the same order. For a weight that is trained the optimizer's float32 copy is returned.
     """
     import deepspeed
 
@@ -296,11 +297,11 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
-    """State for each shard, as the first step would make it: DeepSpeed sets only what is there.
+    """Makes state of zeros for each shard, as the first step would: DeepSpeed sets only the values of state that exists.
 
     Args:
         optimizer: whose shards have no state yet.
-        example: the state of one parameter, whose names are made for all.
+        example: the state of one parameter; each shard gets state of the same names.
     """
     first_group = optimizer.param_groups[0]
     step_on_device = first_group.get("fused") or first_group.get("capturable")
@@ -320,8 +321,8 @@ def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
 def _link_states(optimizer: Any) -> None:
     """Has DeepSpeed connect weights and states again, so that its functions find a weight's whole state.
 
-    It does so once by itself, after the step of the first group, when the other groups have no state yet. Of stage 3
-    nothing is to be done.
+    It does so once by itself, after the step of the first group, when the other groups have no state yet. Under stage 3
+    nothing happens here.
     """
     if hasattr(optimizer, "_hp_optimizer_states_linked"):  # stages 1 and 2
         optimizer._hp_optimizer_states_linked = False

@@ -89,9 +89,9 @@ def test_each_launcher_is_recognised(env: dict[str, str], found: Cluster | None)
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (SLURM | {"SLURM_NNODES": "5"}, "SLURM_NTASKS: 32 processes can't be divided evenly by 5 machines"),
+        (SLURM | {"SLURM_NNODES": "5"}, "SLURM_NTASKS: 32 processes can't be split evenly over 5 machines"),
         ({k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}, "start all with: srun kd-train"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "6"}, "WORLD_SIZE: 32 processes can't be divided evenly by 6 a machine"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "6"}, "WORLD_SIZE: 32 processes can't be split evenly over machines with 6 each"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE: must be a whole number >= 1, got ''"),
         (TORCHRUN | {"KD_ROLE": "data"}, "KD_ROLE: data, but torchrun starts processes that train"),
         (MPI, "MASTER_ADDR: mpirun on several machines does not say where rank 0 is"),
