@@ -23,8 +23,8 @@ File = tuple[tarfile.TarInfo, IO[bytes]]
 
 
 def _bounded() -> type[tarfile.TarInfo]:
-    """A class of headers for one archive (``tarinfo=`` of ``tarfile.open``), with a limit of those in a row that name
-    the next member. It keeps that count: each archive needs its own class.
+    """A class of headers for one archive (``tarinfo=`` of ``tarfile.open``). It bounds how many headers in a row, and of
+    what size, do no more than name the next member. As it counts them, each archive needs a class of its own.
     """
     in_a_row = 0
 
@@ -90,7 +90,11 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[It
 
 
 def _files(tar: tarfile.TarFile) -> Iterator[File]:
-    """The regular files of an archive with their open contents; links, devices and sparse files are left out."""
+    """The regular files of an archive with their open contents; folders, links, devices and sparse files are left out.
+
+    Raises:
+        ReadError: a member that ends before it begins, while the iterator runs.
+    """
     end = 0
     for member in tar:
         if tar.offset <= end or member.size < 0:  # an extension may give a size, too
@@ -114,6 +118,7 @@ def unpack(archive: Path, into: Path) -> None:
 
     Raises:
         UserError: no tar file, a name in it that leads out of the folder, or a file that the disk has no room for.
+        OSError: the disk's errors, also where two names in it can't lie side by side (``a`` and ``a/b``).
     """
     root = into.resolve()
     root.mkdir(parents=True, exist_ok=True)

@@ -108,8 +108,8 @@ class Entry:
 def entries_of(cache: Path) -> list[Entry]:
     """The entries of a cache folder; links and what kd has not named are left out.
 
-    A lock is part of the entry that it stands beside. It is an entry itself where that one is gone, and no process
-    holds it.
+    A lock is a part of the entry that it lies beside (:attr:`Entry.locks`). Where that entry is gone, the lock is an
+    entry itself, unless a process holds it.
 
     Args:
         cache: :func:`kd.machine.cache_dir`; it need not exist.
@@ -142,9 +142,9 @@ def entries_of(cache: Path) -> list[Entry]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds a lock's file (by ``flock``, as filelock does), or it can't be known; a missing file too.
+    """Whether a process holds a lock's file, by ``flock``, as filelock does.
 
-    A free lock is held for the moment of the question.
+    True also where that can't be known, as of a missing file. A free lock is held for the moment of the question.
     """
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)

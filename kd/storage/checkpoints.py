@@ -49,7 +49,7 @@ def check_writable(folder: Path) -> None:
     """Checks that ``folder``, or the nearest folder above it that exists, can be written; leaves nothing there.
 
     Raises:
-        UserError: it can't; the message is that of ``runs_dir``.
+        UserError: it can't; the message names ``runs_dir``.
     """
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -63,10 +63,10 @@ def claim(parent: Path) -> Path:
     """Makes the folder that follows the largest number (``000``, ``001``, ...) below ``parent``, and returns it.
 
     For a search or a measurement that has no settings to write; runs take theirs by
-    :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, the one after it.
+    :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, it is the one after that.
 
     Raises:
-        UserError: ``parent`` can't be written; the message is that of ``runs_dir``.
+        UserError: ``parent`` can't be written; the message names ``runs_dir``.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The checkpoint to resume from: ``last.ckpt``, or ``previous.ckpt`` where that is damaged or missing.
 
     Args:
-        folder: of the checkpoints. Each file is read whole, as by :func:`damage`.
+        folder: of the checkpoints. ``last.ckpt`` is read whole (:func:`damage`), and ``previous.ckpt`` where needed.
 
     Returns:
         The file, None where none is whole; and by file what is wrong with those that are newer than it.

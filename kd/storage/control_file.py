@@ -31,7 +31,7 @@ def parse(text: str) -> dict[str, Any]:
         (seconds, float), ``health`` and ``kernels`` (batches, int).
 
     Raises:
-        ValueError: names a word that is not known, or whose number is below :data:`LEAST`.
+        ValueError: names a word that is not known, or whose value is no number, infinite or below :data:`LEAST`.
 
     >>> parse("off kernels=5 nvtx=on")
     {'on': False, 'kernels': 5, 'nvtx': True}
@@ -115,8 +115,8 @@ def send(place: str, words: list[str]) -> str:
 class RemoteControl:
     """Brings the file ``monitor`` of a run's copy in an object store to the run's folder, where it changes there.
 
-    What the store has when the run begins, or resumes, is an earlier command and is not brought. The thread of
-    :class:`kd.storage.mirror.Mirror` calls :meth:`look` every few seconds.
+    What the store has when the run begins, or resumes, is an earlier command and is not brought, unless the store can't
+    be read at that moment. The thread of :class:`kd.storage.mirror.Mirror` calls :meth:`look` every few seconds.
 
     Args:
         files: fsspec's file system of the store.

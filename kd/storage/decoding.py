@@ -21,11 +21,11 @@ TRUNCATED = ("truncated", "Truncated", "unexpected end", "no more data", "EOF")
 
 
 class BadPicture(RuntimeError):
-    """Not a picture, or a damaged one; the message is one line."""
+    """Not a picture, a damaged one, or one that is not read; the message is one line."""
 
 
 class TooLarge(BadPicture):
-    """A picture that claims more pixels than are allowed."""
+    """A picture that claims more pixels than are allowed, or takes more memory than there is."""
 
 
 def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -33,7 +33,7 @@ def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image
     :func:`decoded`.
 
     Raises:
-        TooLarge: its header claims more than ``max_pixels``.
+        TooLarge: its header claims more than ``max_pixels``, or memory runs out.
         BadPicture: not a picture.
     """
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own bound must not be the tighter one
@@ -53,6 +53,7 @@ def decoded(image: Image.Image) -> Image.Image:
     """An opened picture in RGB of eight bits, upright by its EXIF orientation; of 16 bits the upper eight.
 
     Raises:
+        TooLarge: memory runs out.
         BadPicture: damaged or truncated, or samples of 32 bits.
     """
     try:
@@ -178,14 +179,16 @@ def upright(image: Image.Image) -> Image.Image:
 
 def in_words(error: Exception) -> BadPicture:
     """Why a picture can't be read, in one line without the library's paths. The caller raises what is returned: a
-    :class:`TooLarge` where memory is the reason.
+    :class:`TooLarge` where pixels or memory are the reason.
     """
     if isinstance(error, BadPicture):
         return error
     if isinstance(error, UnidentifiedImageError):
         return BadPicture("not a picture, or its header is damaged")
-    if isinstance(error, Image.DecompressionBombError | MemoryError):
+    if isinstance(error, Image.DecompressionBombError):
         return TooLarge("it has more pixels than data.max_pixels")
+    if isinstance(error, MemoryError):
+        return TooLarge("its pixels need more memory than there is")
     text = first_line(error)
     if any(words in text for words in TRUNCATED):
         return BadPicture("it is truncated")

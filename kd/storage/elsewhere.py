@@ -23,11 +23,16 @@ import yaml
 from kd.errors import UserError
 
 LARGEST = 64 * 2**20  # bytes of a file that is read as text
-LARGEST_LOG = 2**30  # bytes of a file that a run continues: metrics, an audit's samples
-LARGEST_LIST = 2**30  # bytes of a list of pictures
-LARGEST_STUDENT = 16 * 2**30  # bytes of a student's file, an export or an answer's
-LARGEST_DATA = 2**50  # bytes of what is read in parts: a pack's shard, stored answers, a log
-LARGEST_WEIGHTS = 128 * 2**30  # bytes of a teacher's weights, or of a training checkpoint
+LARGEST_LOG = 2**30
+"""Bytes of a file that a run writes line by line: metrics, records, logs, an audit's samples."""
+LARGEST_LIST = 2**30
+"""Bytes of a list of pictures, or of a table of a teacher's answers."""
+LARGEST_STUDENT = 16 * 2**30
+"""Bytes of a student's file, or of an export."""
+LARGEST_DATA = 2**50
+"""Bytes of what is read in parts: an archive, a pack's shard, stored answers, a log."""
+LARGEST_WEIGHTS = 128 * 2**30
+"""Bytes of a teacher's weights, of its answers in one file, or of a training checkpoint."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
 LARGEST_NUMBER = 1e100  # of what a run has measured: sums and squares of it are finite
@@ -78,18 +83,19 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
         loader: a safe one; the default bounds how many values there are, each alias counted as what it stands for.
 
     Returns:
-        Mappings, lists, texts, numbers, dates; None for an empty text.
+        Mappings, lists, texts, numbers, truth values, dates, bytes, sets; None for an empty text.
 
     Raises:
-        ValueError: not YAML, too many values, or nested too deeply.
+        ValueError: not YAML, a tag on a value of another kind, too many values (with the default loader), or nested too
+            deeply.
     """
     try:
         return yaml.load(text, loader)
-    except (
-        yaml.YAMLError,
-        RecursionError,
-    ) as error:  # a number of thousands of digits is a ValueError already
+    # a number of thousands of digits is a ValueError already
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    except (LookupError, AttributeError) as error:  # of ``!!bool``, ``!!int``, ``!!timestamp``
+        raise ValueError("a tag is on a value of another kind") from error
 
 
 def json_of(text: str | bytes | bytearray) -> Any:
@@ -190,6 +196,10 @@ def packed_record(file: str | Path | IO[bytes]) -> str:
 
     Returns:
         The end of a sentence about the file; "" where no record is packed, and for what is no zip archive.
+
+    Raises:
+        OSError: it can't be opened.
+        Exception: whatever ``zipfile`` raises for a damaged archive.
     """
     if not zipfile.is_zipfile(file):
         return ""
@@ -265,7 +275,9 @@ def text_in(tree: Mapping[str, Any], name: str, default: str = "") -> str:
 
 
 def number_in(tree: Mapping[str, Any], name: str) -> float | None:
-    """The number of a name in values from a file; None where it has none, or one of :data:`LARGEST_NUMBER` or more."""
+    """The number of a name in values from a file; None where it has none, NaN, or one of a size of
+    :data:`LARGEST_NUMBER` or more. A truth value is no number.
+    """
     value = tree.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and abs(value) < LARGEST_NUMBER else None  # type: ignore[arg-type]
@@ -300,7 +312,7 @@ def plain_name(name: str, where: str) -> str:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """The path ``folder/name``, which must stay inside the folder.
+    """The path ``folder/name``, which must stay inside the folder; it need not exist.
 
     Args:
         folder: the folder.
@@ -308,7 +320,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
         where: what named it, for the message.
 
     Raises:
-        UserError: it leads out of the folder, also through links.
+        UserError: it leads out of the folder, also through links, names the folder itself, or holds a NUL.
     """
     file = folder / name
     names_a_file = "\0" not in name and file != folder and file.name != ".."

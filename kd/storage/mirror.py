@@ -34,7 +34,7 @@ class Mirror:
         of_kd: whether ``kd-train`` can resume the run.
 
     Raises:
-        UserError: nothing can be written there.
+        UserError: nothing can be written there, or the URL is refused (:func:`kd.storage.objects.file_system`).
     """
 
     def __init__(self, url: str, key: str, of_kd: bool = True) -> None:
@@ -61,9 +61,9 @@ class Mirror:
             raise UserError(f"{key}: {self.url} can't be written: {first_line(error)}") from error
 
     def numbers(self, recipe: str) -> list[int]:
-        """Numbers of a recipe's runs in the store, unsorted; an OSError if it can't be read.
+        """Numbers of a recipe's runs in the store, unsorted, for the next run to take a larger one; [] without runs.
 
-        Of runs with other names nothing is listed; the next run takes a larger number.
+        Runs that have a name instead of a number are left out. An OSError where the store can't be read.
         """
         self.files.invalidate_cache()
         folder = f"{self.root}/{recipe}"
@@ -174,7 +174,8 @@ class Mirror:
         print(f"{command}: warning: {problem}{consequence}", file=sys.stderr)
 
     def _files(self) -> dict[str, Path]:
-        """The run's files by name, in the order in which they are sent.
+        """The run's files by name, in the order in which they are sent; without links, hidden files, unfinished ones
+        (``.part``) and the file ``monitor``, which comes from the store.
 
         A checkpoint that others replace comes before the one that replaces it, and last.ckpt after the records of its
         steps: a machine that resumes cuts what is newer but can't make what is missing.
@@ -256,7 +257,7 @@ class Mirror:
         sent once the store has as many bytes.
 
         Raises:
-            OSError: it has not, though the file is unchanged here, or the store can't be reached.
+            OSError: it has not, though the file is unchanged here, or gone; or the store can't be reached.
         """
         path = f"{self.root}/{self.place}/{name}"
         try:

@@ -57,11 +57,13 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
     """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork.
 
     Args:
-        url: of one place, by a protocol of :data:`STORES`. No request is made.
+        url: of one place, by a protocol of :data:`STORES`. No request is made, but some protocols (``ftp``, ``sftp``)
+            connect.
         key: the configuration key that named it, for messages.
 
     Raises:
-        UserError: another protocol, or a package that it needs is not installed.
+        UserError: another protocol, several places in one URL (``::``), a server that can't be reached, or a package
+            that the protocol needs is not installed.
     """
     try:
         import fsspec
@@ -74,8 +76,10 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
         raise UserError(f"{key}: must be a URL of {', '.join(STORES)}, got {url[:200]}")
     try:
         return fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
         raise UserError(f"{key}: {url}: {error}; s3 {needs_extra('stream')}") from error
+    except Exception as error:  # the object stores' clients raise many kinds
+        raise UserError(f"{key}: {url} can't be opened: {first_line(error)}") from error
 
 
 def tried(attempt: Callable[[], Given], what: str) -> Given:
@@ -421,7 +425,7 @@ def size_in(state: str) -> int:
 
 
 def whole_file(url: str, size: int) -> bytes:
-    """A file's content, by one request.
+    """A file's content, by one request; an empty file needs none.
 
     Args:
         url: of the file.

@@ -160,6 +160,8 @@ def url_of(folder: Path) -> str:
 def fetched_marker(place: str, marker: Path, together: bool) -> None:
     """Fetches the marker by which a restarted job finds its run, and that run; nothing for a ``runs_dir`` on disk.
 
+    Every process of the job calls it.
+
     Args:
         place: ``runs_dir``.
         marker: the file on this disk, in the recipe's folder; it holds the name of a run's folder beside it.
@@ -392,7 +394,10 @@ class Copies:
         return last_seen != tag_of(info)
 
     def changed_here(self, name: str) -> bool:
-        """Whether the file here is another than the one that was the same as the store's; False for one never noted."""
+        """Whether the file here is another than the one that was the same as the store's.
+
+        False for one that was never noted, or is missing here.
+        """
         file = self.folder / name
         if name not in self.known or not file.is_file():
             return False

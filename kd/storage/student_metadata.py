@@ -29,7 +29,7 @@ class StudentMetadata:
     kwargs: dict[str, Any]
     """Arguments of ``timm.create_model``, with ``num_classes``."""
     classes: list[str] = field(default_factory=list)
-    """Names by class id, of numbers by number; empty without a classifier."""
+    """Names by class id; in regression, of the numbers that it answers. Empty without a classifier."""
     img_size: int | list[int] | None = None
     """Side, or height and width, of the input in pixels; None where kd does not prepare the pictures."""
     mean: list[float] = field(default_factory=list)

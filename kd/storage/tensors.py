@@ -81,7 +81,7 @@ def check_sizes(content: object) -> None:
 
 
 def tensors_below(content: object) -> Iterator[Tensor]:
-    """All tensors in nested mappings, lists and objects of plain values, in no special order.
+    """All tensors in nested mappings (keys too), lists, tuples, sets and attributes of objects, in no special order.
 
     Each container is walked once; a tensor that two of them hold comes twice.
 

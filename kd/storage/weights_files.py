@@ -52,7 +52,9 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file, {} where it has none; the tensors are not read, torch is not imported.
 
     Raises:
-        UserError: a damaged file, or one of another format; names it.
+        UserError: a damaged file, one of another format, or one that :func:`kd.storage.elsewhere.regular` refuses;
+            names it.
+        OSError: the file does not exist, or can't be opened.
     """
     try:
         with safe_open(regular(path, LARGEST_STUDENT), framework="numpy") as opened:

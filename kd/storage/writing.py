@@ -51,8 +51,9 @@ def guard(folder: Path) -> Path:
 def check_folders(folder: Path) -> None:
     """Raises a RefusedFile for a run's folder that has links in place of folders, or folders in place of files.
 
-    Links: in the folder, and in that of each student. Folders in place of files: those whose names end like a run's
-    files (:data:`FILES`), at any depth. Called for a run that is resumed; writing itself refuses such places too.
+    Links to folders: in the folder itself, in ``students`` and in each student's folder, no deeper. Folders in place of
+    files: those whose names end like a run's files (:data:`FILES`), at any depth. Called for a run that is resumed; writing
+    itself refuses such places too.
     """
     for pattern in ("*", f"{STUDENTS}/*", f"{STUDENTS}/*/*"):
         for path in folder.glob(pattern):
@@ -152,7 +153,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
         keep: the path that the old file gets, in the same folder; None: it is replaced.
 
     Raises:
-        RefusedFile: a folder has the file's name, or a link leads there below a guarded folder.
+        RefusedFile: a folder has the file's name or ``NAME.part``, or the way below a guarded folder is refused
+            (:func:`_opened`).
         OSError: it can't be written.
     """
     part = f"{path.name}.part"
@@ -179,7 +181,7 @@ def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
     Args:
         folder: descriptor of the open folder.
         name: of the file in it.
-        path: the same as a path, for messages.
+        path: of any file in the folder, for messages: ``name`` takes the place of its last part.
     """
     try:
         with suppress(FileNotFoundError):
@@ -204,7 +206,11 @@ def _is_folder(folder: int, name: str) -> bool:
 
 
 def _rename(folder: int, name: str, path: Path) -> None:
-    """Moves the file ``name`` in the open folder onto ``path``'s name there, at once; a folder there is refused."""
+    """Moves ``name`` in the open folder onto ``path``'s name there, at once.
+
+    A file replaces a file, and a folder an empty folder. A file in place of a folder is a RefusedFile, anything else that
+    can't be moved an OSError.
+    """
     try:
         os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except IsADirectoryError as error:
@@ -214,8 +220,8 @@ def _rename(folder: int, name: str, path: Path) -> None:
 def _keep(folder: int, name: str, keep: str) -> None:
     """Gives the old file the name ``keep`` too, before :func:`_rename` replaces it: ``name`` never goes missing.
 
-    Where the file system has no hard links the file moves to ``keep``, and ``name`` is missing until then. A file that
-    does not exist is left out.
+    Where the file system has no hard links the file moves to ``keep``, and ``name`` is missing until then. Without an
+    old file nothing happens.
 
     Args:
         folder: descriptor of the open folder.
@@ -306,7 +312,7 @@ def _make_sole(folder: int, path: Path) -> None:
 
 
 def move(path: Path, to: Path) -> None:
-    """Gives a file or folder another name in the same folder; a file that has it is replaced.
+    """Gives a file or folder another name in the same folder; as :func:`_rename` says of what has that name already.
 
     Args:
         path: of the file or folder.
@@ -323,9 +329,10 @@ def make_folder(path: Path) -> Path:
 
 
 def file_for(path: Path) -> Path:
-    """The path of a file that a library opens to write: no link leads there, and it has no second name.
+    """The path of a file that a library opens to write: it is no link, and has no second name.
 
-    Its folder is made; a file that exists keeps its content.
+    Its folder is made, and below a guarded folder no link leads there. A regular file keeps its content, a link, pipe or
+    device is removed, a folder refused.
     """
     with _parent(path) as folder:
         _make_sole(folder, path)
@@ -335,8 +342,9 @@ def file_for(path: Path) -> Path:
 def folder_for(path: Path) -> Path:
     """A folder that a library writes to by itself: made, and below it nothing leads elsewhere.
 
-    Links, pipes, sockets and devices in it are removed, files with a second name are replaced by a copy; weights keep
-    theirs (:func:`second_name`), as no library writes to them.
+    Links, pipes, sockets and devices in it are removed, at any depth, and files with a second name are replaced by a
+    copy. What has the name of weights (``.safetensors``, ``.ckpt``) stays as it is unless it is a link: weights may have
+    a second name (:func:`second_name`), as no library writes to them. Returns the path.
     """
     make_folder(path)
     for place, folders, files in os.walk(path):
@@ -371,7 +379,10 @@ def second_name(file: Path, name: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes what has a name: a folder with all that is in it, or a file; of a link the link alone."""
+    """Removes what has a name: a folder with all that is in it, or a file; of a link the link alone.
+
+    Nothing happens where nothing has the name; the folder that it lies in must exist.
+    """
     with _parent(path, make=False) as folder, suppress(FileNotFoundError):
         if _is_folder(folder, path.name):
             shutil.rmtree(path.name, dir_fd=folder)

@@ -20,6 +20,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
+from kd.storage.decoding import TooLarge, decoded, open_picture
 from tests._helpers import draw_folder
 
 RNG = np.random.RandomState(0)
@@ -96,6 +97,18 @@ def test_a_picture_that_claims_to_be_huge_is_refused_by_its_header(folder: Path)
         module(folder, max_pixels=1000).prepare_data()
     with pytest.raises(ValueError, match="max_pixels must be >= 1, got 0"):
         module(folder, max_pixels=0)
+
+
+def test_a_lack_of_memory_is_not_called_a_matter_of_max_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(image: Image.Image) -> None:
+        raise MemoryError
+
+    opened = open_picture(io.BytesIO(encoded(PIXELS)))
+    monkeypatch.setattr(type(opened), "load", load)
+    with pytest.raises(TooLarge, match="^its pixels need more memory than there is$"):
+        decoded(opened)
 
 
 def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path: Path) -> None:

@@ -645,6 +645,12 @@ def test_yaml_of() -> None:
     assert yaml_of("{a: [1, x]}") == {"a": [1, "x"]}
 
 
+@pytest.mark.parametrize("value", ["!!bool cat", "!!int ''", "!!float ''", "!!timestamp cat"])
+def test_a_yaml_tag_on_another_kind_of_value_is_a_value_error(value: str) -> None:
+    with pytest.raises(ValueError, match="a tag is on a value of another kind"):
+        yaml_of(f"a: {value}")
+
+
 def test_plain_name() -> None:
     assert plain_name("003", "latest") == "003"
 

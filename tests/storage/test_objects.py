@@ -3,7 +3,7 @@
 import pytest
 
 from kd.errors import UserError
-from kd.storage.objects import fetched, is_url, size_in
+from kd.storage.objects import fetched, file_system, is_url, size_in
 
 
 def test_is_url() -> None:
@@ -13,6 +13,14 @@ def test_is_url() -> None:
 
 def test_size_in() -> None:
     assert size_in("1024-0123456789abcdef") == 1024
+
+
+def test_a_server_that_cannot_be_reached_is_one_line() -> None:
+    """Of the protocols whose client connects as soon as it is made."""
+    with pytest.raises(
+        UserError, match=r"^runs_dir: ftp://127.0.0.1:1/runs can't be opened: .*refused"
+    ):
+        file_system("ftp://127.0.0.1:1/runs", "runs_dir")
 
 
 def test_a_file_without_a_reported_size_is_refused_in_a_line(
