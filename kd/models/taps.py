@@ -504,6 +504,18 @@ def linear_classifier(model: nn.Module) -> nn.Linear | None:
     return classifier if isinstance(classifier, nn.Linear) else None
 
 
+def single_classifier(model: nn.Module) -> nn.Module | None:
+    """The last layer of a model, as :func:`classifier_of` finds it; None where it has no weight of its own, or there are
+    several.
+    """
+    classifier = _last_layer(model)
+    if isinstance(classifier, nn.Module) and isinstance(
+        getattr(classifier, "weight", None), Tensor
+    ):
+        return classifier
+    return None
+
+
 def _last_layer(model: nn.Module) -> object:
     """What a model classifies by: a layer, several in a tuple or list; None where it has no usual name."""
     get_classifier = getattr(model, "get_classifier", None)

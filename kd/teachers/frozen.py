@@ -17,7 +17,7 @@ from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
 from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, is_sharded, shard
-from kd.models.taps import KEY, TRIAL, Taps, classifier_of, tap_shapes
+from kd.models.taps import KEY, TRIAL, Taps, single_classifier, tap_shapes
 from kd.processes import whole
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
 from kd.teachers.base import RunTeacher
@@ -102,8 +102,8 @@ class FrozenTeacher(RunTeacher):
                 self._original = copy.deepcopy(own)
             else:
                 self._original = own
-        last = getattr(self.model, "get_classifier", lambda: None)()
-        if self._classifier is None and dtype != torch.float32 and hasattr(last, "weight"):
+        has_classifier = single_classifier(self.model) is not None
+        if self._classifier is None and dtype != torch.float32 and has_classifier:
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device = device
         self.dtype = dtype
@@ -235,13 +235,12 @@ class FrozenTeacher(RunTeacher):
         """
         if self._classifier is not None:
             return self._classifier
-        layer: Any = classifier_of(self.model, self.key)
-        if not hasattr(layer, "weight"):
+        layer: Any = single_classifier(self.model)
+        if layer is None:
             raise UserError(f"{self.key}: {self.arch} has no single classifier")
         weight = whole(layer.weight).float()
-        if layer.bias is None:
-            bias = weight.new_zeros(len(weight))
-        else:
+        bias = weight.new_zeros(len(weight))
+        if getattr(layer, "bias", None) is not None:
             bias = whole(layer.bias).float()
         if self.columns is None:
             return weight, bias
@@ -262,12 +261,16 @@ class FrozenTeacher(RunTeacher):
         self._original = None
 
     def in_the_datas_classes(self) -> nn.Module:
-        """The model itself, or a copy whose classifier has the data's classes where :attr:`columns` is set."""
+        """The model itself, or a copy whose classifier has the data's classes where :attr:`columns` is set.
+
+        Raises:
+            UserError: as of :meth:`classifier`.
+        """
         if self.columns is None:
             return self.model
-        model: Any = copy.deepcopy(self.model)
-        layer = model.get_classifier()
         weight, bias = self.classifier()
+        model: Any = copy.deepcopy(self.model)
+        layer: Any = single_classifier(model)
         layer.weight = nn.Parameter(weight)
         layer.bias = nn.Parameter(bias)
         model.num_classes = len(weight)

@@ -1,6 +1,7 @@
 """Frozen teachers: precision and classifier."""
 
 import pytest
+import timm
 import torch
 
 from kd.errors import UserError
@@ -29,3 +30,42 @@ def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precis
     assert teacher(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)).shape == (4, 3)
     with pytest.raises(UserError, match="has no single classifier"):
         teacher.classifier()
+
+
+class NotOfTimm(torch.nn.Module):
+    """A network whose last layer has a usual name, and no method that gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(12, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(images.flatten(1))
+
+
+def test_a_network_that_timm_has_not_built_has_the_datas_classes_too() -> None:
+    model = NotOfTimm()
+    columns = torch.tensor([2, 0])
+    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3), columns=columns)
+    images = torch.randn(4, 3, 2, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            teacher.in_the_datas_classes()(images), model(images)[:, columns]
+        )
+
+
+def test_a_classifier_by_its_name_stays_as_loaded_in_half_precision() -> None:
+    model = NotOfTimm()
+    weight = model.fc.weight.detach().clone()
+    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3))
+    teacher.to(torch.device("cpu"), torch.bfloat16)
+    assert torch.equal(teacher.classifier()[0], weight)
+
+
+def test_a_teacher_with_two_classifiers_has_no_copy_in_the_datas_classes() -> None:
+    model = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=3, depth=1)
+    teacher = FrozenTeacher(
+        model, Preprocess(224, (0.5,) * 3, (0.5,) * 3), columns=torch.tensor([2, 0])
+    )
+    with pytest.raises(UserError, match=r"^model.teacher: .* has no single classifier$"):
+        teacher.in_the_datas_classes()
