@@ -21,7 +21,8 @@ kd-predict: a run's student on pictures: labels, masks or features.
   kd-predict RUN_FOLDER PICTURES... [out=FILE_OR_FOLDER] [top=5] [device=cpu]
 
   PICTURES   files, folders (with all below), patterns such as 'photos/*.jpg', lists of pictures (test.csv; read
-             as the run's own list: data.source.path_column=id data.source.image_dir=DIR change that)
+             as the run's own list: data.source.path_column=id data.source.image_dir=DIR change that); on this disk,
+             not by URL
   out=       labels: FILE.csv, FILE.json or FILE.jsonl; default: a line a picture on the terminal
              segmentation: a folder, of class ids (PICTURE.ids.png) and colours (PICTURE.colours.png)
              a student without a classifier: FILE.npz with its features and the pictures' names

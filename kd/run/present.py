@@ -162,11 +162,14 @@ def check_models(words: Sequence[str]) -> None:
 
 
 def check_pictures(words: Sequence[str]) -> None:
-    """Refuses words that name no file, folder or pattern of files.
+    """Refuses words that name no file, folder or pattern of files on this disk.
 
     Raises:
         UserError: names the word.
     """
     for word in words:
+        if is_url(word):
+            allowed = "files, folders, patterns or lists on this disk"
+            raise UserError(f"pictures must be {allowed}, got {word}")
         if not Path(word).exists() and not glob.glob(word, recursive=True):  # noqa: PTH207 - any root
             raise UserError(f"no pictures: {word}")

@@ -421,10 +421,19 @@ def pictures_in_list(
     """The paths of all pictures of a list, whose labels are not read. The arguments are those of :class:`Manifest`.
 
     Raises:
-        UserError: no list of pictures, or none of its files is on this disk.
+        UserError: no list of pictures, a picture that is named by a URL, or none of its files is on this disk.
     """
     source = Manifest(file, image_dir=image_dir, path_column=path_column, delimiter=delimiter)
     source.columns = source.columns._replace(label=[])
-    paths, _ = source._paths_of(source._content("train").rows, "train", file)
+    rows = source._content("train").rows
+    for row in rows:
+        path = joined(source.folder_of("train"), expanded(row.path))
+        if is_url(path):
+            remedy = "copy the pictures, and list their paths"
+            if not is_url(row.path):
+                remedy = "data.source.image_dir=FOLDER says where the list's relative paths start"
+            problem = f"pictures must be on this disk, got {printable(path)}"
+            raise UserError(f"{file}: {problem}; {remedy}")
+    paths, _ = source._paths_of(rows, "train", file)
     source.check_files(paths, "train", file)
     return paths
