@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Machines, Needs, read_machines
-from kd.fleet.jobs.sagemaker import aws_session, boto_errors, check_request, check_type
+from kd.fleet.jobs.sagemaker import (
+    WRITABLE,
+    aws_session,
+    boto_errors,
+    check_request,
+    check_type,
+    remove_upload,
+)
 from kd.fleet.jobs.target import Outcome, followed
 from kd.launch.groups import has_gpus
 from kd.run.open import open_run
@@ -239,8 +246,8 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
         archive: ``model.tar.gz``.
 
     Raises:
-        UserError: a model of this name exists (checked before the upload, which would overwrite its archive), or a
-            refusal of SageMaker.
+        UserError: a model of this name exists (checked before the upload, which would overwrite its archive), a refused
+            upload (names ``bucket``), or a refusal of SageMaker.
     """
     session = aws_session()
     client = session.client("sagemaker")
@@ -255,9 +262,12 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
                 raise UserError(f"job: there is a model '{name}' already; --delete removes it")
     bucket, _, key = url.removeprefix("s3://").partition("/")
     made: list[str] = []
+    is_uploaded = False
     try:
-        with boto_errors():
+        with boto_errors(f"bucket: can't upload {archive.name} to {url}", WRITABLE):
             s3.upload_file(str(archive), bucket, key)
+            is_uploaded = True
+        with boto_errors():
             for operation, request in calls.items():
                 getattr(client, operation)(**request)
                 made.append(operation.removeprefix("create_"))
@@ -265,7 +275,8 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
         for part, name_key in PARTS.items():
             if part in made:
                 getattr(client, f"delete_{part}")(**{name_key: name})
-        s3.delete_object(Bucket=bucket, Key=key)
+        if is_uploaded:
+            remove_upload(s3, bucket, key)
         raise
 
 

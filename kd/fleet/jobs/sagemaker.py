@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 POLL_S = 20
 """Seconds between two questions for the job's state."""
 EFA = re.compile(r"ml\.(p4d|p4de|p5|p6)")  # instances with AWS's fast network between machines
+LISTABLE = "it must be s3://BUCKET[/FOLDER] that the AWS credentials here may list (s3:ListBucket)"
+"""What the place of data in S3 must be, for messages."""
+WRITABLE = (
+    "it must be s3://BUCKET[/FOLDER] that the AWS credentials here may write to (s3:PutObject)"
+)
+"""What the place of uploads must be, for messages."""
 METRICS = ("train/loss", "val/acc1", "val/miou", "val/map")
 """Metrics that SageMaker reads from a job's log and shows as curves."""
 METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line that ``kd-train`` prints after each epoch
@@ -73,19 +79,19 @@ class SageMaker(Target):
         It changes nothing. Data in file systems are not checked, and no object is read.
 
         Raises:
-            UserError: no credentials, a refused listing, a bucket without access, or a channel's place with nothing at
-                it; the last two name the key.
+            UserError: no credentials, or a bucket or a channel's place that can't be listed, or with nothing at it; all
+                but the first name the key.
         """
         s3 = aws_session().client("s3")
-        with boto_errors():
-            _check_bucket(s3, "bucket", job.options["bucket"])
-            for channel in channels(job):
-                if channel.in_s3:
-                    key = f"channel.{channel.name}"
-                    bucket, prefix = _check_bucket(s3, key, channel.url)
+        _check_bucket(s3, "bucket", job.options["bucket"])
+        for channel in channels(job):
+            if channel.in_s3:
+                key = f"channel.{channel.name}"
+                bucket, prefix = _check_bucket(s3, key, channel.url)
+                with boto_errors(f"{key}: can't list {channel.url}", LISTABLE):
                     listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-                    if not listed["KeyCount"]:
-                        raise UserError(f"{key}: there is nothing at {channel.url}")
+                if not listed["KeyCount"]:
+                    raise UserError(f"{key}: there is nothing at {channel.url}")
 
     def submit(self, job: Job, folder: Path) -> str:
         """Uploads the user's own files and sends ``request.json`` of ``folder``; returns the job's name."""
@@ -151,12 +157,8 @@ def _check_bucket(s3: "BaseClient", key: str, url: str) -> tuple[str, str]:
         UserError: no such bucket, or no access to it.
     """
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    try:
+    with boto_errors(f"{key}: can't access the bucket '{bucket}'", LISTABLE):
         s3.head_bucket(Bucket=bucket)
-    except s3.exceptions.ClientError as error:
-        answer = error.response["Error"]
-        reason = f"{answer.get('Code', '')} {answer.get('Message', '')}".strip()
-        raise UserError(f"{key}: can't access the bucket '{bucket}' ({reason})") from error
     return bucket, prefix
 
 
@@ -174,15 +176,32 @@ def uploaded(job: Job) -> Iterator["Session"]:
     s3 = session.client("s3")
     sent = []
     try:
-        with boto_errors():
-            for name, path in job.files.items():
+        for name, path in job.files.items():
+            with boto_errors(f"bucket: can't upload {name} to {_place(job)}/files/", WRITABLE):
                 s3.upload_file(str(path), bucket, prefix + name)
-                sent.append(prefix + name)
+            sent.append(prefix + name)
+        with boto_errors():
             yield session
     except BaseException:
         for key in sent:
-            s3.delete_object(Bucket=bucket, Key=key)
+            remove_upload(s3, bucket, key)
         raise
+
+
+def remove_upload(s3: "BaseClient", bucket: str, key: str) -> None:
+    """Deletes what was uploaded for a request that was not sent; where that is refused, a line on stderr names it.
+
+    Args:
+        s3: boto3's client.
+        bucket: its name.
+        key: the object's path in it.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        s3.delete_object(Bucket=bucket, Key=key)
+    except (BotoCoreError, ClientError) as error:
+        print(f"kd-launch: s3://{bucket}/{key} is left: {error}", file=sys.stderr)
 
 
 def read_request(folder: Path) -> dict[str, Any]:
@@ -431,15 +450,22 @@ def aws_session() -> "Session":
 
 
 @contextmanager
-def boto_errors() -> Iterator[None]:
-    """Inside, errors of boto3 become a UserError of one line; needs boto3, which :func:`aws_session` checks."""
+def boto_errors(problem: str = "sagemaker", allowed: str = "") -> Iterator[None]:
+    """Inside, errors of boto3 become a UserError of one line; needs boto3, which :func:`aws_session` checks.
+
+    Args:
+        problem: begins the message; AWS's reason follows.
+        allowed: what the setting may be, at the end of the message; "": nothing is said of it.
+    """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except (BotoCoreError, ClientError, Boto3Error) as error:
-        raise UserError(f"sagemaker: {' '.join(str(error).split())[:300]}") from error
+        reason = " ".join(str(error).split())[:300]
+        remedy = f"; {allowed}" if allowed else ""
+        raise UserError(f"{problem}: {reason}{remedy}") from error
 
 
 def _outcome(answer: Mapping[str, Any]) -> Outcome:

@@ -6,13 +6,14 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kd.cli import main
 from kd.fleet.jobs.channels import Channel
-from kd.fleet.jobs.sagemaker import _Log
+from kd.fleet.jobs.sagemaker import _Log, aws_session
 from kd.launch.groups import gpus_of
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -417,6 +418,40 @@ def test_mistakes_are_one_line_and_nothing_is_sent_or_left(
             "food/train/apple/1.jpg"
         ]
         assert not sagemaker.list_training_jobs()["TrainingJobSummaries"], items
+
+
+@pytest.mark.parametrize(
+    ("operation", "told"),
+    [
+        ("HeadBucket", "bucket: can't access the bucket 'kd-test': "),
+        ("ListObjectsV2", "channel.train: can't list s3://kd-test/food: "),
+        ("PutObject", "bucket: can't upload tiny.yaml to s3://kd-test/runs/tiny-1/files/: "),
+    ],
+)
+def test_what_s3_refuses_names_the_key_and_what_it_may_be(
+    operation: str,
+    told: str,
+    portable: Path,
+    cloud: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = {"Code": "AccessDenied", "Message": "Access Denied"}
+    answer = SimpleNamespace(status_code=403), {"Error": error, "ResponseMetadata": {}}
+
+    def refusing() -> Any:
+        session = aws_session()
+        session.events.register(f"before-call.s3.{operation}", lambda **_: answer)
+        return session
+
+    monkeypatch.setattr("kd.fleet.jobs.sagemaker.aws_session", refusing)
+    asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "channel.train=s3://kd-test/food"]
+    assert main("launch", ["sagemaker", *PLACE, *asked, "job=tiny-1", "wait=false"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"kd-launch: {told}")
+    assert "(AccessDenied)" in line
+    assert "; it must be s3://BUCKET[/FOLDER] that the AWS credentials here may " in line
+    assert not boto3.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
 
 
 def test_without_credentials(
