@@ -44,15 +44,14 @@ class Confusions(ExactMetric):
 
         Args:
             columns: the teacher's answers ``(N,)``, as places among its logits.
-            target: class ids ``(N,)``; each picture has one, >= 0.
+            target: class ids ``(N,)``; a picture without a label (-1) does not count.
             index: the pictures' numbers ``(N,)``; even ones are one half, odd ones the other.
         """
-        ones = torch.ones_like(target, dtype=torch.long)
-        self.counts.index_put_(
-            (index.to(target.device, non_blocking=True) % 2, columns, target.long()),
-            ones,
-            accumulate=True,
-        )
+        half_N = index.to(target.device, non_blocking=True) % 2
+        # a count of 0 at class 0 for those without a label: a mask would wait for the device
+        count_N = (target >= 0).long()
+        class_N = target.clamp_min(0).long()
+        self.counts.index_put_((half_N, columns, class_N), count_N, accumulate=True)
 
     def compute(self) -> Tensor:
         """The counts ``(2, C, C)`` of all processes."""

@@ -59,21 +59,20 @@ class FilesInput:
         Args:
             batch: with uint8 pictures; padding is left out. Float pictures are prepared already and not compared.
             logits: of the teacher as it is set, without padding, ``(N, C)``.
-            target: class ids ``(N,)``, likewise, all >= 0.
+            target: class ids ``(N,)``, likewise; a picture without a label (-1) is not compared.
         """
         rows = real_rows(batch)
         images = batch["image"][rows][: self.of_each_batch]
         if images.is_floating_point():
             return
-        count = len(images)
-        target = target[:count]
+        target = target[: len(images)]
         logits_as_named = self.teacher(images.to(target.device))
         as_named = logits_as_named.argmax(1) == target
-        as_set = logits[:count].argmax(1) == target
+        as_set = logits[: len(images)].argmax(1) == target
         both = (as_named & as_set).sum()
         named_alone = (as_named & ~as_set).sum()
         set_alone = (~as_named & as_set).sum()
-        pictures = torch.full_like(both, count)
+        pictures = (target >= 0).sum()
         counts = torch.stack([both, named_alone, set_alone, pictures])
         self.counts += counts.to(self.counts.device)
 

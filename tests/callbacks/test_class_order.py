@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kd.callbacks.class_order import MOST_CLASSES, ClassOrder, Confusions, better_order
+from kd.callbacks.files_input import FilesInput
 from kd.cli import train_main
 from kd.proof.luck import SIGMAS
 from tests._good_teacher import recipe_of_a_good_teacher
@@ -199,3 +200,19 @@ def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
         if line.startswith("preflight: teacher")
     )
     assert "another order" not in mended
+
+
+def test_pictures_without_a_label_count_for_no_class() -> None:
+    """A source of the user's own may have some among the validation pictures (target -1)."""
+    target = torch.tensor([-1, 1, -1, 0])
+    counts = Confusions(2)
+    counts.update(torch.tensor([1, 1, 0, 0]), target, torch.arange(4))
+    assert counts.compute().sum(0).tolist() == [[1, 0], [0, 1]]
+
+    comparison = FilesInput.__new__(FilesInput)
+    comparison.of_each_batch = 4
+    comparison.teacher = lambda images: torch.tensor([[0.0, 1], [0, 1], [1, 0], [0, 1]])  # type: ignore[assignment]
+    comparison.counts = torch.zeros(4, dtype=torch.long)
+    batch: Any = {"image": torch.zeros(4, 3, 8, 8, dtype=torch.uint8)}
+    comparison.look(batch, torch.tensor([[1.0, 0]] * 4), target)
+    assert comparison.counts.tolist() == [0, 1, 1, 2]
