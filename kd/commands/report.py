@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
-from kd.report.records import is_run, read_run
+from kd.report.records import is_run, not_a_run, read_run
 from kd.run.own_keys import take, take_all, whole_number
 from kd.run.request import Request
 from kd.storage.run_urls import latest_hint, run_at
@@ -248,7 +248,5 @@ def _seen_run(folder: Path) -> Path:
         hint = latest_hint(folder)
         if below and not hint:
             hint = f"; did you mean {below}?"
-        raise UserError(
-            f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}"
-        )
+        raise UserError(not_a_run(folder) + hint)
     return folder

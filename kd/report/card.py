@@ -154,8 +154,8 @@ def _making(run: RunRecords) -> list[tuple[str, Any]]:
     losses = model.get("distill_losses") or {}
     for name, loss in losses.items():
         rows.append((f"loss {name}", _loss_in_words(loss)))
-    student = model.get("student") or {}
-    if student.get("inherit"):
+    student = summary.get("student") or {}
+    if student.get("start") == "inherited":
         rows.append(("start", "from the teacher's layers, cut down to size"))
     size = (run.config.get("data") or {}).get("img_size", "?")
     return [

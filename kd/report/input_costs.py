@@ -221,7 +221,7 @@ class _Comparison:
     machines: DataMachines
     """The changed tier."""
     machines_now: DataMachines | None
-    """The run's own tier."""
+    """The run's own tier; None: it has none."""
     now: Outlook
     """The run without the change of its tier."""
     then: Outlook
@@ -233,7 +233,8 @@ class _Comparison:
 
 
 def tier_pays(facts: Facts, change: Change) -> list[str]:
-    """Sentences that compare the tier of ``change`` with the same run without that part of the change.
+    """Sentences that compare the tier of ``change`` with the same run without that part of the change; [] where it changes
+    no tier.
 
     Raises:
         UserError: see :func:`kd.report.what_if.predict`.
@@ -331,9 +332,11 @@ def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str
 
 
 def _counts(compared: _Comparison) -> list[str]:
-    """From which number of machines on the tier pays, and which number costs least, in a sentence; [] without prices.
+    """From which number of machines on the tier pays, and which number costs least, in a sentence; of a run that has a tier
+    already the second alone.
 
-    Numbers up to the fewest with which no step waits are tried: beyond it each more only costs more.
+    Numbers up to the fewest with which no step waits are tried: beyond it each more only costs more. [] without the prices
+    of a machine and of the run, and where the change names the price of the whole job.
     """
     machine_price = compared.machines.price
     cost_now = compared.now.cost
@@ -357,9 +360,10 @@ def _counts(compared: _Comparison) -> list[str]:
 
 
 def _price(compared: _Comparison) -> list[str]:
-    """The price of one data machine at which the run costs as much as before, in a sentence.
+    """The price of an hour of one data machine at which the run costs as much as before, in a sentence.
 
-    Of the whole job's price where that is not known. [] where the change has as many machines, or other ones.
+    Where no price is known: what all machines that are added, or taken away, cost together, as a share of what an hour of
+    the whole job costs now. [] where the change has as many machines, or machines of another number of cores.
     """
     machines = compared.machines
     machines_now = compared.machines_now
@@ -377,10 +381,9 @@ def _price(compared: _Comparison) -> list[str]:
             whose = "another machine"
         price = max(0.0, now.cost / now.hours * worth / more)
         return [f"{pays} {whose} costs {than} than {price:.3g} an hour"]
-    they_cost = "they cost" if more > 1 else "it cost"
-    if abs(more) == 1:
-        they_cost += "s"
-    whole = f"{abs(worth):.0%} of what the whole job costs now"
+    they_cost = "they cost" if abs(more) > 1 else "it costs"
+    share = max(0.0, worth if more > 0 else -worth)
+    whole = f"{share:.0%} of what the whole job costs now"
     return [f"{pays} {they_cost} {than} than {whole} (together, an hour)"]
 
 

@@ -286,6 +286,8 @@ def dataloader(
 ) -> Finding | None:
     """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare.
 
+    One thread more than there are cores is usual, as are the threads of a single loader process.
+
     Args:
         data_share: share of the step that waits for its batch, 0 to 1.
         num_workers: loader processes of each training process.

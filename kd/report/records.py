@@ -459,12 +459,19 @@ def is_whole(record: dict[str, Any]) -> bool:
     return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
 
 
+WRITTEN = ("config.yaml", "summary.json", "metrics.csv", "records")
+"""What a run writes into its folder: any one of them makes a folder a run's."""
+
+
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds anything that a run writes; ``kd-runs`` and ``kd-report`` find runs by it."""
-    return any(
-        (folder / name).exists()
-        for name in ("config.yaml", "summary.json", "metrics.csv", "records")
-    )
+    """Whether a folder holds anything of :data:`WRITTEN`; ``kd-runs`` and ``kd-report`` find runs by it."""
+    return any((folder / name).exists() for name in WRITTEN)
+
+
+def not_a_run(folder: Path) -> str:
+    """The message for a folder that is no run's."""
+    *first, last = WRITTEN
+    return f"{folder} is no run's folder: it has no {', '.join(first)} or {last}"
 
 
 def read_results(folder: Path) -> RunRecords:
@@ -490,9 +497,7 @@ def read_run(folder: str | Path) -> RunRecords:
     """
     folder = Path(folder)
     if not is_run(folder):
-        raise UserError(
-            f"{folder} is no run's folder: it has no config.yaml, summary.json or records"
-        )
+        raise UserError(not_a_run(folder))
     run = read_results(folder)
     if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)

@@ -720,7 +720,7 @@ class Explained:
     def findings(self) -> list[Finding]:
         """All rules that fire, with the thresholds of the run's settings.
 
-        Of a run of fewer than :data:`FEWEST` steps only those in :data:`NEED_NO_STEPS`.
+        Of a run with a few recorded steps, 1 or more but fewer than :data:`FEWEST`, only those in :data:`NEED_NO_STEPS`.
         """
         facts = self.facts
         monitor = self.run.config.get("monitor") or {}

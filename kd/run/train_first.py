@@ -62,7 +62,7 @@ def with_teacher(run: Run) -> list[str]:
         run: its settings are changed.
 
     Returns:
-        The settings that name the trained teacher, as ``key=value`` words of another run's command line.
+        What :func:`teacher_settings` has added, as ``key=value`` words of another run's command line.
 
     Raises:
         UserError: no such file, or the teacher's training failed.
@@ -84,7 +84,8 @@ def teacher_settings(
     trusted: Sequence[str] = (),
     source: Source | None = None,
 ) -> dict[str, Any]:
-    """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one.
+    """The settings that give the run its recipe's teacher, which is trained now if need be; empty where the teacher has
+    weights (a checkpoint, ``pretrained``), or no recipe, and of a run with several teachers.
 
     They may hold a smaller ``data.batch_size`` too; of a run without a teacher that alone
     (:func:`_fine_tuning_batch`).
@@ -113,9 +114,9 @@ def teacher_settings(
         raise UserError(
             f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
         )
-    if not teacher:
+    if not teachers_in(config["model"]):
         return _fine_tuning_batch(config, typed, trusted, source)
-    if teacher["checkpoint"] not in (None, TRAIN):
+    if not teacher or teacher["checkpoint"] not in (None, TRAIN):
         return {}
     train = teacher["checkpoint"] == TRAIN
     if train and not teacher.get("recipe"):
@@ -296,7 +297,7 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
         overrides: words ``KEY=VALUE`` of the command line.
 
     Raises:
-        UserError: a typed architecture that the file does not hold.
+        UserError: a typed architecture that the file does not hold; of a file of another library it stays.
     """
     typed = {item.partition("=")[0] for item in overrides}
     replaced: dict[str, Any] = {}

@@ -88,6 +88,17 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
     )
 
 
+def test_a_card_names_the_start_that_the_student_had(tmp_path: Path) -> None:
+    """``inherit: auto`` of a recipe may have fallen back to random weights."""
+    run = RunRecords(tmp_path)
+    run.config = {"model": {"student": {"inherit": "auto"}}}
+    starts = {}
+    for start in ("inherited", "scratch", "pre-trained"):
+        run.summary = {"student": {"start": start}}
+        starts[start] = "from the teacher's layers" in card(run)
+    assert starts == {"inherited": True, "scratch": False, "pre-trained": False}
+
+
 def test_settings_are_rows_of_key_and_value() -> None:
     assert flat({"a": {"b": 1, "c": {}}, "d": None}) == [["a.b", "1"], ["a.c", "{}"], ["d", ""]]
 

@@ -155,7 +155,10 @@ def test_a_page_is_written_into_a_runs_folder_alone(
     folder = write_run(tmp_path / "demo" / "007")
     assert report_main([str(tmp_path / "demo")]) == 2
     told = capsys.readouterr().err
-    assert f"{tmp_path / 'demo'} is no run's folder" in told
+    assert (
+        f"{tmp_path / 'demo'} is no run's folder: it has no config.yaml, summary.json, metrics.csv or records"
+        in told
+    )
     assert f"did you mean {folder}?" in told
     assert not (tmp_path / "demo" / "report.html").exists()
     (folder / "report.html").mkdir()

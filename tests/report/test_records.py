@@ -129,7 +129,8 @@ def test_tensor_statistics_are_series_over_the_steps(tmp_path: Path) -> None:
 def test_runs_are_read_from_python(tmp_path: Path) -> None:
     run = kd.read_run(str(write_run(tmp_path / "run")))
     assert run.steps[0][0]["p"]["teacher"] > 0 and run.samples["0-host"][0]["mem"] == 40.0
-    with pytest.raises(UserError, match=r"nowhere is no run's folder: it has no config\.yaml"):
+    names = r"config\.yaml, summary\.json, metrics\.csv or records"
+    with pytest.raises(UserError, match=rf"nowhere is no run's folder: it has no {names}$"):
         kd.read_run(tmp_path / "nowhere")
 
 

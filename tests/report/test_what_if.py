@@ -8,9 +8,9 @@ import pytest
 from kd.cli import report_main
 from kd.errors import UserError
 from kd.report.facts import Facts
-from kd.report.input_costs import tier_pays
+from kd.report.input_costs import _Comparison, _price, tier_pays
 from kd.report.records import RunRecords, read_run
-from kd.report.what_if import Change, lines, predict, present, read_change
+from kd.report.what_if import Change, DataMachines, Outlook, lines, predict, present, read_change
 from tests._pages import tier_run, write_run
 
 
@@ -372,3 +372,23 @@ def test_a_run_has_one_length(tmp_path: Path) -> None:
     found = Facts(read_run(write_run(tmp_path / "run")))
     assert found.hours is not None
     assert predict(found, Change()).hours == pytest.approx(found.hours)
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "hours", "price"),
+    [
+        (3, 2, 2.0, "it pays where it costs more than 50%"),
+        (3, 1, 2.0, "it pays where they cost more than 50%"),
+        (3, 1, 1.0, "it pays where they cost more than 0%"),
+        (3, 1, 0.5, "it pays where they cost more than 0%"),  # fewer, and faster: as with a price
+        (1, 3, 0.5, "it pays while they cost less than 100%"),
+    ],
+)
+def test_without_prices_machines_are_worth_a_share_of_the_job(
+    now: int, then: int, hours: float, price: str
+) -> None:
+    """A run of one hour with ``now`` data machines, that would take ``hours`` with ``then``."""
+    outlooks = [Outlook(step_ms=1, images_per_s=1, hours=h, cost=None) for h in (1.0, hours)]
+    machines = DataMachines(then, 4), DataMachines(now, 4)
+    (told,) = _price(_Comparison(facts({}), Change(), *machines, *outlooks))
+    assert told == f"{price} of what the whole job costs now (together, an hour)"

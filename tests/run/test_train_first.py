@@ -19,6 +19,7 @@ from kd.cli import train_main
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.run import train_first
+from kd.run.resolve import resolve
 from kd.run.train_first import _batch_for, _training_pictures, _with_steps, trained_teacher
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
@@ -459,3 +460,16 @@ def test_a_resumed_fine_tuning_keeps_its_batch(
     assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 0
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["batch_size"] == 16
     assert "in place of" not in capsys.readouterr().out
+
+
+def test_several_teachers_change_no_batch(pictures: Path, teacher: Path) -> None:
+    """A run with teachers keeps its batch, whether it has one or several; without any, few pictures lower it."""
+    one = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
+    source = {"class_path": "ImageFolder", "init_args": {"root": str(pictures)}}
+    recipe = {"model": {"student": one}, "data": {"source": source, "batch_size": 32}}
+    for teachers, expected in (
+        ({"model.teacher": one}, {}),
+        ({"model.teachers": {"a": one, "b": one}}, {}),
+        ({}, {"data.batch_size": 4}),
+    ):
+        assert train_first.teacher_settings(resolve([recipe, teachers]), []) == expected
