@@ -60,36 +60,32 @@ class RunFolder(Callback):
             with suppress(OSError):
                 self._lock.close()
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Sends checkpoints whose folder was not given to ``checkpoints`` in the run's folder; a given one is kept.
+
+        Lightning calls it before the ``setup`` of all ModelCheckpoints, which choose a folder where none was given.
+        """
+        for checkpoint in trainer.checkpoint_callbacks:
+            is_known = isinstance(checkpoint, LastCheckpoint | ModelCheckpoint)
+            if is_known and checkpoint.dirpath is None:
+                checkpoint.dirpath = str(unclaimed(self.parent) / "checkpoints")
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 makes the folder, all ranks learn its name and send there what is written from now on.
 
-        That is: paths below :func:`unclaimed` in the trainer and its callbacks, checkpoints whose folder was not given, and
-        the CSV files of metrics, one more for each of several students.
+        That is: paths below :func:`unclaimed` in the trainer and its callbacks, and the CSV files of metrics, one more for
+        each of several students.
         """
         run = RunContext.of(trainer)
         name = by_first(trainer.strategy, self._begin)
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
-        self._move_there(trainer, self.path)
+        _move_paths(trainer, unclaimed(self.parent), self.path)
         self.metrics = [MetricsCSV(self.path)]
         self.metrics += [
             StudentCSV(run.student_folder(name), name) for name in run.students.named() if name
         ]
         trainer.loggers = [*trainer.loggers, *self.metrics]
-
-    def _move_there(self, trainer: Trainer, run: Path) -> None:
-        """Has the trainer's objects write to the folder ``run``: what was to go to :func:`unclaimed`, and checkpoints whose
-        folder was not given, which go to ``checkpoints`` in it. A second call changes nothing.
-        """
-        _move_paths(trainer, unclaimed(self.parent), run)
-        # in the working folder: ModelCheckpoint's ``setup``, which has run, sets it where none was given
-        default = str(Path(trainer.default_root_dir, "checkpoints"))
-        for checkpoint in trainer.checkpoint_callbacks:
-            if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (
-                None,
-                default,
-            ):
-                checkpoint.dirpath = str(run.resolve() / "checkpoints")
 
     def _begin(self) -> str:
         """Claims and makes the folder, with the settings of a new run; returns its name. The first process alone calls it.
@@ -117,7 +113,7 @@ class RunFolder(Callback):
         Lightning calls it before it loads these states. Most strategies do so before :meth:`on_fit_start`.
         """
         assert self.resume is not None
-        self._move_there(trainer, self.resume)
+        _move_paths(trainer, unclaimed(self.parent), self.resume)
         states = checkpoint.get("callbacks", {})
         for own in trainer.checkpoint_callbacks:
             if (
@@ -215,7 +211,7 @@ def unclaimed(parent: Path) -> Path:
 
 def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
     """Replaces ``before`` by the folder ``run`` in the paths below it that are attributes of the trainer, its callbacks,
-    profiler and strategy, as text or Path.
+    profiler and strategy, as text or Path. A second call changes nothing.
     """
     profiler = trainer.profiler  # type: ignore[attr-defined]
     run = Path(os.path.realpath(run))

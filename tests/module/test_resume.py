@@ -398,6 +398,23 @@ def test_a_resumed_run_replaces_the_best_file_of_the_users_own_checkpoints(recip
         assert second != first
 
 
+def test_a_given_folder_of_the_users_own_checkpoints_is_kept(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the folder that Lightning would choose where none is given, ``checkpoints`` in the working folder."""
+    here = recipe.parent / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    arguments = {"dirpath": "checkpoints", "filename": "mine"}
+    own = {"class_path": "ModelCheckpoint", "init_args": arguments}
+    items = [f"recipe={recipe}", f"trainer.callbacks={json.dumps([own])}", "trainer.max_epochs=1"]
+    assert train_main(items) == 0
+    assert [file.name for file in (here / "checkpoints").iterdir()] == ["mine.ckpt"]
+    runs = recipe.parent / "runs" / "tiny"
+    assert not list(runs.glob("*/checkpoints/mine.ckpt"))
+    assert list(runs.glob("*/checkpoints/last.ckpt"))
+
+
 def test_fsdp_keeps_no_states_of_optimizers_and_checks_the_schedules() -> None:
     """It has read the checkpoint before the module's hook, after the optimizers were made."""
     schedule = SimpleNamespace(state_dict=lambda: {"last_epoch": 3})
