@@ -48,7 +48,8 @@ class Finding:
 
 
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
-    """The step waits for its batch for a share ``at`` of its time, without the training's own wait for a core.
+    """The step waits for its batch for a share ``at`` of its time, less what those who make it waited for cores that other
+    jobs have (:attr:`~kd.report.step_facts.StepFacts.queued`).
 
     A step with ``n`` loader processes takes, in ms, the longest of
 
@@ -120,7 +121,7 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
 def tier_bound(facts: Facts) -> Limit | None:
     """The step waits for a data tier: for too few makers, or for the network or the queue where makers are idle.
 
-    None where a run has no tier, or waits for less than ``DATA_WAIT_AT`` of its steps' time.
+    None where a run has no tier, or none with makers at the end, or waits for less than ``DATA_WAIT_AT`` of its steps' time.
     """
     step = facts.step_ms
     wait = facts.phases.get("data", 0.0)

@@ -21,8 +21,8 @@ HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a pag
 class _Page(NamedTuple):
     """A run's page."""
 
-    changed: int | None
-    """The newest change of the run's files, ns; None: no file has been seen."""
+    changed: int
+    """The newest change of the run's folder, its files and records, Unix time in ns."""
     content: dict[str, Any]
     """Its title and sections."""
 
@@ -54,7 +54,7 @@ class Live(ThreadingHTTPServer):
     def content(self, name: str) -> dict[str, Any] | None:
         """What a page shows: of a run, or the list of all. Called in a thread of its own for each request.
 
-        A run's page is worked out again only when a file of the run has changed.
+        A run's page is worked out again only when a file in its folder, or among its records, has changed.
 
         Args:
             name: the run's folder below the served one; "": the list, or the one run that is served.
@@ -111,7 +111,7 @@ class Live(ThreadingHTTPServer):
 
 
 def _changed(path: Path) -> int:
-    """When a file was changed, in ns; 0 for one that a run has just renamed."""
+    """When a file or folder was changed, Unix time in ns; 0 for a file that a run has just renamed."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:

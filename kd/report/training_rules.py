@@ -264,7 +264,8 @@ def worse_than_start(
     Args:
         start: the metric before the first step; None: it was not measured.
         last: after the last epoch.
-        pictures: of the validation; the standard error of a share ``p`` of them is ``sqrt(p (1 - p) / pictures)``.
+        pictures: of the validation; the standard error of a share ``p`` of them is ``sqrt(p (1 - p) / pictures)``. It
+            counts for ``acc1`` alone.
         metric: its name.
         exported_epoch: the epoch that is exported, from 1; 0: the start.
         levers: what to try, in order.

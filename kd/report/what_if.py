@@ -33,7 +33,7 @@ class Change:
     pixels: bool | None = None
     """The pixels of cached views are kept too, or made each time."""
     workers: int | None = None
-    """Loader processes of each training process; with a data tier its processes."""
+    """Loader processes of each training process; with a data tier the makers of each."""
     gpus: int | None = None
     """Training processes."""
     epochs: int | None = None
@@ -341,7 +341,7 @@ def tier_step(
 
     Args:
         facts: of the run.
-        phases: ms of the step by phase, without its data tier's effect.
+        phases: ms of the step by phase; ``data`` counts only where the wait is too short for :func:`waits`.
         machines: the tier.
         processes: training processes.
         workers: makers of each of them; None: one on each core, or as the run has set.

@@ -153,8 +153,8 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
 def times_of(pair: Pair, place: str) -> tuple[float, float]:
     """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine.
 
-    On the GPU where there is one; both models are left there. Loading the picture is not timed, making the model's input
-    of it is.
+    On the GPU where there is one: the student is left there, the teacher stays where the evaluation has put it. Loading
+    the picture is not timed, making the model's input of it is.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     first_batch = next(iter(pair.data.eval_dataloader(place)))

@@ -62,7 +62,8 @@ class Disputes:
     answers: dict[str, list[Tensor]] = field(default_factory=dict)
     """By model, ``(N,)`` class ids."""
     _newest: Tensor | None = None
-    """The newest input of the judge's classifier; damaged pictures go through it too, and are not kept."""
+    """The newest input of the judge's classifier; the damaged pictures of ``robust=true`` go through it too, and are not
+    kept."""
 
     @classmethod
     def of(cls, pair: Pair) -> "Disputes":

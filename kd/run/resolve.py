@@ -369,6 +369,7 @@ class _Merge:
         for name, inner in value.items():
             if name == "class_path":
                 continue
+            arguments: Mapping[Any, Any]
             if name not in ARGUMENTS:
                 arguments = {name: inner}
             elif inner is None or isinstance(inner, Mapping):

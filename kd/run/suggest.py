@@ -256,7 +256,8 @@ def _runs(name: str) -> list[str]:
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
-    """What follows an unknown key in a message: suggestions, why there is no such setting, or where keys are listed.
+    """What follows an unknown key in a message: why there is no such setting, suggestions, which keys its group takes, or
+    where all keys are listed.
 
     Args:
         key: as given.
