@@ -154,7 +154,7 @@ class LogitLoss(DistillLoss):
     Attributes:
         for_numbers: defined for models whose answers are numbers (a regression), and for nothing else.
         for_maps: defined for logit maps ``(N, C, H, W)`` with ignored pixels, and for nothing else.
-        exclusive: compares classes with each other, which several labels a picture do not exclude.
+        exclusive: treats classes as if they excluded each other: refused where a picture may have several labels.
         least_classes: the fewest classes that it is defined for.
     """
 
@@ -234,7 +234,7 @@ class LayersLoss(DistillLoss):
         """Makes the parameters that depend on the layers' shapes.
 
         Args:
-            student_shapes: of each layer, batch axis included: ``(2, C, H, W)`` or ``(2, D)``.
+            student_shapes: of each layer, batch axis included: ``(N, C, H, W)``, tokens ``(N, L, D)`` or ``(N, D)``.
             teacher_shapes: of the teacher's layers, as many.
 
         Raises:

@@ -100,7 +100,7 @@ class PairwiseLoss(FeatureLoss):
     """Pair-wise structure of a map's positions, see :func:`kd.losses.functional.pairwise_loss`. No parameters.
 
     Args:
-        grid: positions a side that the maps are pooled to, > 0.
+        grid: the most positions a side that the maps are pooled to, > 0.
     """
 
     over_maps = True

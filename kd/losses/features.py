@@ -31,7 +31,7 @@ class HintLoss(_Projected):
 class ATLoss(FeatureLoss):
     """Attention transfer, see :func:`kd.losses.functional.at_loss`. No parameters.
 
-    The larger of the two maps is average-pooled to the smaller one's grid, as in the code of CRD's authors.
+    Maps are average-pooled to the smaller of both heights and of both widths, as in the code of CRD's authors.
 
     Args:
         p: power, > 0.

@@ -65,9 +65,9 @@ class KDLoss(LogitLoss):
 
     @property
     def topk_temperature(self) -> float | None:
-        """The one temperature of the teacher's side, where there is one: then a cache of its largest logits is enough.
+        """The temperature of both sides in all epochs: with one a cache of the teacher's largest logits is enough.
 
-        None: all logits are needed.
+        None: the sides or the epochs differ, so all logits are needed.
         """
         if self.final_temperature is not None:
             return None

@@ -35,7 +35,7 @@ class RegressionKDLoss(LogitLoss):
         margin: float = 0.0,
         weight: float = 1.0,
     ) -> None:
-        """Checks the arguments, which are the class's; ValueError where one is wrong or has no effect."""
+        """Checks the arguments, which are the class's; ValueError where one is wrong, or a margin is not ``bounded``."""
         super().__init__(weight)
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form}")

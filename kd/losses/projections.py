@@ -48,7 +48,12 @@ class Projection(nn.Module):
         return nn.Linear(width, teacher_width)
 
     def forward(self, features: Tensor, teacher: Tensor | None = None) -> Tensor:
-        """The student's features -> the teacher's shape: on the grid of its features if given, else as built."""
+        """The student's features -> the teacher's shape.
+
+        Args:
+            features: of the shape that it was built for, in maps with any height and width.
+            teacher: the teacher's features, whose height and width a map gets; None: those that it was built for.
+        """
         if self.pooled:
             features = features.mean(dim=(2, 3))
         projected = self.project(features)

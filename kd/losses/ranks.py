@@ -14,7 +14,10 @@ _without_gather = False
 
 @contextmanager
 def without_gather() -> Iterator[None]:
-    """Inside, each process compares the samples of its own batch: in validation their numbers differ."""
+    """Inside, each process compares the samples of its own batch alone.
+
+    In validation processes have batches of different sizes; before the start the first process may read a sample alone.
+    """
     global _without_gather
     before = _without_gather
     _without_gather = True

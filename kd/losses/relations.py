@@ -76,7 +76,7 @@ class _OfTheBatch(FeatureLoss):
         self.gather = gather
 
     def together(self, student_features: Tensor, teacher_features: Tensor) -> Sequence[Tensor]:
-        """Vectors ``(N, D)`` of both, with the rows of all processes where it gathers: ``(N * processes, D)``."""
+        """Features ``(N, ...)`` of both, where it gathers with the rows of all processes: ``(N * processes, ...)``."""
         if self.gather:
             return of_all_ranks(student_features, teacher_features)
         return student_features, teacher_features
@@ -157,7 +157,14 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
             num_classes: not read.
             num_samples: training pictures; their index names a row of the memory.
             ignore_index: not read.
+
+        Raises:
+            ValueError: ``num_samples`` is not known (0).
         """
+        if not num_samples:
+            raise ValueError(
+                "CRDLoss needs the number of training pictures: data=kd.DataInfo(classes, train=NUMBER)"
+            )
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
             drawn = torch.randn(num_samples, self.embed_dim)
@@ -246,7 +253,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
 
     @torch.no_grad()
     def _remember(self, student: Tensor, teacher: Tensor, index: Tensor) -> None:
-        """Moves the memories of the batches of all processes towards their new embeddings, ``(N, E)``."""
+        """Moves both memories towards the new embeddings ``(N, E)`` of the batch's pictures, and of all other processes'."""
         student, teacher, index = of_all_ranks(student, teacher, index)
         self._move(self.memory_student, student, index)
         self._move(self.memory_teacher, teacher, index)
@@ -264,7 +271,7 @@ def _embedded(projection: nn.Linear, features: Tensor) -> Tensor:
 class GramKLLoss(FeatureLoss):
     """How alike a map's positions are to each other, see :func:`kd.losses.functional.gram_kl_loss`. No parameters.
 
-    The finer of the two maps is average-pooled to the coarser one's grid.
+    Maps are average-pooled to the smaller of both heights and of both widths.
 
     Args:
         temperature: > 0.

@@ -85,7 +85,10 @@ class Standardizer(KnownOnHost, Float32):
         return x
 
     def settle(self, features: Tensor) -> None:
-        """Takes a sample's statistics for good, shapes as for the forward: targets that never move."""
+        """Takes a sample's statistics for good, shapes as for the forward: targets that never move.
+
+        The sample is this process's alone inside :func:`kd.losses.ranks.without_gather`, else that of all processes.
+        """
         self.batches.fill_(BATCHES - 1)  # the sample is the last batch that is wanted
         self.known = BATCHES - 1
         x = wide(features.detach())
@@ -153,7 +156,7 @@ class Standardizer(KnownOnHost, Float32):
 
 
 def _sum_over_processes(x: Tensor) -> Tensor:
-    """In place, where there are several."""
+    """A tensor summed over the processes that gather (:func:`kd.losses.ranks.in_parallel`), in place; alone as it is."""
     if in_parallel():
         dist.all_reduce(x)
     return x

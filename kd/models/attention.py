@@ -33,7 +33,7 @@ class InFloat32(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Calls ``func``; an attention of up to :data:`LONGEST` tokens in float32, its result in the dtype of its first
-        argument.
+        argument. One whose tensors all have names is left alone: timm gives them by position.
         """
         named = kwargs or {}
         is_attention = func == scaled_dot_product_attention
@@ -60,8 +60,9 @@ def _in_float32(value: object) -> object:
 def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
     """The context of a training step's forward: :class:`InFloat32` where that is faster, else an empty one.
 
-    It is faster under bfloat16 autocast on a CPU without matrix instructions. A compiled or checkpointed model gets none:
-    its second forward, in the backward pass, would run outside of this context and compute in another dtype.
+    It is faster under bfloat16 autocast on a CPU without matrix instructions. A compiled or checkpointed model gets an
+    empty one: its second forward, in the backward pass, would run outside of this context and compute in another dtype.
+    So does a model that is not of timm. A model's first call under that autocast decides which it is.
 
     Args:
         model: of the forward.

@@ -39,7 +39,7 @@ def build_model(
 ) -> nn.Module:
     """Builds a model of timm, or of the user's builder, on the CPU, and loads its weights.
 
-    It is tried once in a process, by a forward of one picture.
+    It is tried by a forward of one picture (:func:`_check_forward`); a model of timm once in a process for equal settings.
 
     Args:
         spec: what to build; completed from its checkpoint before (:func:`completed`).
@@ -50,7 +50,8 @@ def build_model(
         dense: a classifier for every pixel on top of the timm model (:class:`kd.models.segmenter.DenseModel`).
 
     Raises:
-        UserError: an unknown architecture, an unusable argument, or a checkpoint that does not fit.
+        UserError: an unknown architecture, an unusable argument, too little memory, weights that can't be had or do not
+            fit, or as of :func:`_built`.
     """
     if spec.builder is not None:
         model = _built(spec, spec.builder, num_classes, key, head, dense)
@@ -91,7 +92,8 @@ def _built(
         dense: whether its logits are maps, which no builder can make.
 
     Raises:
-        UserError: a dense model, other classes, a student's builder that no file can hold, or as of :func:`build_own`.
+        UserError: a dense model, with ``head`` other classes, a student's builder that no file can hold, or as of
+            :func:`build_own`.
     """
     if dense:
         raise UserError(
@@ -298,7 +300,7 @@ def completed(spec: Spec, key: str) -> Spec:
         key: their configuration key, named in messages.
 
     Returns:
-        The completed settings, ``spec`` itself unchanged; another architecture than a teacher's settings name is reported.
+        The completed settings, ``spec`` itself unchanged. An architecture that a teacher's settings do not name is reported.
 
     Raises:
         UserError: a checkpoint of transformers, or of a builder, without that builder.

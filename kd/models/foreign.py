@@ -67,7 +67,8 @@ def foreign_models(
 
     Args:
         tensors: all of the file's, by dotted name.
-        model: the wanted one: MobileNets are looked for where it is one, and its norms' epsilon is read.
+        model: the wanted one. MobileNets are looked for where it begins like timm's, with ``conv_stem``; its norms' epsilon
+            is read.
 
     Yields:
         What is before the model's own names in the file (with the last dot, or ""), its tensors under timm's names, and

@@ -1,7 +1,7 @@
 """Vision models of transformers as teacher or student (extra ``hf``)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -127,13 +127,15 @@ class HuggingFaceBuilder:
 
         Args:
             num_classes: of the classifier; 0: the model gives its features.
-            img_size: height and width of the input; None: as ``preprocessor_config.json`` says, else the configuration.
+            img_size: height and width of the input; None: as ``preprocessor_config.json`` says, else the configuration, else
+                224 x 224.
 
         Returns:
             A :class:`HuggingFaceModel`.
 
         Raises:
-            UserError: too large for the memory, or weights that lack more than a classifier and a pooler.
+            UserError: too large for the memory, weights that lack more than a classifier and a pooler, or as of
+                :meth:`_config`.
         """
         config = self._config(img_size)
         if num_classes:
@@ -153,7 +155,7 @@ class HuggingFaceBuilder:
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
-        size = img_size or _size(pixels) or height_width(getattr(config, "image_size", 224))
+        size = img_size or _size(pixels) or height_width(_image_size(config, 224))
         mean = pixels.get("image_mean") or HALF
         std = pixels.get("image_std") or HALF
         made_by = {
@@ -167,10 +169,12 @@ class HuggingFaceBuilder:
         """The configuration of transformers: that of ``path``, or one from ``config``; no code of the hub is run.
 
         Args:
-            img_size: height and width that replace ``image_size`` of ``config``; that of ``path`` stays.
+            img_size: height and width that replace ``image_size`` of ``config`` itself; that of a ``vision_config`` in it,
+                and that of ``path``, stay.
 
         Raises:
-            UserError: no such model, a family that is not in :data:`FAMILIES`, or one that needs code of the hub.
+            UserError: no such model, a family that is not in :data:`FAMILIES`, one that needs code of the hub, or in
+                ``path`` a side above :data:`kd.settings.LARGEST_SIDE`.
         """
         transformers = _transformers()
         try:
@@ -195,6 +199,8 @@ class HuggingFaceBuilder:
             return transformers.AutoConfig.for_model(family, **arguments)
         except RefusedFile as error:
             raise UserError(f"builder.path: {error}") from error
+        except UserError:
+            raise
         except (OSError, ValueError, TypeError) as error:
             what = "config: it"
             if self.path:
@@ -236,7 +242,8 @@ class HuggingFaceModel(OwnModel):
     """A vision model of transformers under timm's names; its layers are below ``model``."""
 
     def __init__(self, model: "transformers.PreTrainedModel", *args: Any) -> None:
-        """Wraps a model of transformers; another input size than its own makes it interpolate its positions.
+        """Wraps a model of transformers; for another input size than its own it interpolates its positions, where its
+        forward can.
 
         Args:
             model: of transformers.
@@ -247,9 +254,7 @@ class HuggingFaceModel(OwnModel):
             # For masked training alone: it would never get a gradient.
             if name.endswith("mask_token"):
                 parameter.requires_grad_(False)
-        native = height_width(
-            getattr(getattr(model.config, "vision_config", model.config), "image_size", 0)
-        )
+        native = height_width(_image_size(model.config, 0))
         takes = signature(model.forward).parameters
         other_size = native != self.pretrained_cfg["input_size"][1:]
         if other_size and "interpolate_pos_encoding" in takes:
@@ -345,6 +350,11 @@ def _transformers() -> ModuleType:
     except ImportError as error:
         raise UserError(f"HuggingFaceBuilder {needs_extra('hf')}") from error
     return transformers
+
+
+def _image_size(config: "transformers.PretrainedConfig", unknown: int) -> int | Sequence[int]:
+    """A side, or height and width, in pixels, by the configuration or its ``vision_config``; ``unknown`` without one."""
+    return getattr(getattr(config, "vision_config", config), "image_size", unknown)
 
 
 def _check_family(name: object) -> None:

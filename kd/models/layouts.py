@@ -197,7 +197,8 @@ def _layouts(
 ) -> Iterator[FileModel]:
     """Every way to read the file as the model: each place, in each of its variants, and under other libraries' names.
 
-    Where places have all of the model's names and shapes, these alone are tried; else all that have tensors enough.
+    Where places have all of the model's names and shapes, these alone are tried; else all that have at least a third as
+    many tensors as the model.
 
     Args:
         tensors: of the file, by name.
@@ -309,7 +310,7 @@ def _in_the_models_layout(
         img_size: height and width of the input that the file names; None: it names none.
 
     Returns:
-        The state under the model's names, and a note on position embeddings that were resampled, or "".
+        The state under the model's names, and a message on its position embeddings for the user, or "".
     """
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
@@ -455,7 +456,8 @@ def grid_shown(positions: Tensor) -> list[int]:
         positions: ``(L, D)`` of the patches, row by row.
 
     Returns:
-        ``[rows, columns]``, both at least 2; [] where no grid is clearly better than a square one.
+        ``[rows, columns]``, both at least 2; [] where no grid is clearly better than a square one (the worst, where L is no
+        square), or where the ends of its rows do not show.
     """
     length = len(positions)
     neighbours = {}  # mean squared difference of neighbours, by number of rows

@@ -50,8 +50,8 @@ def load_checkpoint(
 ) -> None:
     """Loads weights into ``model``; position embeddings of another size are resampled.
 
-    A classifier of other classes, or none in the file, leaves a student's as it was made: reported to the user, and
-    :func:`has_new_classifier` is true afterwards.
+    A classifier of other classes or another form, or none in the file, leaves a student's as it was made: reported to the
+    user, and :func:`has_new_classifier` is true afterwards.
 
     Args:
         model: the model; a file with its own names and shapes is loaded unchanged.
@@ -145,6 +145,9 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
         state: tensors by name.
         parameters: names of those that are trained.
         place: of the file, for messages.
+
+    Raises:
+        UserError: names the first tensor with such values.
     """
     for name, value in state.items():
         if not value.is_floating_point():
@@ -311,7 +314,8 @@ def _head_beside(
         model: the wanted one.
 
     Returns:
-        Weight and bias under the model's names; {} where no layer, or more than one, may be the classifier.
+        Weight and bias under the model's names; {} where not exactly one classifier is missing, where the layout's names
+        begin at the file's top, and where no layer, or more than one, may be the classifier.
     """
     missing_heads = [name for name in classifier_names(model) if f"{name}.weight" in missing]
     if len(missing_heads) != 1 or not layout.prefix:

@@ -32,8 +32,8 @@ class Builder(Protocol):
 
 
 def logits_of(output: object) -> Tensor:
-    """The logits (or features) in a model's output: a tensor; ``.logits``; a dict's ``logits``, or ``out`` as in
-    torchvision's segmentation models name it; a tuple's first item.
+    """The logits (or features) in a model's output: a tensor; ``.logits``; a dict's ``logits``, or its ``out``, as
+    torchvision's segmentation models have it; the first item of a tuple or list.
 
     Raises:
         UserError: none of these.
@@ -92,8 +92,9 @@ def features_of(output: object) -> Tensor:
 
 
 def classes_of(model: nn.Module) -> int:
-    """How many classes a model answers with: its ``num_classes`` if that is a number, else the outputs of the last layer
-    (of :func:`~kd.models.taps.classifier_of`, or of a Sequential) that has any; 0 where unknown.
+    """How many classes a model answers with: its ``num_classes`` if that is a number, else the outputs of its classifier
+    (:func:`~kd.models.taps.classifier_of`; of a Sequential the last member), by the last layer in it that has outputs; 0
+    where unknown.
     """
     known = getattr(model, "num_classes", None)
     if isinstance(known, int):
@@ -212,7 +213,8 @@ def build_own(
         key: of the model's settings (``model.teacher``), for messages.
 
     Raises:
-        UserError: a builder that fails or makes no module, or a model whose input neither settings nor model describe.
+        UserError: a builder that fails in a usual way (those of the ``except`` below; other errors are raised as they are)
+            or makes no module, or a model whose input neither settings nor model describe.
     """
     try:
         model = builder.build(num_classes, img_size)

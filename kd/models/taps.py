@@ -284,7 +284,8 @@ class Taps:
 
     @torch.no_grad()
     def _last_map(self, run: Callable[[], Any], key: str) -> str:
-        """The path of the outermost layer that gives what timm calls a model's features, or else the last map of all.
+        """The path of the outermost layer that gives what timm calls a model's features, or else the last map of more than
+        one place.
 
         Args:
             run: runs the model once.

@@ -114,7 +114,7 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
 def tensors_in(content: object) -> dict[str, Tensor]:
     """All tensors in nested mappings and lists by their dotted path, in the file's order.
 
-    A mapping that is reached a second time is left out, so that a file which contains itself ends. What torch's
+    A mapping or list that is reached a second time is left out, so that a file which contains itself ends. What torch's
     wrappers put into names (``_orig_mod.`` of a compiled model) is removed.
 
     >>> list(tensors_in({"epoch": 3, "teacher": {"_orig_mod.head.bias": torch.zeros(1)}}))

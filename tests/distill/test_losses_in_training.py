@@ -258,6 +258,11 @@ def test_crd_remembers_what_it_saw() -> None:
         loss(student, teacher, torch.zeros(2))
 
 
+def test_crd_needs_the_number_of_training_pictures() -> None:
+    with pytest.raises(ValueError, match="^CRDLoss needs the number of training pictures"):
+        CRDLoss().bind(4, 0)
+
+
 def test_a_temperature_moves_over_the_epochs() -> None:
     loss = KDLoss(temperature=8.0, final_temperature=2.0)
     student, teacher = torch.randn(2, 4, 5)

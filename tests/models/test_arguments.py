@@ -88,7 +88,8 @@ def test_a_transformers_folder_with_a_huge_side(tmp_path: Path) -> None:
     config = {"model_type": "vit", "image_size": 50_000}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        UserError, match="config.json: image_size: must be <= 4096 pixels, got 50000"
+        UserError,
+        match="^builder.path: config.json: image_size: must be <= 4096 pixels, got 50000$",
     ):
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
 

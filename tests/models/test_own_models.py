@@ -301,6 +301,14 @@ def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
     assert eval_main([str(folder)]) == 0
 
 
+@pytest.mark.parametrize("num_classes", [0, 4])
+def test_the_size_of_an_inner_vision_model_counts(num_classes: int, hugging_face: Any) -> None:
+    config = {"model_type": "siglip", **HF["siglip"]}
+    model = hugging_face.HuggingFaceBuilder(config=config).build(num_classes, None)
+    assert model.pretrained_cfg["input_size"] == (3, 32, 32)
+    assert model(torch.zeros(1, 3, 32, 32)).shape[0] == 1
+
+
 def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
     make = hugging_face.HuggingFaceBuilder
     for arguments in ({}, {"path": "x", "config": {"model_type": "vit"}}):

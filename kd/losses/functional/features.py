@@ -83,7 +83,7 @@ def _powers(x: Tensor, p: float) -> Tensor:
 def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """ReviewKD's hierarchical context loss: the squared error at full size and pooled to 4, 2 and 1 positions a side.
 
-    Weights 1, 1/2, 1/4, 1/8 over their sum; sizes that the map does not exceed are left out. Source: Chen et al.,
+    Weights 1, 1/2, 1/4, 1/8 over their sum; sizes that the map's height does not exceed are left out. Source: Chen et al.,
     Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code. Shapes: ``(N, C, H, W)``.
 
     Args:
