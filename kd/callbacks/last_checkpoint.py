@@ -104,7 +104,7 @@ class LastCheckpoint(Checkpoint):
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Saves now; all ranks must call it. The file before becomes ``previous.ckpt``.
+        """Saves now; all ranks must call it. The file before becomes ``previous.ckpt``, unless the run found it damaged.
 
         With ``checkpoint.asynchronous`` the file may be on the disk only later.
         """

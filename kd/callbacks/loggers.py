@@ -140,7 +140,9 @@ class Loggers(Callback):
             self._make(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the loggers, unless the run resumes with a strategy that reads the checkpoint only after this (FSDP)."""
+        """Makes the loggers, unless the run resumes with a strategy that reads the checkpoint only after this (FSDP,
+        DeepSpeed).
+        """
         comes_later = trainer.strategy.restore_checkpoint_after_setup
         if not (RunContext.of(trainer).module.resumed and comes_later):
             self._make(trainer)

@@ -264,7 +264,7 @@ class Preflight(Callback):
 
     @part_of_the_start("preflight: teacher on val")
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Findings:
-        """Runs the teachers over the validation pictures, and judges each: all processes must call it.
+        """Runs the teachers over the validation pictures, judges each and looks for remedies: all processes must call it.
 
         A teacher is judged only where at least half of the classes were shown. One that reaches no more than chance is
         ``weak`` where so many pictures prove it, else ``unclear``.

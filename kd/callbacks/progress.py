@@ -36,11 +36,11 @@ def _batches_of_run(trainer: Trainer, data: DistillationDataModule) -> tuple[int
 
 
 def shape_of_bar(terminal: bool, has_end: bool) -> str:
-    """How the training's bar is drawn, as tqdm's ``bar_format``: its share is that of the whole run.
+    """How the training's bar is drawn, as tqdm's ``bar_format``.
 
     Args:
-        terminal: it has a picture.
-        has_end: the run's steps are counted.
+        terminal: a bar is drawn, not words alone.
+        has_end: the run's end is known: it shows the share of the whole run that is done, and the time that is left.
     """
     rate = "{rate_noinv_fmt}"
     if not has_end:

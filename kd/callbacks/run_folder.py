@@ -200,8 +200,10 @@ class RunFolder(Callback):
             fresh.symlink_to(self.path.name)
         except OSError:
             write_text(fresh, self.path.name + "\n")
-        with suppress(OSError):
+        try:
             fresh.replace(latest)
+        except OSError:
+            fresh.unlink()
 
 
 def unclaimed(parent: Path) -> Path:
@@ -227,7 +229,8 @@ def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
 
 
 def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A state of ModelCheckpoint whose files keep their names, but are in ``folder``.
+    """A state of ModelCheckpoint whose files keep their names, but are in ``folder``; without those that every run has
+    (``last.ckpt``, ``previous.ckpt``).
 
     >>> state = {"monitor": "val/acc1", "dirpath": "/b/0", "best_model_path": "s3://b/../victim", "best_k_models": {}}
     >>> _here(state, Path("/a/0"))["best_model_path"], _here(state, Path("/a/0"))["monitor"]

@@ -109,8 +109,8 @@ class AnswerStore:
         """Opens the folder's files, or makes them; the arguments are the class's.
 
         Raises:
-            UserError: the folder holds other files or another fingerprint, the disk has no room, or it can't be
-                written.
+            UserError: the folder holds other files or another fingerprint, the disk has no room, it can't be written, or
+                what ``measure`` raises.
         """
         self.folder = folder
         self.samples = samples

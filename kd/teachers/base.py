@@ -353,7 +353,7 @@ class OwnTeacher(RunTeacher):
     def __init__(
         self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
     ) -> None:
-        """Wraps a user's teacher; its parameters, if it has any, are frozen and in eval mode."""
+        """Wraps a user's teacher; a module is frozen and put into eval mode."""
         self.given = given
         self.key = key
         self.arch = type(given).__name__

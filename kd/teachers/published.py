@@ -87,7 +87,8 @@ def _put(place: str, data: bytes) -> int:
 
 
 def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, int]]:
-    """Names of the files of answers, with the number of pictures in each: the pack's shards, or parts of equal size.
+    """Names of the files of answers, with the number of pictures in each: the pack's shards, or parts of equal size, the
+    last of which may be smaller.
 
     Args:
         split: that was answered.
