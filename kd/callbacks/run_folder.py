@@ -17,7 +17,7 @@ from kd.errors import UserError, first_line
 from kd.processes import by_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
 from kd.storage.mirror import Mirror
-from kd.storage.writing import folder_for, guard, write_text
+from kd.storage.writing import folder_for, guard, remove, write_text
 
 
 @dataclass
@@ -203,7 +203,7 @@ class RunFolder(Callback):
         try:
             fresh.replace(latest)
         except OSError:
-            fresh.unlink()
+            remove(fresh)
 
 
 def unclaimed(parent: Path) -> Path:
