@@ -66,8 +66,9 @@ class RunFolder(Callback):
         Lightning calls it before the ``setup`` of all ModelCheckpoints, which choose a folder where none was given.
         """
         for checkpoint in trainer.checkpoint_callbacks:
-            is_known = isinstance(checkpoint, LastCheckpoint | ModelCheckpoint)
-            if is_known and checkpoint.dirpath is None:
+            if not isinstance(checkpoint, LastCheckpoint | ModelCheckpoint):
+                continue
+            if checkpoint.dirpath is None:
                 checkpoint.dirpath = str(unclaimed(self.parent) / "checkpoints")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -242,7 +242,7 @@ class Address:
             wanted: not read.
 
         Raises:
-            NoMoreAnswers: the server refuses, or the budget is used up.
+            NoMoreAnswers: the server refuses or can't be reached, or the budget is used up.
             UserError: pictures of another type, or an answer that is not in the protocol or not finite.
         """
         images = batch["image"]
