@@ -25,8 +25,8 @@ class RKDLoss(FeatureLoss):
     """Relational KD: distances and angles, see :func:`kd.losses.functional.rkd_loss`. No parameters.
 
     Args:
-        distance_weight: >= 0.
-        angle_weight: >= 0. The angle term takes the cube of the batch size in memory.
+        distance_weight: of the distances, >= 0.
+        angle_weight: of the angles, >= 0; they take the cube of the batch size in memory.
         gather: compare with the batches of all P processes too; the angle term then takes P^2 times the memory.
     """
 
@@ -40,8 +40,10 @@ class RKDLoss(FeatureLoss):
         weight: float = 1.0,
         gather: bool = True,
     ) -> None:
-        """Stores the arguments, which are the class's."""
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
+        check_range("distance_weight", distance_weight, ">= 0")
+        check_range("angle_weight", angle_weight, ">= 0")
         self.distance_weight = distance_weight
         self.angle_weight = angle_weight
         self.gather = gather
@@ -185,6 +187,8 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         index: Tensor | None = None,
     ) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` (needed: it remembers them) -> scalar.
+
+        With several processes all call it, with the same N.
 
         Raises:
             ValueError: no indices: the loss remembers every sample by its number.

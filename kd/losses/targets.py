@@ -71,7 +71,7 @@ class Standardizer(KnownOnHost, Float32):
     def forward(self, features: Tensor) -> Tensor:
         """Standardises features ``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least.
 
-        In training it first adds the batch to its statistics, until they are complete.
+        In training it first adds the batch to its statistics, until they are complete; with several processes all call it.
         """
         is_map = features.ndim == 4
         x = wide(features.detach())

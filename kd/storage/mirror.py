@@ -19,7 +19,7 @@ from kd.storage.run_urls import LATEST, Copies, state_of, tag_of
 EVERY_S = 5.0  # between two looks for a new checkpoint
 WHOLE_S = 300.0  # between two uploads of what grows: records, metrics
 LARGE = 32 * 2**20  # bytes; a larger file is sent from the disk, a smaller one from memory
-CLAIM = ".claimed"
+CLAIM = ".claimed"  # in a run's folder in the store: the file that takes the run's name
 
 
 class Mirror:

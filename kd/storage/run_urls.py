@@ -343,7 +343,7 @@ class Copies:
 
     Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here``
     (:func:`state_of`; None before the first upload has ended), ``there`` (:func:`tag_of`; "" likewise) and, while it is
-    sent, ``sending`` (bytes). :func:`fetched_run` and the thread of :class:`kd.storage.mirror.Mirror` write them.
+    sent, ``sending`` (bytes). :func:`fetched_run` and :class:`kd.storage.mirror.Mirror` write them.
 
     Args:
         folder: of the run here.

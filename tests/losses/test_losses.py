@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kd import losses
-from kd.losses import HintLoss, KDLoss
+from kd.losses import HintLoss, KDLoss, RKDLoss
 from kd.losses.functional import hint_loss, kd_loss
 from tests._helpers import ROOT
 
@@ -95,6 +95,9 @@ def test_errors_name_the_argument() -> None:
     for weight in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="weight"):
             KDLoss(weight=weight)
+    for argument in ("distance_weight", "angle_weight"):
+        with pytest.raises(ValueError, match=f"^{argument} must be >= 0, got -1"):
+            RKDLoss(**{argument: -1.0})
 
 
 def test_hint_is_the_mean_squared_error() -> None:
