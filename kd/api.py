@@ -70,8 +70,8 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
         UserError: a mistake in the recipe or the settings, found before anything is written wherever it shows before the
             training; or another thread runs one of these functions. Also where a teacher behind an address answers no
             more: the message says how to resume.
-        RunError: the run failed, or a signal stopped it; its folder says why. A run that a rule of ``monitor`` has
-            stopped is returned like one that is done.
+        RunError: the run failed, or a signal stopped it; its folder says why, before it has one a line on stderr. A run
+            that a rule of ``monitor`` has stopped is returned like one that is done.
         Stopped: a signal came while the recipe's teacher was trained first.
 
     >>> import kd, tempfile

@@ -142,9 +142,9 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of a Ray error, at most 200 characters: there a library's own reason is, below Ray's traceback.
+    """The last line of a Ray error, at most 200 characters: it has the library's own reason, below Ray's traceback.
 
-    The error's class where it has no text.
+    The name of the error's class where it has no text.
     """
     lines = str(error).strip().splitlines()
     if not lines:

@@ -141,7 +141,7 @@ def bar(
     calm: float | None = None,
     **kwargs: Any,
 ) -> tqdm:
-    """A bar on stderr that is erased at its end; without a terminal a line every ``calm`` seconds (10).
+    """A bar on stderr that is erased at its end; without a terminal at most a line every ``calm`` seconds.
 
     It shows its share in per cent, the total and the time left, so it has a total.
 

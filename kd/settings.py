@@ -39,7 +39,7 @@ class Range:
     def refuses(self, value: object) -> str:
         """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
 
-        Of a list all numbers count. NaN is outside of every range.
+        Of a list each number must be inside. NaN is outside of every range.
         """
         several = [value]
         if isinstance(value, list | tuple):
@@ -83,7 +83,8 @@ def limits(kind: object) -> list[Limit]:
 
 
 def words_of(kind: object) -> list[object]:
-    """All words of a type that takes no other text, such as ``int | Literal["auto"]``; [] where any text may be meant.
+    """All words (members of its ``Literal``) of a type that takes no other text, such as ``int | Literal["auto"]``; [] where
+    any text may be meant, and for a type without words.
 
     A union's ``str`` or ``Any`` counts as any text also inside an ``Annotated`` (:data:`Class`, a text with limits).
 
