@@ -74,12 +74,10 @@ class Clock:
         self.scope: str | None = None
         self._thread = threading.get_ident()
         self._schedstat: int | None = None
-        with suppress(
-            OSError
-        ):  # the kernel's account of this thread (Documentation/scheduler), in ns
-            self._schedstat = os.open(
-                f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY
-            )
+        # the kernel's account of this thread (Documentation/scheduler), in ns
+        account = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        with suppress(OSError):
+            self._schedstat = os.open(account, os.O_RDONLY)
         # ended steps: the event at the start, then each phase with the event at its end
         self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
         self._finished: list[StepTimes] = []
@@ -190,7 +188,7 @@ class Clock:
         self._data_begins()
 
     def _data_begins(self) -> None:
-        """If the innermost phase is now ``data``, keeps how long the thread has waited for a core before it."""
+        """Where the innermost phase is ``data``, its waits for a core (``data_ready_ms``) count from now on."""
         if self._open[-1] == "data":
             self._data_ready = self._ready_ms()
 
@@ -201,11 +199,16 @@ class Clock:
         A scope within a scope replaces it: after its end none is open.
         """
         self._mark()
+        self._leave_scope_out()
+        self.scope = scope
+        self._data_begins()
+
+    def _leave_scope_out(self) -> None:
+        """Leaves the waits for a core in an open scope, since the last call, out of the step's ``ready_ms``."""
         ready = self._ready_ms()
-        if self.scope is not None:  # waits for a core inside the scope are no part of the step
+        if self.scope is not None:
             self._ready += ready - self._ready_aside
         self._ready_aside = ready
-        self.scope = scope
 
     def cut(self, tag: object = None) -> None:
         """Ends a step, and begins the next one; :meth:`take` returns it once the device has reached its end.
@@ -221,7 +224,8 @@ class Clock:
         step.t = time.time()
         step.tag = tag
         step.host_ms = 1000 * (self._last - self._start)
-        step.ready_ms = self._ready_ms() - self._ready
+        self._leave_scope_out()
+        step.ready_ms = self._ready_aside - self._ready
         step.launch_ms = sum(
             ms for phase, ms in host.items() if phase in PHASES and phase != "data"
         )

@@ -306,12 +306,28 @@ def test_no_wait_for_a_core_in_a_scope_counts_to_the_step_also_where_another_sco
     waited = 0.0
     monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
     clock = Clock()
-    for scope in ("between epochs", "validation", None):
+    for scope in ("between epochs", "validation", None, "between epochs"):
         clock.within(scope)
         waited += 10
+    clock.cut()  # inside a scope, as at a run's end
+    (step,) = clock.take()
+    assert step.ready_ms == 10
+
+
+def test_a_scope_in_a_wait_for_data_is_no_part_of_that_wait(
+    hand_clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = 0.0
+    monkeypatch.setattr(Clock, "_ready_ms", lambda self: waited)
+    clock = Clock()
+    clock.enter("data")
+    for scope in ("validation", None, None):
+        waited += 10
+        clock.within(scope)
+    clock.leave()
     clock.cut()
     (step,) = clock.take()
-    assert step.ready_ms == 10  # the last 10 ms, after both scopes
+    assert (step.data_ready_ms, step.ready_ms) == (20, 20)
 
 
 def test_steps_are_not_waited_for_until_asked(hand_clock: HandClock) -> None:
