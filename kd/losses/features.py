@@ -313,10 +313,10 @@ class SimKDLoss(_Projected):
     """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
 
     Mean squared error after a linear projection ``P``. The student's own classifier is not trained: before each
-    validation it is set to teacher classifier x ``P``, one linear layer, so the exported student stays a plain timm
-    model. Use it with ``model.task_loss_weight=0``. Source: Chen et al., Knowledge Distillation with the Reused Teacher
-    Classifier, arXiv 2203.14001 (there ``P`` is a stack of convolutions, which cannot be folded and stays part of the
-    student).
+    validation, before each checkpoint and at the end it is set to teacher classifier x ``P``, one linear layer, so the
+    exported student stays a plain timm model. Use it with ``model.task_loss_weight=0``. Source: Chen et al., Knowledge
+    Distillation with the Reused Teacher Classifier, arXiv 2203.14001 (there ``P`` is a stack of convolutions, which cannot
+    be folded and stays part of the student).
 
     Args:
         weight: factor in the total loss.

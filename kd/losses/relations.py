@@ -125,7 +125,8 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     needs_index = True
     equal_on_all_ranks = ("memory_student", "memory_teacher")
     memory_student: Tensor
-    """The student's embedding of each training picture when it was last seen, ``(num_samples, embed_dim)``."""
+    """``(num_samples, embed_dim)``, rows of length 1: the moving average of the student's embeddings of each training
+    picture over the times that it was seen; random until then."""
     memory_teacher: Tensor
     """The teacher's, likewise."""
     scale: Tensor

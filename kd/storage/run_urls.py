@@ -138,7 +138,7 @@ def latest_hint(folder: Path) -> str:
 
 
 def folder_of_runs(place: str, command: str) -> Path:
-    """``runs_dir`` of a command that writes many runs side by side, as a path.
+    """``runs_dir`` of a command that takes no URL (``kd-tune``, ``kd-size``, ``kd-scale``, ``kd-launch``), as a path.
 
     Args:
         place: the setting.
