@@ -21,7 +21,8 @@ class Sharding(Protocol):
     def shard(self, students: Students) -> None:
         """Cuts the students in place; DeepSpeed only checks them here, and cuts when it sets up their optimizer.
 
-        The module calls it on every rank, after the first weights are set and before the optimizers are made.
+        The module calls it on every rank in each of Lightning's calls (fit, validate, test, predict): in a fit after the
+        first weights are set and before the optimizers are made. What is cut already stays as it is.
 
         Raises:
             UserError: a student with a moving average or ``optim.zero`` that the strategy can't have.

@@ -189,13 +189,14 @@ class DistillationModule(Inference):
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure.
 
-        A resumed run neither starts its students nor settles their losses: the checkpoint has both.
+        A resumed run neither starts its students nor settles their losses: the checkpoint has both. Students that
+        :meth:`begin` has started already are not started again.
         Lightning calls it in every process, before weights are sharded or loaded. The order matters: the students'
         start reads the teacher before it is cast to its precision; losses are settled on the started students; batch
         size, loader processes and cache are measured on all of that; compiling comes last.
 
         Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``; only a fit starts and measures.
+            stage: ``fit``, ``validate``, ``test`` or ``predict``; only a fit starts, settles, measures and compiles.
         """
         keep_targets_exact(self.trainer)
         sample = None
@@ -279,11 +280,16 @@ class DistillationModule(Inference):
         object.__setattr__(self, "answering_teacher", teacher)
 
     def configure_model(self) -> None:
-        """Lets a strategy that shards the students do so (:mod:`kd.strategies`).
+        """FSDP cuts the students here, once; DeepSpeed checks them, and cuts them later, with their optimizer. Other strategies
+        do nothing.
 
-        Lightning calls it after :meth:`setup` and before :meth:`configure_optimizers`.
+        Lightning calls it after :meth:`setup` in each of fit, validate, test and predict, in a fit before
+        :meth:`configure_optimizers`. Without a trainer nothing is done.
+
+        Raises:
+            UserError: settings of a student that its strategy can't have (:meth:`kd.distill.sharding.Sharding.shard`).
         """
-        trainer = trainer_of(self)  # none while a checkpoint's weights are loaded
+        trainer = trainer_of(self)
         if trainer is not None and isinstance(trainer.strategy, Sharding):
             trainer.strategy.shard(self.students)
 
@@ -343,7 +349,8 @@ class DistillationModule(Inference):
         dtype that ``trainer.precision`` has given to their weights.
 
         Raises:
-            UserError: the checkpoint's optimizers do not fit this run's (:meth:`kd.module.resume.Resume.note`).
+            UserError: the checkpoint's optimizers or schedules do not fit this run's
+                (:meth:`kd.module.resume.Resume.note`).
         """
         self.resume.note(self.trainer, self)
         for student in self.students.named().values():
@@ -360,7 +367,7 @@ class DistillationModule(Inference):
         (:mod:`kd.teachers.ahead`) is already there and stays as it is.
 
         Returns:
-            In training the batch with a cache's answers, in validation with the teacher's known decisions.
+            In training the batch with a cache's answers, in validation with the teacher's known decisions; else neither.
         """
         answered_ahead = taken(batch)
         if answered_ahead is not None:
@@ -412,9 +419,9 @@ class DistillationModule(Inference):
         """Seeds dropout and the like by (seed, epoch, batch, rank): a resumed run draws what the uninterrupted one drew.
 
         Called before each student's turn, so that each draws what it would draw alone. ``batch_idx`` is that of the epoch.
-        In a loop of the user's own nothing is seeded.
+        With loaders of the user's own nothing is seeded.
         """
-        if self.data is None:  # a loop of the user's own, and its random numbers
+        if self.data is None:  # the random numbers are the user's, too
             return
         step = self.current_epoch * 1_000_003 + batch_idx
         seed_of_step = self.data.seed * 7_919 + step

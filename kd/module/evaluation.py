@@ -157,7 +157,7 @@ class Validation:
     def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
         """Adds a batch to the metrics; padding is left out.
 
-        Students without a classifier are compared with the teacher's features instead.
+        Students without a classifier are compared with the teacher's features instead; without a teacher nothing is added.
 
         Args:
             batch: on the students' device.

@@ -168,7 +168,7 @@ class Resume:
         Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's settings stay.
 
         Args:
-            trainer: with one optimizer, which may step several students', and its schedule.
+            trainer: with one optimizer (several students' as one), and its schedule.
             data: its position says how many epochs and samples of the next one were seen, so that another batch size or
                 number of processes goes on at the same share of the schedule.
         """

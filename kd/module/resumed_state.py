@@ -33,7 +33,7 @@ def check_form(value: object, expected: object, place: str) -> None:
 
     Args:
         value: as it is in a checkpoint.
-        expected: the same part of this run's state; None takes null, true, false or any plain number.
+        expected: the same part of this run's state; None takes null, true, false or any finite number.
         place: names it in the message.
 
     Raises:
@@ -279,7 +279,7 @@ def _check_state(
     """
     if expected is None:
         _check_any_state(content, parameter, place)
-    elif content:  # empty where no gradient has come yet
+    elif content != {}:  # empty where no gradient has come yet
         check_form(content, expected, place)
         assert isinstance(content, Mapping), "checked"
         missing = sorted(expected.keys() - content.keys())
@@ -290,14 +290,16 @@ def _check_state(
 class _Rehearsal:
     """A step of a copy of an optimizer over zeros, on the CPU: what its state and its settings then are.
 
-    The run's optimizer, its weights and its random numbers stay as they are. Each form of parameter is stepped once.
+    The run's optimizer, its weights and its random numbers stay as they are. :meth:`state_of` steps once for all parameters
+    of one group, shape and dtype.
     """
 
     def __init__(self, optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
         """Prepares to find which state a step would make; nothing is stepped yet.
 
         Args:
-            optimizer: of the run; of one that is sharded (ZeRO) its class and settings count, as of this rank's part.
+            optimizer: of the run; of one that is sharded (ZeRO) the optimizer inside it is copied, and the groups are those
+                of the whole.
             settings: of each parameter group, without the parameters: this run's, or with the checkpoint's over them.
         """
         self._groups = optimizer.param_groups
@@ -433,16 +435,18 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def _check_tensor(value: object, expected: Tensor, place: str) -> None:
-    """Refuses a checkpoint's value that is not a finite tensor of the shape and dtype of ``expected``, or a single number
-    that is negative.
+    """Refuses what is not a finite tensor of the shape and dtype of ``expected``, and a negative number in a counter's place.
+
+    A counter is a tensor without axes that the run's own holds above 0, as ``step`` is after one. A moment of a weight
+    without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
     """
     wanted = _described(expected)
     if not isinstance(value, Tensor) or _described(value) != wanted:
         raise UserError(f"{place}: must be {wanted}, got {_shown(value)}")
     _check_finite(value, place)
-    is_counter = value.dim() == 0  # of steps, or a norm
+    is_counter = expected.dim() == 0 and bool(expected > 0)
     if is_counter and value < 0:
-        raise UserError(f"{place}: must not be negative, got {_shown(value)}")
+        raise UserError(f"{place}: must not be negative, got {float(value):g}")
 
 
 def _check_finite(value: Tensor, place: str) -> None:
@@ -464,7 +468,7 @@ def _described(value: Tensor) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: its kind, and its beginning."""
+    """A value in a message: its type, and its first 60 characters; of a tensor dtype and shape."""
     if isinstance(value, Tensor):
         return _described(value)
     return f"{type(value).__name__} {value!r:.60}"

@@ -27,7 +27,7 @@ def settle_once(
     Args:
         trainer: of the run.
         students: of the run.
-        teacher: of the run, in its place.
+        teacher: of the run, on its device.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every process.
     """
     if teacher.is_shared_out:

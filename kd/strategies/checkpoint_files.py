@@ -37,8 +37,9 @@ class CheckpointFiles(TorchCheckpointIO):
             storage_options: of Lightning's interface; not read.
 
         Raises:
-            RunError: it can't be written (an ``OSError``, also where torch has wrapped it); older checkpoints are
-                unchanged.
+            RunError: it can't be written (an ``OSError``, also where torch has wrapped it). Older checkpoints are unchanged,
+                unless the renaming fails, the last step: then the ``last.ckpt`` before is ``previous.ckpt`` already, in
+                place of the older one (and no longer ``last.ckpt`` where the file system has no hard links).
         """
         path = Path(path)
         keep = None

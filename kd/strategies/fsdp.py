@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from kd.distill.students import Students
 from kd.errors import UserError
 from kd.lightning_internals import ShardedDataParallel
-from kd.models.sharding import shard
+from kd.models.sharding import is_sharded, shard
 from kd.module.resumed_state import check_optimizers, check_weights
 
 
@@ -32,10 +32,11 @@ class FSDP(ShardedDataParallel):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
 
     def shard(self, students: Students) -> None:
-        """Shards the students, and the losses that have weights to train, in place.
+        """Shards the students, and the losses that have weights to train, in place; what is sharded already stays as it is.
 
-        The module calls it (``configure_model``) on every rank, before the optimizer is made. Under ``bf16-mixed`` a
-        student's weights are gathered in bfloat16, which halves what travels; the shards themselves stay float32.
+        The module calls it (``configure_model``) on every rank, in a fit before the optimizer is made, and again where the
+        same students are validated, tested or fitted afterwards. Under ``bf16-mixed`` a student's weights are gathered in
+        bfloat16, which halves what travels; the shards themselves stay float32.
 
         Raises:
             UserError: a moving average, or ``optim.zero``.
@@ -53,6 +54,8 @@ class FSDP(ShardedDataParallel):
                 raise UserError(
                     "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
                 )
+            if is_sharded(student.model):  # since a fit before: torch shards nothing twice
+                continue
             shard(student.model, mesh, gathered_as=gathered_as)
             for loss in student.objective.losses.values():
                 if any(parameter.requires_grad for parameter in loss.parameters()):

@@ -86,6 +86,7 @@ def wrong_states(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield with_change(lambda s, n=number, k=key: s["state"][n].pop(k))
         yield with_change(lambda s, n=number: s["state"][n].update(surplus=torch.zeros(1)))
         yield with_change(lambda s, n=number: s["state"].update({n: [1]}))
+        yield with_change(lambda s, n=number: s["state"].update({n: None}))
     yield with_change(lambda s: s["state"].update({99: {}}))
     yield with_change(lambda s: s["state"].update(words={}))
     yield with_change(lambda s: s["param_groups"].pop())
@@ -210,6 +211,32 @@ def test_other_settings_and_the_optimizers_of_several_students() -> None:
     for state in (wrong, {"optimizers": []}, {"optimizers": 3}, wrong["optimizers"][0]):
         with pytest.raises(UserError):
             check(pair, state, model)
+
+
+@pytest.mark.parametrize("name", ["adamw", "momentum", "adan", "lion", "nadam", "rmsprop"])
+def test_a_weight_without_axes_may_have_negative_moments_but_no_negative_steps(name: str) -> None:
+    """``skipinit_gain`` of timm's dm_nfnet_*, a scalar ``logit_scale``."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.zeros(()))
+
+        def forward(self, pictures: Tensor) -> Tensor:
+            return self.gain * pictures.abs() + 1  # its loss falls with the gain or rises, by turns
+
+    model = Scaled()
+    state = trained(name, model, steps=1).state_dict()
+    (content,) = state["state"].values()
+    for key, value in content.items():
+        if isinstance(value, Tensor) and key not in ("step", "mu_product"):
+            content[key] = -value.abs() - 0.5
+    empty = trained(name, model, steps=0)
+    check(empty, state, model)
+    if isinstance(content.get("step"), Tensor):
+        content["step"] = torch.tensor(-1.0)
+        with pytest.raises(UserError, match=r"gain\.step: must not be negative, got -1$"):
+            check(empty, state, model)
 
 
 def test_the_form_of_other_states() -> None:

@@ -5,17 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from pytorch_lightning import Trainer
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader, TensorDataset
 
 import kd
 from kd.distill.sharding import Sharding
 from kd.errors import UserError
-from kd.models.sharding import shard
+from kd.models.sharding import is_sharded, shard
 from kd.optim import OptimSpec
 from kd.strategies.ddp import DDP
 from kd.strategies.deepspeed import DeepSpeed
 from kd.strategies.fsdp import FSDP
+from tests._forks import start, status_of
 
 
 def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(
@@ -39,6 +42,34 @@ def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(
         for strategy in (fsdp, deepspeed):
             with pytest.raises(UserError, match=refused):
                 strategy.shard(module.students)
+
+
+def test_students_in_shards_are_validated_and_fitted_again(tmp_path: Path) -> None:
+    """Lightning configures the model in each of its calls, and torch's ``fully_shard`` refuses a second time."""
+
+    def work(_: list[str]) -> int:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Linear(8, 3))
+        module = kd.DistillationModule(model, task=kd.Classification(3))
+        pictures = TensorDataset(torch.rand(8, 3, 2, 2), torch.arange(8) % 3)
+        loader = DataLoader(pictures, batch_size=4)
+        trainer = Trainer(
+            strategy=FSDP(),
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, loader, loader)
+        assert is_sharded(module.student)
+        trainer.validate(module, loader)
+        trainer.fit(module, loader, loader)
+        return 0
+
+    log = tmp_path / "log"
+    assert status_of(start([], log, program=work)) == 0, log.read_text()[-1500:]
 
 
 def test_weights_travel_in_the_dtype_that_autocast_gives_them(tmp_path: Path) -> None:
