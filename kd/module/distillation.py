@@ -280,8 +280,8 @@ class DistillationModule(Inference):
         object.__setattr__(self, "answering_teacher", teacher)
 
     def configure_model(self) -> None:
-        """FSDP cuts the students here, once; DeepSpeed checks them, and cuts them later, with their optimizer. Other strategies
-        do nothing.
+        """FSDP cuts the students here, once; DeepSpeed checks them, and cuts them later, with their optimizer. With other
+        strategies nothing is done.
 
         Lightning calls it after :meth:`setup` in each of fit, validate, test and predict, in a fit before
         :meth:`configure_optimizers`. Without a trainer nothing is done.

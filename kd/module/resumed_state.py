@@ -435,7 +435,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def _check_tensor(value: object, expected: Tensor, place: str) -> None:
-    """Refuses what is not a finite tensor of the shape and dtype of ``expected``, and a negative number in a counter's place.
+    """Refuses what is not a finite tensor of the shape and dtype of ``expected``, and negative counters.
 
     A counter is a tensor without axes that the run's own holds above 0, as ``step`` is after one. A moment of a weight
     without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
