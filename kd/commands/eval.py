@@ -149,7 +149,7 @@ def _options(request: Request) -> "Options":
     options = take_all(request, *KEYS)
     pays = pays_of(options)
     if pays is not None:
-        return _pays_options(options, pays, request.rest)
+        return _pays_options(options, of_files, pays, request.rest)
     robust = truth(options, "robust")
     wish = wish_of(options)
     claim = None if wish else claim_of(options, has_cascade=True)
@@ -242,7 +242,9 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
 
 
 def _out(options: Mapping[str, str]) -> Path | None:
-    """The file that ``out=`` names; None where it is not given. A user's error unless it is CSV or JSON."""
+    """The file that ``out=`` names; None where it is not given. A user's error unless it is CSV or JSON in a folder that
+    exists.
+    """
     out = out_path(options)
     if out is None:
         return None
@@ -251,15 +253,22 @@ def _out(options: Mapping[str, str]) -> Path | None:
     return out
 
 
-def _pays_options(options: Mapping[str, str], pays: PaysWish, models: Sequence[str]) -> "Options":
-    """Options of ``pays=``, which measures no split and no logits.
+def _pays_options(
+    options: Mapping[str, str], of_files: Sequence[str], pays: PaysWish, models: Sequence[str]
+) -> "Options":
+    """Options of ``pays=``, which measures no split and no logits, and no bare weights file.
 
     Args:
         options: the command's own keys and values.
-        pays: what they ask for.
+        of_files: items such as ``arch=NAME``, which are for a weights file.
+        pays: what the options ask for.
         models: words of the command line that name models.
+
+    Raises:
+        UserError: another key of the command, an item of ``of_files``, or models, pictures or an output that can't be used.
     """
     others = [key for key in options if key not in (*PAYS, "out")]
+    others += [_group_of(item) for item in of_files]
     if others:
         raise UserError(f"{others[0]}: can't be given together with pays=")
     out = _out(options)

@@ -148,7 +148,7 @@ def _check_pictures(request: Request, int8: bool) -> None:
 
 
 def _check_abilities(export_format: "Format", name: str, int8: bool, fp16: "Fp16") -> None:
-    """Raises a UserError where a format lacks what was requested.
+    """Raises a UserError where a format lacks what was requested, or int8 and FP16 both were.
 
     Args:
         export_format: whose abilities count.
@@ -212,7 +212,7 @@ def _check_bound(int8: bool, kind: str, options: Mapping[str, str]) -> None:
 
 
 def _fp16(options: dict[str, str]) -> "Fp16":
-    """What ``fp16=`` of the command line requests: ``all`` layers, ``mixed``, or "" for none."""
+    """What ``fp16=`` requests: ``all`` layers, ``mixed`` (``true``: those that do not overflow), or "" for none."""
     if options.get("fp16", "").lower() == "all":
         return "all"
     if options.get("fp16", "false").lower() not in ("true", "false"):

@@ -140,7 +140,7 @@ def _strategies(text: str) -> list[str]:
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:
-    """Pictures of a process's batch; a user's error unless all numbers of ``processes`` divide it."""
+    """Pictures of a process's batch; a user's error for ``auto``, and unless all numbers of ``processes`` divide it."""
     batch = config["data"]["batch_size"]
     if batch == "auto":
         raise UserError("data.batch_size: kd-scale needs a number, got auto")

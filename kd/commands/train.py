@@ -97,7 +97,9 @@ def run(request: Request) -> int:
     check_secret(cluster)
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
-    if not in_job():  # in a job it warns of the end: nothing is lost before the first step
+    if (
+        not in_job()
+    ):  # in a job the signal warns of the end, and may kill: nothing is lost before the first step
         # until the monitor handles it, it must not kill
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     gc.disable()  # collections during the imports take 1.2 s and find nothing
@@ -234,7 +236,11 @@ def _say(message: str) -> int:
 
 
 def _as_lightning_cli(request: Request) -> None:
-    """Takes what a user of LightningCLI types, ``fit --config FULL.yaml``: the file becomes the request's recipe."""
+    """Takes what a user of LightningCLI types, ``fit --config FULL.yaml``: the file becomes the request's recipe.
+
+    Raises:
+        UserError: an overlay by name without a recipe.
+    """
     if request.rest[:1] == ["fit"]:
         del request.rest[0]
     if request.recipe or request.resume or not request.overlays or request.flags & ASKS:

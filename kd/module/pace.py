@@ -45,7 +45,7 @@ def scales_gradients(trainer: Trainer) -> bool:
 
 
 def keep_targets_exact(trainer: Trainer) -> None:
-    """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits.
+    """Makes precisions that convert inputs (``bf16-true``) leave a batch's targets as they are, which Lightning would round.
 
     It replaces a method of the trainer's precision plugin. Precisions that convert no inputs need nothing.
     """

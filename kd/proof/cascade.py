@@ -346,11 +346,12 @@ def choose(
         Always: ``threshold`` (None: no threshold is sure to meet the goal), ``score`` and ``confidence`` of the plan,
         ``head`` (its weights; None for other scores), ``pictures`` (N) and ``chosen_on`` (how many of them chose), the
         accuracies of ``student`` and ``teacher`` on all, ``curve`` (:func:`curve`), ``compared`` (by score
-        :func:`gain_area` on the second half), and ``scores``: their percentiles 0 to 100.
+        :func:`gain_area` on the second half), and ``scores``: the percentiles 0 to 100 of the plan's score on all.
 
-        With a threshold also: ``chosen`` and ``checked``, :meth:`Measured.at` on each half (``checked`` also has its
-        ``pictures``, the accuracy of the ``teacher``, and ``least_accuracy``, the lower bound of the cascade's);
-        ``asked``, of all N pictures, and ``share_interval``, two-sided, of that share on new pictures.
+        With a threshold also: ``chosen`` and ``checked``, :meth:`Measured.at` on the pictures that chose and on the second
+        half (``checked`` also has its ``pictures``, the accuracy of the ``teacher``, and ``least_accuracy``, the lower bound
+        of the cascade's); ``asked``, how many of all N pictures, and ``share_interval``, two-sided, of their share among
+        new pictures.
     """
     order = np.random.default_rng(SEED).permutation(len(student))
     half = len(order) // 2

@@ -74,8 +74,8 @@ def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float)
 
 
 def _likeliest_share(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.ndarray:
-    """The likeliest ``p_c`` of counts if ``p_b - p_c = margin``, in the shape of the counts, at least what the margin
-    asks for.
+    """The likeliest ``p_c`` of counts if ``p_b - p_c = margin``, in the shape of the counts; at least ``max(0, -margin)``,
+    as no share is below 0.
 
     The larger root of ``A q^2 + B q + C``, with ``A = 2 n``, ``B = -b - c + (2 n - b + c) m``, ``C = -c m (1 - m)``
     (Tango, Statistics in Medicine 17:891-908, 1998, equations 11 and 12). Arguments as of :func:`tango_score`.
@@ -217,7 +217,7 @@ def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.n
 
 
 def largest_loss(counts: PairedCounts, confidence: float) -> float:
-    """The candidate is worse by less than this with ``confidence``: the margin where :func:`loss_p_value` meets it.
+    """The candidate is worse by less than this with ``confidence``: where :func:`loss_p_value` falls to 1 - confidence.
 
     Args:
         counts: of the pictures.
@@ -266,7 +266,7 @@ def mcnemar_mid_p(b: int, c: int) -> float:
 
 
 def worse_p_value(b: int, c: int) -> float:
-    """One-sided exact conditional McNemar test: ``P(X >= b)`` of ``X ~ Bin(b + c, 1/2)``; a small one proves it worse.
+    """One-sided exact conditional McNemar test: ``P(X >= b)`` of ``X ~ Bin(b + c, 1/2)``; small: the candidate is worse.
 
     Args:
         b: pictures that the reference alone is right on.

@@ -34,7 +34,7 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float
     The bound is the ``Phi(z0 + (z0 + z) / (1 - a (z0 + z)))`` quantile of the gains of resampled groups. z is the normal
     quantile of 1 less the confidence, z0 that of the share of the gains below the gain itself;
     ``a = sum(d^3) / (6 sum(d^2)^1.5)`` where d is what each group left out changes (Efron, JASA 82:171-185, 1987). Where
-    all samples lie on one side of the gain, it is the smallest of them and the gain.
+    all samples lie on one side of the gain, the bound is the smallest of the samples, or the gain where that is smaller.
 
     Args:
         statistic: computes gains from weights of groups.

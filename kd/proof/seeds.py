@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-T95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t: half of a 95 % interval in standard errors, by degrees of freedom."""
-T95_MANY = 2.0
-"""The same for more degrees of freedom than :data:`T95` has."""
+T95 = (
+    *(0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26),
+    *(2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09),
+)
+"""Student's t: half of a 95 % interval in standard errors, by degrees of freedom (none of 0)."""
+T95_MANY = 2.09
+"""The same for more degrees of freedom than :data:`T95` has, for which it is the upper limit."""
 NORMAL95 = 1.96
 """Half of a 95 % interval in standard errors, where the standard error is known."""
 

@@ -115,7 +115,7 @@ class Task(KeepsDtype):
         self.build(num_classes, ignore_index)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the metrics for ``num_classes`` classes; of :class:`Features` they depend on the losses."""
+        """Makes the metrics for ``num_classes`` classes; by default none (a student of features alone has none yet here)."""
 
     def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
         """Receives mean and standard deviation of the training targets, where these are numbers."""
@@ -278,8 +278,8 @@ class Task(KeepsDtype):
     def compute(self) -> dict[str, Tensor]:
         """The metrics by name, over all batches (and processes) since the last reset; all processes call it.
 
-        Of classes scalars in 0..1, of numbers in their units. A metric that no process has updated is left out, such as
-        ``agreement`` without a teacher.
+        Of classes scalars in 0..1; of numbers errors in their units, and R2. A metric that no process has updated is left
+        out, such as ``agreement`` without a teacher.
         """
         values = {}
         with warnings.catch_warnings():
@@ -309,6 +309,8 @@ class Task(KeepsDtype):
 
     def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:
         """Whether so many pictures are enough to call a teacher no better than guessing; if not, that stays open.
+
+        By default it is a matter of ``pictures`` alone (:data:`kd.proof.luck.FEWEST_PICTURES`).
 
         Args:
             value: of the primary metric, that the teacher has reached on them: at or below :meth:`chance`.
@@ -383,8 +385,8 @@ class TargetCounts(ExactMetric):
     def update(self, target: Tensor) -> None:
         """Adds a batch: integer ids of any shape, or labels ``(N, C)`` of 0 and 1 as floating point.
 
-        Ids other than 0..C-1 and ``ignore_index`` are left out. Of labels the N pictures are the targets, and NaN counts
-        as 0; of a regression's numbers the counts mean nothing.
+        ``ignore_index``, and ids that are not in 0..C-1, are left out. Of labels the N pictures are the targets, and NaN
+        counts as 0; of a regression's numbers the counts mean nothing.
         """
         if target.is_floating_point():
             self.counts += (target.nan_to_num() != 0).sum(0)
@@ -400,6 +402,6 @@ class TargetCounts(ExactMetric):
         return self.counts, self.total
 
     def of_all_batches(self) -> tuple[Tensor, Tensor]:
-        """Counts ``(C,)`` and the number of targets; torchmetrics alone makes one count a scalar."""
+        """Counts ``(C,)`` and the number of targets; of a single class too, whose count torchmetrics makes a scalar."""
         counts, total = self.compute()
         return counts.reshape(-1), total

@@ -78,7 +78,8 @@ class Classification(Task):
         """Cross-entropy with label smoothing, each labelled picture times its class's weight.
 
         With p the softmax, y a picture's class, w its weight, s the smoothing:
-        ``mean over labelled pictures of w * ((1 - s) * -log p(y) + s * mean_c -log p(c))``. It is not divided by the
+        ``mean over labelled pictures of w * ((1 - s) * -log p(y) + s * mean_c -log p(c))``; of a target of probabilities
+        each class's share counts with its own w, and the smoothing with the mean of these. It is not divided by the
         weights: two processes with half the batch each, and as many labelled pictures, average to one with the whole
         (the objective evens out other numbers), and a class of weight 0 does not train.
 
@@ -146,8 +147,8 @@ class Classification(Task):
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
         """Answers as columns of text for a table, N cells each, by what follows the column's name.
 
-        Class ids as names, under "" (empty where unknown); logits as the likeliest class under "", and its probability, with
-        six digits, under ``_p``.
+        Class ids as names, under "" (empty where unknown); logits as the likeliest class under "", and its probability,
+        rounded to six decimals, under ``_p``.
 
         Args:
             answer: class ids ``(N,)`` or logits ``(N, C)``.
@@ -171,7 +172,7 @@ class Classification(Task):
         return right.masked_fill(target < 0, torch.nan)
 
     def judged(self, value: float, total: int) -> str:
-        """So many validation pictures that a teacher is right on, in words."""
+        """How many of the ``total`` validation pictures a teacher of accuracy ``value`` is right on, in words."""
         return f"is right on {round(value * total)} of {total} validation pictures"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
@@ -186,9 +187,10 @@ class Classification(Task):
             self.agreement.update(logits, teacher_answer)
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Just below the share right that guessing the most frequent class reaches with p < 0.00135.
+        """Half a picture less than what guessing the most frequent class reaches with a chance below 0.00135, as a share.
 
-        All right is above it in any case, also of so few pictures that a guesser may reach it.
+        A model that is right on all pictures is above it in any case, even where there are so few that a guesser may be
+        right on all.
 
         Guesses of a class of share q are right k times of n with the binomial chance ``n! / (k! (n - k)!) * q^k (1 -
         q)^(n - k)``.

@@ -230,7 +230,11 @@ class Fidelity:
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
     def _keep_mistakes(self, batch: _Batch) -> None:
-        """Keeps the pictures where the teacher was surest and the student wrong, and where all are wrong."""
+        """Keeps the worst pictures of ``lost``, the teacher right and the student wrong, and of ``both_wrong``, all wrong.
+
+        Without a teacher ``both_wrong`` has the pictures that the student is wrong on. A picture of several labels, or of
+        pixels, may be kept as both: each is right or wrong for itself.
+        """
         student_wrong = batch.known & ~batch.right["student"]
         both_wrong = student_wrong
         teacher_right = batch.right.get("teacher")
@@ -446,8 +450,7 @@ class KeptLogits:
     Args:
         limit: bytes.
         dtype: of the kept logits.
-        pictures: how many will come to this process, where that is known: if they do not all fit, none is kept from the
-            start.
+        pictures: how many will come to this process; if they do not all fit, none is kept from the start. 0: not known.
 
     Attributes:
         rows: by the picture's number.
@@ -461,7 +464,7 @@ class KeptLogits:
         Args:
             limit: bytes; with more, nothing is kept.
             dtype: in which logits are kept.
-            pictures: expected; with them, too many are refused at the first batch.
+            pictures: expected; if they would not all fit, nothing is kept from the first batch on. 0: not known.
         """
         self.limit = limit
         self.dtype = dtype

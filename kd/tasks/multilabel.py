@@ -24,8 +24,8 @@ class MultiLabel(Task):
     The loss is the sum over labels, as for every loss of ours, so its size is that of
     :func:`kd.losses.functional.binary_kd_loss`.
 
-    Average precision is exact, which keeps ``num_classes`` numbers a validation picture. It and F1 are means over the
-    labels that occur: one without a positive has neither.
+    Average precision is exact: the logits and the labels of all validation pictures are kept for it, twice ``num_classes``
+    numbers a picture. It and F1 are means over the labels that occur: one without a positive has neither.
 
     Args:
         num_classes: labels that a picture can have; default: as the data says.
@@ -43,7 +43,8 @@ class MultiLabel(Task):
     primary = "map"
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes mean average precision, F1 at probability 0.5, and the agreement with the teacher, by label.
+        """Makes average precision and F1 at probability 0.5 by label, the count of each label's pictures, and the agreement
+        with the teacher, a mean over the labels.
 
         Args:
             num_classes: C, labels.
@@ -119,7 +120,7 @@ class MultiLabel(Task):
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: logits ``(N, C)``, labels ``(N, C)`` of 0 and 1, and the teacher's decisions ``(N, C)``.
 
-        Each picture has labels, or is known to have none: a row of NaN is not left out here, as :meth:`loss` does.
+        Each picture has labels, or is known to have none: a row of NaN is not left out here, as it is in :meth:`loss`.
         """
         logits = logits.float()
         probabilities = logits.sigmoid()

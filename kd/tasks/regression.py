@@ -92,9 +92,8 @@ class Regression(Task):
         return FirstClassifier(weight, bias, f"R2 {r2:.3f}")
 
     def metric_names(self, teacher: bool) -> list[str]:
-        """Names: ``r2`` (the mean over numbers), then ``mae`` and ``rmse``; of several numbers each one's three instead.
-
-        With a teacher they are the same.
+        """``r2`` (the mean over the numbers), ``mae``, ``rmse``; of several numbers ``r2``, then ``r2_NAME`` of each,
+        ``mae_NAME`` of each, ``rmse_NAME`` of each. With a teacher they are the same.
         """
         return [
             "r2",
@@ -133,11 +132,11 @@ class Regression(Task):
         return logits
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
-        """Where numbers ``(N, C)`` differ by less than one per cent of the first: bool ``(N, C)``."""
+        """Where numbers ``(N, C)`` differ by at most one per cent of the first, and 1e-6: bool ``(N, C)``."""
         return (logits - others).abs() <= 0.01 * logits.abs() + 1e-6
 
     def refuses(self, loss: LogitLoss) -> str:
-        """Refuses losses that compare classes."""
+        """Refuses every loss that is not defined for numbers."""
         if loss.for_numbers:
             return ""
         return REFUSED_LOSSES["Regression"]

@@ -146,7 +146,7 @@ class Segmentation(Task):
         known_HW = self._valid(answers["truth"].long()).numpy()
         maps = {}
         for name, ids in answers.items():
-            maps[name] = np.where(known_HW, ids.numpy(), 255)
+            maps[name] = np.where(known_HW, ids.numpy(), len(classes))  # no class: black
         return side_by_side(picture, maps, classes)
 
     def fidelity(self, classes: int) -> Fidelity:
@@ -268,13 +268,13 @@ class PixelCounts(ExactMetric):
 
 
 def colours(classes: int) -> np.ndarray:
-    """A palette by class id, uint8 ``(max(256, classes), 3)``, red, green and blue.
+    """A palette by class id, uint8 ``(max(256, classes + 1), 3)``, red, green and blue.
 
     Classes get evenly turned hues of alternating brightness; all other ids are black.
     """
     golden_ratio = 0.61803398875  # turned by it, any number of hues are far from each other
     brightness = (255, 190, 140)
-    palette = np.zeros((max(256, classes), 3), np.uint8)
+    palette = np.zeros((max(256, classes + 1), 3), np.uint8)
     for class_id in range(classes):
         turn = class_id * golden_ratio % 1
         hue = round(255 * turn)

@@ -275,6 +275,7 @@ def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) ->
         (["pays=PICTURES", "pretrained=false"], "pretrained: must be true or a weights file"),
         (["pays=PICTURES", "margin=1"], "margin: can't be given together with pays="),
         (["pays=PICTURES", "split=val"], "split: can't be given together with pays="),
+        (["pays=PICTURES", "arch=resnet18"], "arch: can't be given together with pays="),
         (["pays=PICTURES", "out=x.csv"], "out: must be FILE.json with pays="),
         (["pretrained=true"], "pretrained: has no effect without pays=DIR"),
         (["seeds=4"], "seeds: has no effect without pays=DIR"),

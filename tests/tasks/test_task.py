@@ -116,6 +116,16 @@ def test_a_drawn_answer_is_black_where_the_truth_does_not_count() -> None:
     assert sheet[16, 4 + 4 + 4 + 5].any()
 
 
+def test_a_pixel_that_does_not_count_is_of_none_of_256_classes() -> None:
+    """Class 255 has a colour and a place in the legend, which such pixels had too."""
+    names = [f"c{number}" for number in range(256)]
+    picture, truth = np.full((4, 4, 3), 7, np.uint8), torch.zeros(4, 4, dtype=torch.int16)
+    truth[0, 0] = -1
+    task = Segmentation(256)
+    sheet = np.asarray(task.drawn(picture, {"truth": truth, "student": truth * 0}, names))
+    assert (sheet[16, 4 + 4 + 4 + 4] == 0).all()
+
+
 def test_a_judgement_in_words() -> None:
     assert Classification(3).judged(0.5, 16) == "is right on 8 of 16 validation pictures"
     assert MultiLabel(3).judged(0.5, 16) == "reaches map 50.0% on the validation set"
