@@ -30,7 +30,7 @@ from kd.teachers.open_cache import DISK_SHARE, KEPT, cached_share, check_cacheab
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
-TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
+TRIAL_S = 1.0  # so long each number of loader processes is timed, but in 4 to 20 steps
 # share of the memory that stays free where a batch was tried: for fragmentation, and pictures that differ
 TRIED_ROOM = 0.1
 

@@ -18,7 +18,7 @@ from kd.launch import groups
 PORT = "29500"
 """TCP port of rank 0 where the processes meet, unless ``MASTER_PORT`` is set."""
 RANKS: tuple[str, ...] = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
-"""Variables in which launchers put a process's number."""
+"""Variables in which launchers put the number of a process or of its machine."""
 INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
 
 

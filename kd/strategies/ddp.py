@@ -12,7 +12,7 @@ from kd.errors import UserError
 from kd.lightning_internals import HookedDDP, prepare_data_without_groups
 
 LEAST_START = 2
-"""Of steps before ``powersgd`` begins: torch applies it after the first two, as DDP sorts its buckets in these."""
+"""The least ``powersgd_start_step``: DDP sorts its buckets in the first two steps, so torch compresses after these."""
 
 
 class DDP(HookedDDP):
