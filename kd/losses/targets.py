@@ -126,7 +126,7 @@ class Standardizer(KnownOnHost, Float32):
     def _add(self, x: Tensor) -> None:
         """Adds the rows ``(M, C)`` of all processes' batches.
 
-        With n rows of mean m so far, and k new ones of mean m': the scatter grows by that within the new ones and by
+        With n rows of mean m so far, and k new ones of mean m': the scatter grows by the new ones' own and by
         ``(m' - m) (m' - m)' n k / (n + k)``, the mean by ``(m' - m) k / (n + k)`` (Chan, Golub and LeVeque, Updating
         Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
         """

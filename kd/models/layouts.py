@@ -170,8 +170,8 @@ def _same_weights(one: FileModel, other: FileModel) -> bool:
 
 
 def _is_plain_of(plain: str, average: str) -> bool:
-    """Whether the prefix ``plain`` is of the weights whose moving average the prefix ``average`` is of, as timm's trainer
-    names the two.
+    """Whether ``average`` is the prefix of a moving average, and ``plain`` that of the weights that it is an average of, by
+    the names of timm's trainer.
     """
     first = average.split(".")[0]
     return first in AVERAGES and plain.split(".")[0] == AVERAGES[first]

@@ -125,8 +125,8 @@ def preprocess_for(
 
 
 def _built_size(model: nn.Module) -> Size | None:
-    """Height and width in pixels that a model's patches were made for (``img_size=``), as its configuration keeps the usual
-    one; None: the model has no patches of a fixed size.
+    """Height and width in pixels that a model's patches were made for (``img_size=``); None: it has no patches of a fixed
+    size. The model's timm configuration names the architecture's usual size even where it was built for another.
     """
     backbone = getattr(model, "backbone", model)
     for name in ("patch_embed", "stem"):

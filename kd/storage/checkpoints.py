@@ -216,7 +216,7 @@ def holder_of(folder: Path) -> str:
 
 
 def in_training(folder: Path, holder: str) -> UserError:
-    """The error for one who would train in a folder in which ``holder`` does."""
+    """The error for a start in a run's folder in which ``holder`` (:func:`holder_of`) trains; the caller raises it."""
     return UserError(
         f"resume: {holder} is training in {folder}; stop it first, or wait for its end"
     )

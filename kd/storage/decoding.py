@@ -29,8 +29,7 @@ class TooLarge(BadPicture):
 
 
 def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Pillow's picture of an encoded one, of which the header alone is read yet: ``stream`` must stay open until
-    :func:`decoded`.
+    """Opens an encoded picture with Pillow, which reads its header alone: ``stream`` must stay open until :func:`decoded`.
 
     Raises:
         TooLarge: its header claims more than ``max_pixels``, or memory runs out.

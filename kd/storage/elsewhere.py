@@ -298,7 +298,7 @@ def plain_name(name: str, where: str) -> str:
     """The name of a run's folder, as a file or a bucket says it.
 
     Args:
-        name: from elsewhere; only one by :data:`NAME`, of which no part leads elsewhere, is returned.
+        name: from elsewhere; returned where it fits :data:`NAME`, which allows nothing that leads out of a folder.
         where: what named it, as the beginning of the message.
 
     Raises:
