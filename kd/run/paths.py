@@ -43,7 +43,7 @@ def _takes_no_text(key: str) -> bool:
     kind = re.sub(r"'[^']*'", "", known[key].type)
     text = re.search(r"\bstr\b", re.sub(r"\[[^\[\]]*\]", "", kind))
     return not text and bool(
-        re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any)[A-Z]\w*)\b", kind)
+        re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any|True|False)[A-Z]\w*)\b", kind)
     )
 
 
