@@ -226,7 +226,7 @@ def heat(run: RunRecords) -> Section | None:
 
 
 def machine_lines(run: RunRecords) -> list[Section | None]:
-    """CPU, memory, disk, network and GPUs of each machine over time."""
+    """CPU, memory, disk, network and GPUs of each machine over time; None in place of a chart without values."""
     charts = []
     for node, samples in run.samples.items():
         name = ""
@@ -260,7 +260,7 @@ def _is_shown(metric: str, prefix: str) -> bool:
 
 
 def metric_lines(run: RunRecords) -> list[Section | None]:
-    """Losses and validation metrics over the steps, for each student."""
+    """Losses and validation metrics over the steps, for each student; None in place of a chart without values."""
     known = sorted({name for row in run.metrics for name in row})
     charts = []
     for student in run.students:
@@ -279,7 +279,9 @@ def metric_lines(run: RunRecords) -> list[Section | None]:
 
 
 def health_lines(run: RunRecords) -> list[Section | None]:
-    """Charts of the training's health over the steps, for each student: gradients, updates, activations, teacher."""
+    """Charts of the training's health over the steps, for each student: gradients, updates, activations, teacher; None in
+    place of a chart without values.
+    """
     charts = []
     for student in run.students:
         charts += _health_of(run.health_of(student), student)

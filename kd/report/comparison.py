@@ -341,7 +341,7 @@ def _table(
 
 
 def _quotient(a: float | None, b: float | None) -> float | None:
-    """``a / b``; None where one of them is not known, or ``b`` is 0."""
+    """``a / b``; None where one of them is not known or infinite, or ``b`` is 0."""
     if a is None or not b or not math.isfinite(a) or not math.isfinite(b):
         return None
     return ratio(a, b)

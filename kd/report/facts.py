@@ -83,7 +83,7 @@ class Facts(StepFacts):
     # -- the run's length ----------------------------------------------------------------------------------------------
     @cached_property
     def batches_per_epoch(self) -> float:
-        """Batches of an epoch that one training process takes; infinite where the data set has no end."""
+        """Batches of an epoch that one training process takes; infinite where the data set has no end, or nothing says."""
         return self.header.get("batches_per_epoch") or math.inf
 
     @cached_property
@@ -133,7 +133,7 @@ class Facts(StepFacts):
 
     @cached_property
     def epoch_s(self) -> float | None:
-        """Seconds an epoch with its validation, from the mean step and the epoch's length."""
+        """Seconds an epoch with its validation, from the mean step and the epoch's length; None where one is not known."""
         validation_ms = self.phases.get("validation", 0.0)
         batch_ms = self.step_ms + validation_ms
         batches = self.batches_per_epoch
@@ -143,14 +143,14 @@ class Facts(StepFacts):
 
     @cached_property
     def planned_s(self) -> float | None:
-        """Seconds of the whole run from the process's start: so far, or as planned where it still trains."""
+        """Seconds of the whole run from the process's start: so far, or as planned where it still trains; None: unknown."""
         if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
             return self.wall_s
         return max(self.wall_s or 0.0, self.startup["s"] + self.epoch_s * self.epochs)
 
     @cached_property
     def left_s(self) -> float | None:
-        """Seconds until the end of a run that trains; None for a finished run or without a limit."""
+        """Seconds until the end of a run that trains; None for a finished run, without a limit, or without steps."""
         if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
             return None
         return max(0.0, self.epoch_s * (self.epochs - (self.epochs_done or 0.0)))
@@ -179,7 +179,7 @@ class Facts(StepFacts):
 
     @cached_property
     def length(self) -> float | None:
-        """Epochs of the whole run: as many as it had, or is to have where it still trains."""
+        """Epochs of the whole run: as many as it had, or is to have where it still trains; None: nothing is known."""
         has_ended = "status" in self.run.summary
         if has_ended or not math.isfinite(self.epochs):
             return self.epochs_done
@@ -210,7 +210,7 @@ class Facts(StepFacts):
 
     @cached_property
     def asked_rate(self) -> float | None:
-        """Pictures a second at most that the settings let an address be asked for."""
+        """Pictures a second at most that the settings let an address be asked for; None: no limit."""
         arguments = (self._teacher.get("builder") or {}).get("init_args") or {}
         return arguments.get("rate")
 

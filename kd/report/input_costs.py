@@ -93,7 +93,8 @@ def _has_gpus(machines: Mapping[str, Mapping[str, Any]], name: str) -> bool:
 
 
 def _larger(facts: Facts, rest: float) -> Iterator[Way]:
-    """Instances of the training machines' family with as many GPUs and more cores, all with loader processes.
+    """Instances of the training machines' family with as many GPUs and more cores, each with the loader processes that its
+    cores leave room for.
 
     Args:
         facts: of the run.
@@ -152,7 +153,9 @@ def costs_by_kind(facts: Facts) -> Section | None:
 
 
 def input_costs(facts: Facts) -> Section | None:
-    """The page's table of other inputs: their step, price and saving; None where the input does not limit the run."""
+    """The page's table of other inputs: their step, price and saving; None where no GPU waits for want of cores
+    (:func:`cores_wanted`).
+    """
     cores = cores_wanted(facts)
     if cores is None:
         return None

@@ -73,7 +73,8 @@ def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
 def headline(facts: Facts) -> Section | None:
     """The page's first sentence: what the best student reaches, beside its teacher, and how small it is.
 
-    A share of the teacher's metric where the metric is a share; else both values. None where nothing was validated.
+    Of a student that is worse, the share of the teacher's metric that it keeps, where the metric is a share; else both
+    values. None where nothing was validated.
     """
     run = facts.run
     metric = facts.run.primary
@@ -123,7 +124,7 @@ def headline(facts: Facts) -> Section | None:
 
 
 def _sizes(run: RunRecords) -> Section | None:
-    """Parameters of teacher and students, and what ``kd-latency`` has measured of them."""
+    """Parameters of teacher and students, and what ``kd-latency`` has measured of them; None where no size is known."""
     models = {"teacher": run.teacher}
     for student in run.students:
         models[student or "student"] = run.model_of(student)

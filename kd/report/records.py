@@ -651,7 +651,7 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv``, numbers alone; a damaged file gives the rows before, and a note."""
+    """The rows of ``metrics.csv``, numbers alone; [] without the file; a damaged one gives the rows before, and a note."""
     if not file.exists():
         return []
     rows = []

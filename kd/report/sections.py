@@ -100,7 +100,9 @@ def _settings(run: RunRecords) -> Section | None:
 
 
 def verdict_of(explained: Explained) -> Section:
-    """What limits the run in one line; below it what to change, and the other limits, folded where the run is done."""
+    """What limits the run in one line, of a failed run after its error; below it what to change, and the other limits,
+    folded where the run is done.
+    """
     verdict, summary = explained.verdict, explained.run.summary
     text, details = verdict["text"], []
     if "others" in verdict:
@@ -264,7 +266,9 @@ def _cost(facts: Facts, seconds: float | None) -> str:
 
 
 def _cost_by_group(facts: Facts) -> Section | None:
-    """Machines, price and cost of each group of ``kd-launch``'s job, by the hours of the place, else the run's."""
+    """Machines, price and cost of each group of ``kd-launch``'s job, by the hours that the place where it ran has counted,
+    else the run's; None without such a job.
+    """
     job = facts.run.job
     hours = job.get("hours") or facts.hours
     rows = []
@@ -331,7 +335,7 @@ def _headspace(run: RunRecords) -> Section | None:
 
 
 def _startup(facts: Facts) -> Section | None:
-    """The parts of the newest start, before the first step was done."""
+    """The parts of the newest start, before the first step was done; None where they were not recorded."""
     start_s = facts.startup["s"]
     parts = facts.startup["parts"]
     if not parts:
@@ -345,7 +349,9 @@ def _startup(facts: Facts) -> Section | None:
 
 
 def _percentiles(facts: Facts) -> Section | None:
-    """Percentiles of each phase over the steps that start no loader, and of the machine's readings over all samples."""
+    """Percentiles of each phase over the steps that start no loader, and of the machine's readings over all samples; None
+    without both.
+    """
     steps = facts.usual_steps
     series = {}
     if steps:

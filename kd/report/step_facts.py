@@ -82,7 +82,7 @@ class StepFacts:
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """First line of the typical rank's records: machine and settings of its steps."""
+        """The newest header of the typical rank's records: machine and settings of its steps; {} without records."""
         return self.run.headers.get(self.rank, {})
 
     @cached_property
@@ -203,7 +203,7 @@ class StepFacts:
 
     @cached_property
     def loading_cores(self) -> float:
-        """Cores that all loader processes of a machine use on average."""
+        """Cores that all loader processes of a machine use on average; 0 where that was not sampled."""
         used = [sum(sample["workers"]) / 100 for sample in self.samples if "workers" in sample]
         return mean(used) if used else 0.0
 
@@ -227,7 +227,7 @@ class StepFacts:
 
     @cached_property
     def other_cores(self) -> float:
-        """Cores, of those that the run may use, that other processes use on average."""
+        """Cores of a machine, of those that the run may use, that other processes use on average; 0: also not sampled."""
         used = []
         for core_use, sample in zip(self.core_use, self.samples, strict=True):
             if "main" in sample:

@@ -227,7 +227,7 @@ def overtraining(
     """For ``patience`` epochs the validation metric has not risen by ``delta``, nor the divergence fallen by it.
 
     Args:
-        val: the metric by epoch.
+        val: a metric that should rise, by epoch.
         kl: the divergence from the teacher in nats, likewise; empty: unknown.
         patience: epochs.
         delta: in the metric's own units, and in nats of the divergence.

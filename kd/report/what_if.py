@@ -266,7 +266,8 @@ def batch_ms(facts: Facts) -> float:
     the step's wait.
 
     Where the step waits, ``n`` processes deliver one batch each in ``n`` steps. Where they keep up, their CPU time a
-    step is known: the cores that they use times the step, over the share of the time in which they compute.
+    step is known: the cores that they use times the step, over the share of the time in which they compute. Where these
+    were not sampled either, it is the step without its wait.
     """
     wait_ms = facts.phases.get("data", 0.0)
     if facts.workers == 0:
@@ -281,7 +282,8 @@ def batch_ms(facts: Facts) -> float:
 def maker_ms(facts: Facts) -> float:
     """Ms that one process of a data tier takes for a batch, on its own core.
 
-    Without a tier it is estimated from a loader process: the part of its time for a batch in which it computes.
+    Without a tier it is estimated from a loader process: the part of its time for a batch in which it computes; where the
+    step waits and waits for a core were recorded, in which it has a core. Without loader processes it is the step's wait.
     """
     tier, now = facts.tier, present(facts)
     if tier is None or now is None:
@@ -366,7 +368,7 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
     """Ms of a step with loader processes on the training machines.
 
     The longest of the rest of the step, a loader's time for a batch over the number of loaders, and, where training
-    computes on the same cores, the CPU time of both over the cores.
+    computes on the same cores or there are more loaders than cores, the CPU time of both over the cores. Without loader processes the batch's time is added.
 
     Args:
         facts: of the run.
