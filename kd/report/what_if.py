@@ -368,7 +368,8 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
     """Ms of a step with loader processes on the training machines.
 
     The longest of the rest of the step, a loader's time for a batch over the number of loaders, and, where training
-    computes on the same cores or there are more loaders than cores, the CPU time of both over the cores. Without loader processes the batch's time is added.
+    computes on the same cores or there are more loaders than cores, the CPU time of both over the cores. Without loader
+    processes the batch's time is added.
 
     Args:
         facts: of the run.
