@@ -163,6 +163,7 @@ class LogitLoss(DistillLoss):
     least_classes = 1
 
     def __init__(self, weight: float = 1.0, temperature: float = 1.0) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         check_range("temperature", temperature, "> 0")
         self.temperature = temperature

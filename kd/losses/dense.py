@@ -106,6 +106,7 @@ class PairwiseLoss(FeatureLoss):
     over_maps = True
 
     def __init__(self, grid: int = 8, weight: float = 1.0) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         check_range("grid", grid, "> 0")
         self.grid = grid

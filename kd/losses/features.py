@@ -41,6 +41,7 @@ class ATLoss(FeatureLoss):
     over_maps = True
 
     def __init__(self, p: float = 2.0, weight: float = 1.0) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         check_range("p", p, "> 0")
         self.p = p

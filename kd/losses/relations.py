@@ -285,6 +285,7 @@ class GramKLLoss(FeatureLoss):
     over_maps = True
 
     def __init__(self, temperature: float = 0.07, weight: float = 1.0) -> None:
+        """Checks the arguments, which are the class's."""
         super().__init__(weight)
         check_range("temperature", temperature, "> 0")
         self.temperature = temperature

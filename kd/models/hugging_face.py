@@ -112,7 +112,7 @@ class HuggingFaceBuilder:
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the weights' classes by id; empty where they have none but ``LABEL_0`` and the like."""
+        """Names of the weights' classes by id; empty without weights or a classifier, and for ``LABEL_0`` and the like."""
         if not self.num_classes:
             return []
         name_by_id: dict[Any, Any] = self._config().id2label or {}

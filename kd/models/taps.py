@@ -251,6 +251,7 @@ class Taps:
         sides: dict[str, Size] = {}
 
         def record_sides(path: str, output: object) -> None:
+            """Notes rows and columns of a layer's output, where it is one tensor of four axes."""
             if not isinstance(output, Tensor) or output.ndim != 4:
                 return
             if self._is_channels_last(output):
@@ -299,6 +300,7 @@ class Taps:
         forward_features: Any = getattr(self._model, "forward_features", None)
 
         def record_map(path: str, output: object) -> None:
+            """Notes a layer's output, of several the first, where it is a map or patch tokens (:meth:`_is_map`)."""
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(first, Tensor) and self._is_map(first):
                 maps.append((path, first))

@@ -363,8 +363,8 @@ def second_name(file: Path, name: Path) -> None:
     """Gives a file a second name (a hard link), or a copy where the file system has none; what had it is replaced.
 
     Args:
-        file: a regular one.
-        name: the path of the second name; folders that are missing are made.
+        file: a regular one; where it is copied, of at most ``LARGEST_WEIGHTS`` bytes.
+        name: the path of the second name; folders that are missing are made, a folder that has the name is refused.
     """
     part = f"{name.name}.part"
     with _parent(file, make=False) as source, _parent(name) as folder:
