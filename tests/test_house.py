@@ -235,3 +235,13 @@ def test_tests_import_helpers_and_no_other_tests() -> None:
             )
         )
         assert modules <= {name_of(file)}, file
+
+
+def test_only_words_that_int_reads_count_as_numbers() -> None:
+    """``"²".isdigit()`` is true, and ``int("²")`` an error."""
+    callers = []
+    for file in FILES:
+        for node in ast.walk(house.tree_of(file)):
+            if isinstance(node, ast.Attribute) and node.attr in ("isdigit", "isnumeric"):
+                callers.append(f"{file}:{node.lineno}")
+    assert callers == []

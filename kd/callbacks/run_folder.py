@@ -167,7 +167,7 @@ class RunFolder(Callback):
             OSError: the folder or the store can't be written.
         """
         self.parent.mkdir(parents=True, exist_ok=True)
-        taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdigit()]
+        taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdecimal()]
         taken += self.mirror.numbers(self.parent.name) if self.mirror else []
         number = max(taken, default=-1) + 1
         while True:

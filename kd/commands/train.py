@@ -136,7 +136,7 @@ def to_train(request: Request) -> Run:
     cluster = _join_cluster(request)
     machines = request.value_of("trainer.num_nodes") or ""
     if cluster is None or cluster.num_nodes == 1:
-        together = machines.isdigit() and int(machines) > 1
+        together = machines.isdecimal() and int(machines) > 1
     else:
         together = True
     resumed = resumed_by(request, together)

@@ -217,7 +217,7 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
     limit_file = cgroup / "memory.max"
     if limit_file.is_file():
         limit = limit_file.read_text().strip()
-        if limit.isdigit():
+        if limit.isdecimal():
             used = int((cgroup / "memory.current").read_text())
             free = min(free, int(limit) - used)
     return free // local_processes

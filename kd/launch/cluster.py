@@ -341,7 +341,7 @@ def whole_number(
     if name not in env and default is not None:
         return default
     text = env.get(name, "")
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdecimal():
         number = int(text)
         if low <= number and (high is None or number <= high):
             return number

@@ -71,7 +71,7 @@ def devices_asked_for(devices: object) -> int | None:
         devices = [number for number in devices.split(",") if number.strip()]
     if isinstance(devices, list):
         return len(devices)
-    if str(devices).isdigit():
+    if str(devices).isdecimal():
         return int(str(devices))
     return None
 

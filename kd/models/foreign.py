@@ -173,7 +173,7 @@ def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
     parts = module.split(".")
     order: list[tuple[int, str]] = []
     for part in parts:
-        if part.isdigit():
+        if part.isdecimal():
             order.append((int(part), ""))
         else:
             order.append((0, part))

@@ -298,7 +298,7 @@ def _name_list(value: object) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
     if isinstance(value, Mapping) and value:
         are_numbers_by_name = all(type(number) is int for number in value.values())
-        are_names_by_number = all(str(key).isdigit() for key in value)
+        are_names_by_number = all(str(key).isdecimal() for key in value)
         if are_numbers_by_name:
             value = sorted(value, key=value.get)  # type: ignore[arg-type]
         elif are_names_by_number:

@@ -50,7 +50,7 @@ def words_of_task(
     names_numbers = NUMBERS in given or at(files_say, "data.source.init_args.targets")
     if (task or of_files) == "Regression" and is_list and not names_numbers:
         column = given.get(LABEL, "label")
-        if not column.isdigit():  # of a table without a header, whose columns have no names
+        if not column.isdecimal():  # of a table without a header, whose columns have no names
             words.append(f"{NUMBERS}=[{column}]")
     if task in PICTURES_WITH:
         for key in MIXING:

@@ -70,7 +70,7 @@ def claim(parent: Path) -> Path:
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        numbers = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]
+        numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
         number = max(numbers, default=-1) + 1
         while True:
             folder = parent / f"{number:03d}"

@@ -72,7 +72,7 @@ class Mirror:
         except FileNotFoundError:
             return []
         names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if name.isdecimal()]
 
     def claim(self, recipe: str, name: str) -> None:
         """Takes a run's name, before any other machine does.

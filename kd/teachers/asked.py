@@ -350,7 +350,7 @@ class Address:
         Raises:
             UserError: another tensor, or NaN or infinity in it.
         """
-        if header and header.isdigit():
+        if header and header.isdecimal():
             size = int(header)
         else:
             size = len(body)
@@ -424,7 +424,7 @@ class Address:
                 break
             if attempt < self.retries:
                 wait = headers.get("retry-after", "")
-                time.sleep(min(LONGEST_WAIT_S, float(wait) if wait.isdigit() else pause))
+                time.sleep(min(LONGEST_WAIT_S, float(wait) if wait.isdecimal() else pause))
                 pause = min(LONGEST_WAIT_S, 2 * pause)
         reason = " ".join(answer[:200].decode("utf-8", "replace").split())
         raise NoMoreAnswers(

@@ -265,3 +265,5 @@ def test_a_number_that_another_process_takes_first_is_passed_over(
         Path, "iterdir", lambda folder: iter(())
     )  # listed before the others were made
     assert claim(tmp_path).name == "002"
+    (tmp_path / "²").mkdir()  # no number to int()
+    assert claim(tmp_path).name == "003"

@@ -59,7 +59,7 @@ def split_of(name: object) -> str | None:
         meaning = WORDS.get(lower) or WORDS.get(stem)
         if meaning is not None:
             meanings.add(meaning)
-        elif not (lower in BESIDE or lower.isdigit()):
+        elif not (lower in BESIDE or lower.isdecimal()):
             return None
     if meanings == {"train", "val"}:  # as of PASCAL VOC's trainval
         return "train"

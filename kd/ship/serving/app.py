@@ -389,6 +389,6 @@ def _busy() -> Response:
 
 def _top(text: str) -> int:
     """How many labels a client wants, from its query ``?top=``; raises a Refused (400) for anything else."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 0 < int(text) <= 1000):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 0 < int(text) <= 1000):
         raise Refused(400, f"top: must be a whole number from 1 to 1000, got '{text[:20]}'")
     return int(text)

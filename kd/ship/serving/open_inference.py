@@ -125,7 +125,7 @@ def _shown_name(tensor: object) -> str:
 
 def _length(text: str, most: int) -> int:
     """The number of bytes in the header of a binary body; 400 for anything but a number up to ``most``."""
-    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) <= most):
+    if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) <= most):
         raise Refused(
             400, f"{HEADER}: must be a number of the body's {most} bytes, got {text[:20]!r}"
         )
