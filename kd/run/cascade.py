@@ -100,8 +100,8 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
 def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) -> dict[str, Any]:
     """The curve, the threshold and its check, and milliseconds; they go to the run's ``cascade.json`` too.
 
-    A goal that no threshold reaches leaves a file that is there with a rule for another goal and the same weights; then
-    the result has ``kept_goal``, that goal's text.
+    A goal that no threshold reaches leaves a file that is there with a rule for the same weights; then the result has
+    ``kept_goal``, the text of that rule's goal.
 
     Args:
         pair: the models; a bare weights file has no folder to write to.

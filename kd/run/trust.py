@@ -196,7 +196,8 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
         trusted: what the user trusts beside the list (:data:`ALL`: everything).
 
     Raises:
-        UserError: neither listed for this place nor trusted, or not a class.
+        UserError: neither listed for this place nor trusted, not found, not a class, or its module fails to import another.
+            Whatever else a user's module raises as it is imported is raised as it is.
     """
     trusted = list(trusted)
     one = listed.listed(name, kind)

@@ -74,3 +74,27 @@ def test_a_trainer_takes_one_plugin_as_well_as_a_list(recipe: Path, tmp_path: Pa
     run = Run.of(translate(words))
     build(run)
     assert run.trainer.world_size == 1
+
+
+LAZY = """\
+from __future__ import annotations
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from torch import nn
+class Net:
+    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module: ...
+class NoNet:
+    def build(self, num_classes: int) -> nn.Module: ...
+"""
+
+
+def test_a_builders_annotations_may_name_what_only_type_checkers_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lazy_nets.py").write_text(LAZY)
+    monkeypatch.syspath_prepend(tmp_path)
+    key = "model.student.builder"
+    net = built(Class, {"class_path": "lazy_nets.Net", "init_args": {}}, key, ["lazy_nets"])
+    assert type(net).__name__ == "Net"
+    with pytest.raises(UserError, match=f"{key}: NoNet is no Builder: it needs the method build"):
+        built(Class, {"class_path": "lazy_nets.NoNet", "init_args": {}}, key, ["lazy_nets"])
