@@ -136,7 +136,8 @@ def _section(
 def _matrix(
     counts: Mapping[str, int], right: Mapping[str, float], confusions: Sequence[Confusion]
 ) -> Section | None:
-    """The student's confusions among the classes of the largest; a cell is a share of its row's class, in [0, 1].
+    """The student's confusions among the classes of the largest; a cell is a share of its row's class, in [0, 1], on the
+    diagonal the share right (None: no picture is of the class). None without confusions.
 
     Args:
         counts: pictures of each class, by name.

@@ -244,7 +244,7 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
 
 
 def _hours(facts: Facts) -> float | None:
-    """Hours of a run as its own closing table has them; of one that has not ended, those recorded so far."""
+    """Hours of a run as its own closing table has them; of one that has not ended, those recorded so far; None: none are."""
     wall_s = facts.run.summary.get("wall_s")
     if wall_s:
         return wall_s / 3600
@@ -481,7 +481,9 @@ def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]
 
 
 def _loss_chart(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
-    """The mean of the logged training losses of each part of an epoch; the parts are as long in all runs."""
+    """The mean of the logged training losses of each part of an epoch; the parts are as long in all runs. Runs whose epoch
+    has no known length are left out; None without others.
+    """
     finite = [facts for facts in runs if math.isfinite(facts.batches_per_epoch)]
     if not finite:
         return None

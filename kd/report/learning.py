@@ -20,7 +20,9 @@ SETTINGS = 6  # of kd-latency that are shown
 
 
 def learning(facts: Facts) -> list[Section | None]:
-    """The sections on what was learnt: charts of features and metrics, and the table of sizes and times."""
+    """The sections on what was learnt: charts of features and metrics, and the table of sizes and times; None in place of
+    one without values.
+    """
     run = facts.run
     sections: list[Section | None] = []
     for student in run.students:
@@ -29,7 +31,8 @@ def learning(facts: Facts) -> list[Section | None]:
 
 
 def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
-    """Charts of a student's features over the epochs: k-NN and ridge probe beside the teachers', and RankMe.
+    """Charts of a student's features over the epochs: k-NN and ridge probe beside the teachers', and RankMe; None in place
+    of one without values.
 
     Args:
         run: the records; accuracies are shares of 1, RankMe is a number of directions.

@@ -1,4 +1,4 @@
-"""What can limit a run: pure functions of its facts.
+"""What can limit a run: pure functions of its facts, each of which returns None where its limit does not hold.
 
 A gain is the step's time over its time without the limit: ``1 / (1 - p)`` for a share ``p`` (Amdahl, "Validity of the
 single processor approach", AFIPS 1967).

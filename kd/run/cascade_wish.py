@@ -79,7 +79,7 @@ def _score(text: str) -> Score:
 
 def _accuracy(options: Mapping[str, str]) -> Goal:
     """The accuracy that a cascade is to reach: ``teacher`` less ``margin`` points, ``0.99*teacher``, or a number in (0,
-    1).
+    1). A user's error for anything else.
     """
     text = options.get("accuracy", "teacher")
     allowed = "teacher, a share of it such as 0.99*teacher, or a number > 0 and < 1"

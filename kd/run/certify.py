@@ -261,6 +261,9 @@ def _certified(
         candidate: what the judged one made of them.
         names: of both in the text, the reference's first.
         claim: margin, confidence and groups.
+
+    Raises:
+        UserError: groups that can't be had, too few of them or no pictures, or answers that are NaN or infinite.
     """
     group = None
     if claim.groups is not None:

@@ -88,7 +88,7 @@ def number_between(
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The regular expression of ``groups=``; it has one group in brackets at least."""
+    """The regular expression of ``groups=``; a user's error for a text that is none, or without a group in brackets."""
     try:
         pattern = re.compile(text)
     except re.error as error:

@@ -236,6 +236,9 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
         run: the first run of the command line, whose pictures and teacher count; None: there is no run.
         request: the command line.
         options: of the command.
+
+    Raises:
+        UserError: no pictures are named, or a student's file without a trained classifier.
     """
     file = weights_file(Path(word), "weights")
     overridden = {item.split("=", 1)[0] for item in request.overrides}
@@ -296,6 +299,9 @@ def _foreign(
         all_data: the data of the command line, with no split loaded.
         options: name the split, or a folder, whose classes count where the file names none.
         task: what the labels mean.
+
+    Raises:
+        UserError: neither file nor settings name the model, or it can't be built.
     """
     file = str(spec.checkpoint)
     contents = about(file)

@@ -281,7 +281,9 @@ def _kept_in(folder: Path, runs_dir: str) -> str:
 
 
 def _begun_before(marker: Path) -> Resumed | None:
-    """The run that this command of the launcher's job has begun, where it has something to resume from."""
+    """The run that this command of the launcher's job has begun, where it has a whole checkpoint to resume from; else
+    None.
+    """
     if not marker.is_file():
         return None
     run = marker.parent / text_of(marker).strip()

@@ -46,7 +46,8 @@ def check_present(config: Mapping[str, Any]) -> "Splits | None":
         config: the resolved settings.
 
     Returns:
-        The pictures, for :attr:`kd.run.run.Run.splits`; see :func:`kd.run.pictures.list_to_train`.
+        The pictures, for :attr:`kd.run.run.Run.splits`; None where they are listed later
+        (:func:`kd.run.pictures.list_to_train`).
 
     Raises:
         UserError: as of :func:`check_named` and :func:`kd.run.pictures.list_to_train`.

@@ -296,6 +296,9 @@ class _Merge:
         put onto the one of the same name before.
 
         Arguments as of :meth:`_put_below`.
+
+        Raises:
+            UserError: a name that is no text.
         """
         for name in value:
             if not isinstance(name, str):  # YAML reads 007 as 7
@@ -415,6 +418,10 @@ class _Merge:
             path: name or path of the new class.
             kind: of class that the place takes.
             key: the place.
+
+        Raises:
+            UserError: a class that neither the list nor Lightning nor kd's source has, or one of the user's that has to be
+                imported and can't.
         """
         one = listed.listed(path, kind)
         if one is not None:
@@ -483,6 +490,9 @@ class _Merge:
             given: values by field.
             known: the group's fields.
             key: its place.
+
+        Raises:
+            UserError: a field that must be given is not.
         """
         group: Tree = {}
         for name, declared in known.items():

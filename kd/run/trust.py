@@ -615,7 +615,9 @@ def is_trusted(value: str, trusted: Iterable[str]) -> bool:
 
 
 def _loaded(name: str) -> type | None:
-    """The class of a name whose module has been imported before; nothing is imported here, which would run its code."""
+    """The class of a name whose module has been imported before, else None; nothing is imported here, which would run its
+    code.
+    """
     module, _, last = name.rpartition(".")
     found = getattr(sys.modules.get(module), last, None)
     return found if isinstance(found, type) else None
