@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kd.launch.groups import OUTSIDE
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
@@ -22,23 +23,24 @@ TRAINS_TEACHER = (
 CHECK_STARTER_S = 0.5  # seconds between two checks that the first process is alive
 OUTLIVES_S = 8.0  # seconds that a rank may outlive the first process, to finish what it writes
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-# variables of a process within a job, and what those of launchers begin with (PET: Kubeflow): a child that inherited
-# them would look for the job's other processes
+# variables of a process within a job, and what those of launchers begin with (PET: Kubeflow, SM: SageMaker): a child that
+# inherited them would look for the job's other processes
 _OF_LAUNCHERS = (
-    "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "JSM_", "SKYPILOT_", "PET_",
+    "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "JSM_", "SKYPILOT_", "PET_", "SM_",
 )  # fmt: skip
 _OF_A_JOB = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-    STARTER,
+    "KD_ROLE", "KD_DATA_NODES", "TRAINING_JOB_NAME", STARTER,
 }  # fmt: skip
+_OF_DATA = "SM_CHANNEL_"  # SageMaker's names of folders of data
 _rank_is_done = threading.Event()  # set by leave_starter()
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """Starts ``kd-train``; on Linux it gets a SIGTERM when this thread, which counts as its parent, ends in any way.
 
-    It trains on this machine alone: the variables by which a launcher describes a job are not passed on. (SageMaker's are,
-    as they name the folders of data too.)
+    It trains on this machine alone: the variables by which a launcher describes a job are not passed on, and SageMaker's
+    description of the job in files is not read. The folders of SageMaker's channels stay known.
 
     Args:
         items: the words of its command line, without the name.
@@ -46,8 +48,10 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     """
     env = {}
     for name, value in os.environ.items():
-        if name not in _OF_A_JOB and not name.startswith(_OF_LAUNCHERS):
+        of_job = name in _OF_A_JOB or name.startswith(_OF_LAUNCHERS)
+        if not of_job or name.startswith(_OF_DATA):
             env[name] = value
+    env[OUTSIDE] = "1"
     env |= popen.pop("env", None) or {}
     env[PARENT] = str(os.getpid())
     command = [sys.executable, "-m", "kd.cli", *items]

@@ -12,6 +12,9 @@ from kd.storage.elsewhere import json_of, text_of
 
 T = TypeVar("T", dict, list)
 RESOURCE_FILE = "input/config/resourceconfig.json"  # below base()
+OUTSIDE = "KD_OUTSIDE_JOB"
+"""Set in a child that trains on its own machine alone (:func:`kd.launch.child.start_kd_train`): SageMaker's files, which
+describe the job to every process of the machine, are not about it."""
 # what the words in the name of a group of machines say that it is for
 _WORDS = {"train": {"train", "training", "trainer", "dnn", "gpu", "gpus"},
           "data": {"data", "cpu", "cpus", "preprocess", "preprocessing"}}  # fmt: skip
@@ -22,6 +25,16 @@ def base(env: Mapping[str, str] = os.environ) -> Path:
     ``SAGEMAKER_BASE_DIR``, by which SageMaker's own toolkit moves it.
     """
     return Path(env.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+
+
+def job_folder(env: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder in which SageMaker describes the job that this process belongs to; None elsewhere, and in a child that
+    is no process of the job.
+    """
+    folder = base(env) / "input" / "config"
+    if OUTSIDE in env or not folder.is_dir():
+        return None
+    return folder
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,8 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
         UserError: the two name other hosts, this machine or a group's is not one of them, not exactly one group is found to
             train, or it has no GPUs while another has.
     """
+    if OUTSIDE in env:
+        return None
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
         from_file = read_json(text_of(resource_file), str(resource_file), dict)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kd.errors import UserError
-from kd.launch.groups import base, read_json
+from kd.launch.groups import base, job_folder, read_json
 from kd.storage.elsewhere import json_of, text_of
 
 CHANNEL = "channel:"
@@ -47,16 +47,16 @@ class Container:
 
 
 def container(env: Mapping[str, str] = os.environ) -> Container | None:
-    """The container of a training job that this process runs in; None elsewhere.
+    """The container of the training job that this process belongs to; None elsewhere, and in a child that is no process of
+    the job (:func:`kd.launch.child.start_kd_train`).
 
     The hyperparameters come from the variable ``SM_HPS``, which SageMaker's toolkit sets, else from SageMaker's file.
 
     Raises:
         UserError: hyperparameters that are no mapping.
     """
-    folder = base(env)
-    config = folder / "input" / "config"
-    if not config.is_dir():
+    config = job_folder(env)
+    if config is None:
         return None
     file = config / "hyperparameters.json"
     text = env.get("SM_HPS") or (text_of(file) if file.is_file() else "{}")
@@ -68,7 +68,7 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
     for key, value in parameters.items():
         if not _NOT_OURS.fullmatch(key):
             settings[key] = _as_text(value)
-    return Container(folder, settings, trial)
+    return Container(base(env), settings, trial)
 
 
 def _as_text(value: object) -> str:
@@ -132,7 +132,8 @@ def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
-    """Writes why a job failed to ``/opt/ml/output/failure``, where SageMaker reads it. Does nothing elsewhere.
+    """Writes why a job failed to ``/opt/ml/output/failure``, where SageMaker reads it. Does nothing elsewhere, nor in a
+    child that is no process of the job: what has started it tells its own reason.
 
     The first reason of a machine's processes stays. A disk that can't be written is passed over, as the failure itself is
     reported on stderr.
@@ -141,9 +142,9 @@ def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
         reason: one line; SageMaker shows 1,024 characters of it.
         env: the process's environment.
     """
-    folder = base(env)
-    if not (folder / "input" / "config").is_dir():
+    if job_folder(env) is None:
         return
+    folder = base(env)
     with suppress(OSError):
         (folder / "output").mkdir(exist_ok=True)
         with (folder / "output" / "failure").open("x", encoding="utf-8") as file:

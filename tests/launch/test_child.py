@@ -1,5 +1,6 @@
 """Processes that end with the one that has started them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from kd.launch.child import SAYS_HOW, reason_in, start_kd_train, wait_asleep
 from kd.launch.cluster import recognise
+from kd.launch.sagemaker import container, folder_of, tell_failure
 from tests._forks import ForkedRun, as_program, start
 
 
@@ -104,6 +106,8 @@ def test_threads_wait_asleep_unless_the_environment_says_how(
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0"},
         {"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "0"},
         {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a"},
+        {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1", "TRAINING_JOB_NAME": "j"},
+        {"KD_DATA_NODES": "2", "KD_ROLE": "train"},
     ],
 )
 def test_a_child_does_not_look_for_the_processes_of_the_job(
@@ -116,6 +120,38 @@ def test_a_child_does_not_look_for_the_processes_of_the_job(
     assert recognise(os.environ) is not None
     start_kd_train(["recipe=mine"])
     assert recognise(given["env"]) is None
+    assert not variables.keys() & given["env"].keys()
+
+
+@pytest.mark.parametrize("from_toolkit", [False, True])
+def test_a_child_in_sagemakers_container_is_no_process_of_its_job(
+    from_toolkit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hyperparameters are not its settings, its failure is not the job's; the channels stay known."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **popen: given.update(popen))
+    settings, hosts = '{"recipe": "job"}', ["algo-1", "algo-2"]
+    config, data = tmp_path / "input" / "config", tmp_path / "input" / "data"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text(settings)
+    resources = {"hosts": hosts, "current_host": "algo-1"}
+    (config / "resourceconfig.json").write_text(json.dumps(resources))
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    if from_toolkit:
+        monkeypatch.setenv("SM_HPS", settings)
+        monkeypatch.setenv("SM_HOSTS", json.dumps(hosts))
+        monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+        monkeypatch.setenv("SM_CHANNEL_TRAIN", str(data / "train"))
+    else:
+        (data / "train").mkdir(parents=True)
+    assert recognise() is not None
+    assert container() is not None
+    start_kd_train(["recipe=teacher"])
+    assert recognise(given["env"]) is None
+    assert container(given["env"]) is None
+    tell_failure("no memory", given["env"])
+    assert not (tmp_path / "output").exists()
+    assert folder_of("channel:train", given["env"]) == str(data / "train")
 
 
 @pytest.mark.parametrize(
