@@ -106,7 +106,7 @@ def fit_to_answers(
         A message for the user; "" where the classifier was left as it is.
     """
     classifier = linear_classifier(student.model)
-    if teacher is None or pictures is None:
+    if teacher is None or teacher.elsewhere or pictures is None:
         return ""
     if student.start != "pre-trained" or student.objective.task_loss_weight:
         return ""

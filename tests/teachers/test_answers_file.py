@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.numpy import save_file
 
@@ -14,7 +15,7 @@ from kd.cli import main, train_main
 from kd.errors import UserError
 from kd.teachers.answer import Wanted
 from kd.teachers.answers_file import AnswersFile
-from tests._helpers import CLASSES, draw_folder, write_recipe
+from tests._helpers import CLASSES, TINY, draw_folder, tiny_vit, write_recipe
 
 NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
 
@@ -108,6 +109,26 @@ def test_two_answers_of_one_class_are_refused(tmp_path: Path) -> None:
     file.write_text("picture,label,p\na.png,bread,0.6\na.png,bread,0.2\n")
     with pytest.raises(UserError, match="a.png has two answers for bread \\(row 2\\)"):
         AnswersFile(str(file)).build(4).match("train", ["a.png"], CLASSES)
+
+
+def test_a_pretrained_student_that_no_labels_train_learns_from_a_file(
+    pictures: Path, tmp_path: Path
+) -> None:
+    """No classifier is fitted to the answers before: those of a file are known by the numbers of a loader's pictures."""
+    names = sorted(str(file.relative_to(pictures)) for file in pictures.rglob("*.jpg"))
+    file = wide(tmp_path / "answers.csv", names, shares(len(names)))
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "file.yaml", pictures, None, model__distill_losses=losses)
+    weights = tiny_vit(len(CLASSES)).state_dict()
+    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    safetensors.torch.save_file(backbone, tmp_path / "backbone.safetensors")
+    student = [
+        f"model.student.checkpoint={tmp_path / 'backbone.safetensors'}",
+        f"model.student.kwargs={json.dumps(TINY)}",
+        "model.task_loss_weight=0",
+    ]
+    items = [f"model.teacher.answers={file}", *student, "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *items]) == 0
 
 
 def test_a_run_learns_from_a_file(
