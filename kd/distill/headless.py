@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kd.data.batch import Batch, real_rows
 from kd.data.info import DataInfo
-from kd.distill.inherit.pair import final_norm
+from kd.distill.inherit.families import last_norm
 from kd.distill.inherit.stream import shown
 from kd.distill.objective import Objective
 from kd.distill.student import Student
@@ -59,11 +59,12 @@ class HeadlessStudent(Student):
 
     @staticmethod
     def info_of(task: Task, model: nn.Module) -> DataInfo:
-        """Data without classes and labels: none are used."""
+        """Data without classes and labels: none are used. Neither argument is read."""
         return DataInfo([], labels=False)
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """As :meth:`Student.begin`; then an inherited student's features are centred, and the sample of its losses freed.
+        """As :meth:`Student.begin`; then an inherited student's features are centred, and the sample of its losses freed:
+        without pictures neither.
 
         Args:
             pictures: gives so many training pictures, uint8 ``(count, 3, H, W)``; None: there are none.
@@ -80,12 +81,13 @@ class HeadlessStudent(Student):
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
         """Subtracts the features' mean over a sample from the last norm's shift: in cosines it would hide how pictures
-        differ. A model without exactly one last norm, or one without a shift, stays as it is.
+        differ. A model whose features are not the output of one norm with a shift (a ResNet, a ViT that pools by attention)
+        stays as it is.
 
         Args:
             pictures: uint8 ``(N, 3, H, W)``.
         """
-        bias = getattr(final_norm(self.model), "bias", None)
+        bias = getattr(last_norm(self.model), "bias", None)
         if bias is None:
             return
         with evaluating(self.model):

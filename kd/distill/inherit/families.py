@@ -12,8 +12,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from kd.distill.inherit.anatomy import Part
-from kd.distill.inherit.convnext import check_convnexts, inherit_convnext
+from kd.distill.inherit.convnext import check_convnexts, head_norm, inherit_convnext
 from kd.distill.inherit.pair import check_pair as check_vits
+from kd.distill.inherit.pair import final_norm, pools_by_attention
 from kd.distill.inherit.resnet import check_resnets, inherit_resnet
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.start import inherit_together as inherit_vits
@@ -31,13 +32,15 @@ class Family:
     name: str
     """For messages."""
     classes: tuple[type[nn.Module], ...]
-    """timm's classes; a class derived from one is another model."""
+    """timm's classes, and kd's :class:`DenseModel` on one; a class derived from one is another model."""
     check: Callable[[Any, Any], None]
     """Raises a ValueError for a pair that does not fit."""
     inherit: Callable[[StudentInputs, Any, Images, Preprocess, SampleTaps], None]
     """Overwrites the students' weights: of students, teacher, pictures, the teacher's input and taps, as
     :func:`inherit_together` takes them.
     """
+    last_norm: Callable[[Any], nn.Module | None]
+    """The norm whose output the features of a model are, pooled or not; None where there is not exactly one."""
 
 
 def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
@@ -65,12 +68,25 @@ def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
     return inherit_each
 
 
+def _last_norm_of_vit(model: Part) -> nn.Module | None:
+    """:attr:`Family.last_norm` of a vision transformer; None where an attention pooling follows the norm."""
+    norm = final_norm(model)
+    if norm is model.norm and pools_by_attention(model):
+        return None
+    return norm
+
+
 FAMILIES = (
     Family(
-        "plain vision transformer", (VisionTransformer, Eva, DenseModel), check_vits, inherit_vits
+        "plain vision transformer",
+        (VisionTransformer, Eva, DenseModel),
+        check_vits,
+        inherit_vits,
+        _last_norm_of_vit,
     ),
-    Family("ConvNeXt", (ConvNeXt,), check_convnexts, _one_by_one(inherit_convnext)),
-    Family("ResNet", (ResNet,), check_resnets, _one_by_one(inherit_resnet)),
+    Family("ConvNeXt", (ConvNeXt,), check_convnexts, _one_by_one(inherit_convnext), head_norm),
+    # a ResNet's features come from a ReLU
+    Family("ResNet", (ResNet,), check_resnets, _one_by_one(inherit_resnet), lambda model: None),
 )
 """All families."""
 
@@ -81,6 +97,12 @@ def family_of(model: nn.Module) -> Family | None:
         if type(model) in family.classes:
             return family
     return None
+
+
+def last_norm(model: nn.Module) -> nn.Module | None:
+    """The norm whose output a model's features are (:attr:`Family.last_norm`); None without one, or without a family."""
+    family = family_of(model)
+    return family.last_norm(model) if family is not None else None
 
 
 def check_pair(student: nn.Module, teacher: nn.Module) -> None:
