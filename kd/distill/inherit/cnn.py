@@ -19,6 +19,7 @@ from kd.distill.inherit.pair import check_copy
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import shown
+from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Images, Preprocess
 
 PART = 32
@@ -139,6 +140,8 @@ def fit_classifier(
     teacher_logits = torch.cat(answers)
     classifier = student.get_classifier()
     fit_linear(classifier, [(torch.cat(features), teacher_logits)], start)
+    # now in the logits' units; a classifier of scaled output (kd.models.output_scale) holds them in standard deviations
+    set_in_units(classifier, classifier.weight.clone(), classifier.bias.clone())
     for number, pooled in enumerate(features):
         with taps.of_part(student, number):
             classifier(pooled)
