@@ -140,6 +140,7 @@ def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
         (lambda: kd.DistillationModule(Plain(), task=kd.Classification(4)).training_step({"x": 1}, 0), "needs one of"),
         (lambda: kd.DistillationModule(Plain(), lambda x: x, task=kd.Classification(4),
                                        losses={"hint": kd.losses.HintLoss()}), r"needs layers \(student, teacher\)"),
+        (lambda: kd.Distillation(Plain(), losses=KD), "model.teacher: kd read its answers, but no teacher is given"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_asked_for_in_one_line(make: Callable[[], object], message: str) -> None:

@@ -61,8 +61,8 @@ def check_dropping(
         task_loss_weight: of the loss on labels, which must be 0.
 
     Raises:
-        UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture (one over
-            logits, or a :class:`FeatureLoss` without ``per_picture``).
+        UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture (any but a
+            :class:`FeatureLoss` with a ``per_picture`` of its own).
     """
     if task_loss_weight:
         raise UserError(
@@ -90,7 +90,8 @@ def check_loss(
         loss: of the student.
         task: may refuse losses over logits.
         data: says whether pictures have labels, and whether these are mixed.
-        teacher: must have a classifier for losses over logits; None: a run without a teacher is refused elsewhere.
+        teacher: must have a classifier for losses over logits; None: not checked here (:meth:`Objective.bind`
+            refuses losses without a teacher).
 
     Raises:
         UserError: the task refuses it, the labels are not those that it reads, or the teacher has no classifier.
@@ -114,7 +115,7 @@ def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: i
         processes: that train.
 
     Raises:
-        UserError: a loss needs more pictures than a step has.
+        UserError: a loss needs more pictures than it gets.
     """
     for name, loss in losses.items():
         pictures = batch_size

@@ -114,7 +114,7 @@ class Objective(nn.Module):
             teacher: the run's teacher, or None.
             student: the student's model.
             taps: on the student's model; layers are added.
-            trial: runs the student on two small pictures.
+            trial: runs the student on two black pictures.
 
         Raises:
             UserError: losses, models and data that do not fit each other.
@@ -138,9 +138,10 @@ class Objective(nn.Module):
         with self._says_how_to_do_without(over_features):
             self.feature_taps.complete(over_features)
         if teacher is None:
-            if over_features:
+            reading = [name for name in self.losses if name in over_features or name in self.active]
+            if reading:
                 raise UserError(
-                    f"model.teacher: {', '.join(over_features)} read its features, but no teacher is given"
+                    f"model.teacher: {', '.join(reading)} read its answers, but no teacher is given"
                 )
             return
         for name, feature_loss in over_features.items():
@@ -152,7 +153,7 @@ class Objective(nn.Module):
 
     @contextmanager
     def _says_how_to_do_without(self, over_features: Container[str]) -> Iterator[None]:
-        """Adds to a mistake in a loss over features the settings that leave all of them out.
+        """Adds to a mistake in a loss over features the settings that leave all of them out, where other losses remain.
 
         Args:
             over_features: names of the losses over features.
@@ -257,6 +258,9 @@ class Objective(nn.Module):
     ) -> Terms:
         """The losses of one batch, weighted and summed: ``total = sum_i weight_i * loss_i``.
 
+        Where labels may be missing, a training step of several batches or processes multiplies each ``loss_i`` in the sum
+        by its share of the step's targets (:meth:`_shares`). Training with ``teacher_drop``: :meth:`_with_dropping`.
+
         Args:
             logits: the student's, for the task, ``(N, C, ...)``.
             distilled: those that distillation reads, likewise; the same, but for a student with two heads.
@@ -303,7 +307,7 @@ class Objective(nn.Module):
         Args:
             target: of this batch, ``(N, ...)``.
             terms: names of the terms, ``task`` among them.
-            window: targets of all batches of the step on this process; None: this batch alone is the step.
+            window: targets of all batches of the step on this process; None: this batch alone is read.
 
         Returns:
             A scalar, or None, for each of ``terms``.
@@ -326,7 +330,9 @@ class Objective(nn.Module):
         return list(share_of_the_step(torch.stack(counts), torch.stack(window_counts), len(window)))
 
     def weight_of(self, name: str) -> float:
-        """The factor of a distillation loss in the total: its own weight times that of its teacher."""
+        """The factor of a distillation loss in the total: its own weight; of a loss over features times its teacher's factor
+        (:meth:`RunTeacher.feature_weight`).
+        """
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
     def _with_dropping(self, features: Read, answer: Answer) -> Terms:
@@ -379,7 +385,9 @@ class Objective(nn.Module):
 
     @property
     def measurable(self) -> list[str]:
-        """The active losses over features that held-out pictures have: not those that remember training pictures."""
+        """Names of the active losses over features that held-out pictures have: not of those that remember training
+        pictures.
+        """
         return [
             name
             for name, loss in self.active.items()
