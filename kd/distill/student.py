@@ -98,6 +98,9 @@ class Student(nn.Module):
         objective.bind(data, teacher, model, self.taps, self._trial)
         self.sample_taps: SampleTaps | None = None
         """What its losses read of both models while its start was fitted; it is freed when the losses are settled."""
+        self._inherits_classifier = (
+            start == "inherited" and teacher is not None and teacher.members[parent].has_head
+        )
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
 
@@ -117,19 +120,24 @@ class Student(nn.Module):
         )
 
     def _scale_output(self) -> None:
-        """Of targets that are numbers: gives models a classifier in the targets' units."""
+        """Where targets are numbers: makes the classifier of the model, and of its average, answer in the targets' units;
+        raises a UserError where it is not one linear layer with a bias.
+        """
         if self.data.scales is None:
             return
         try:
             for model in self._models:
-                scale_output(model, self.data.scales, self._has_checkpoint)
+                scale_output(model, self.data.scales, self._has_classifier_of_file)
         except ValueError as error:
             raise UserError(f"model.student.arch: {error}") from error
 
     @property
-    def _has_checkpoint(self) -> bool:
-        """Whether its first weights, the classifier's among them, come from a file that the settings name."""
-        return self.spec is not None and self.spec.checkpoint is not None
+    def _has_classifier_of_file(self) -> bool:
+        """Whether its first weights, the classifier's among them, come from a file that the settings name; False where the
+        file has none for these classes.
+        """
+        has_file = self.spec is not None and self.spec.checkpoint is not None
+        return has_file and not has_new_classifier(self.model)
 
     def _trial(self) -> object:
         """What the model gives for two black pictures of its input's size, in its present mode."""
@@ -206,7 +214,7 @@ class Student(nn.Module):
     def classifies(self) -> bool:
         """Whether the classifier means anything: features alone leave a new one as it was drawn."""
         taught = self.objective.trains_logits or self.objective.takeover is not None
-        brought = self.start == "inherited" or self._has_checkpoint
+        brought = self._inherits_classifier or self._has_classifier_of_file
         return bool(self.objective.task_loss_weight) or taught or brought
 
     is_measured = classifies

@@ -1,6 +1,7 @@
 """Every loss in a real run: trained, logged, checkpointed, resumed, left out of the student; and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import timm
 import torch
 import yaml
 from pytorch_lightning import Callback, Trainer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kd.cli import train_main
 from kd.data.info import DataInfo
@@ -22,6 +23,7 @@ from kd.losses import (
     DISTLoss,
     DKDLoss,
     HardKDLoss,
+    HintLoss,
     KDLoss,
     NKDLoss,
     SimKDLoss,
@@ -34,7 +36,7 @@ from kd.models import StudentSpec, TeacherSpec
 from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
 from kd.settings import TapSpec
-from kd.tasks import Classification, MultiLabel
+from kd.tasks import Classification, MultiLabel, Regression
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, write_recipe
 from tests._runs import assert_same, losses, run_folders, student_of
@@ -468,3 +470,46 @@ def test_simkd_finds_the_classifier_of_a_model_that_timm_has_not_built() -> None
     step.student.take_classifier()
     weight, bias = loss.fold(teacher.fc.weight, teacher.fc.bias)
     torch.testing.assert_close((student.fc.weight, student.fc.bias), (weight, bias))
+
+
+def test_a_classifier_that_no_file_has_and_features_alone_teach_means_nothing(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """A backbone's checkpoint brings no classifier: what was drawn is neither measured nor exported as one."""
+    weights = load_file(teacher)
+    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    of_file = StudentSpec(ARCH, 32, kwargs=TINY, checkpoint=str(teacher))
+    of_backbone = replace(of_file, checkpoint=str(tmp_path / "backbone.safetensors"))
+    inherited = StudentSpec(ARCH, 32, kwargs=TINY, inherit=True)
+    teaching = TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY)
+    headless = replace(teaching, head=False)
+    for spec, of_teacher, is_brought in (
+        (of_file, teaching, True),
+        (of_backbone, teaching, False),
+        (inherited, teaching, True),
+        (inherited, headless, False),
+    ):
+        built = assemble(
+            INFO,
+            spec,
+            of_teacher,
+            task_loss_weight=0.0,
+            distill_losses={"hint": HintLoss()},
+            taps={"hint": TapSpec("norm", "norm")},
+        )
+        student = built.student_of_one
+        assert student.classifies == student.is_measured == is_brought
+
+
+def test_a_new_classifier_on_a_files_backbone_begins_at_the_mean_of_the_numbers(
+    teacher: Path, tmp_path: Path
+) -> None:
+    weights = load_file(teacher)
+    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    data = DataInfo(["kcal"], 48, 16, kind="numbers", scales=[(500.0, 2.0)])
+    spec = StudentSpec(ARCH, 32, kwargs=TINY, checkpoint=str(tmp_path / "backbone.safetensors"))
+    student = assemble(data, spec, task=Regression()).student_of_one
+    answers = student.logits(PICTURES).squeeze(1)
+    assert (answers - 500).abs().max() < 50  # it was 0 kcal
