@@ -107,13 +107,13 @@ class FeatureTaps:
             teacher: the run's; its layers are tapped, too.
             student: the student's model.
             taps: on the student's model; the layers are added.
-            trial: runs the student on two small pictures.
+            trial: runs the student on two black pictures.
 
         Returns:
-            The loss; of a loss over one layer that has several, a copy for each pair of layers.
+            The loss; of a loss over one layer that has several, an :class:`EachLayer` with a copy for each pair of layers.
 
         Raises:
-            UserError: layers that do not exist, or that the loss can't compare.
+            UserError: layers that do not exist or that the loss can't compare, or several teachers of which it names none.
         """
         spec = self._taps[name]
         member = self._teacher_of.get(name, ALL)

@@ -34,7 +34,7 @@ class CascadeRule:
     pictures: int
     """How many pictures the rule was measured on."""
     head: list[float] | None = None
-    """Weights of the score ``head``."""
+    """Seven weights (:func:`kd.proof.cascade.fit_head`) of the score ``head``; None with another score."""
 
     def asks(self, probabilities: np.ndarray) -> np.ndarray:
         """Which pictures ask the teacher, bool ``(N,)``, by the student's probabilities ``(N, C)``; NaN ask, too."""
@@ -68,7 +68,8 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
         For a share, the threshold below which this share of the measured pictures lies; ``asked`` is their number.
 
     Raises:
-        UserError: nothing was measured, or for other weights; no threshold was found; ``defer`` is out of range.
+        UserError: nothing was measured, or for other weights, or the file can't be read; no threshold was found; ``defer``
+            is out of range.
     """
     found = mapping_of(run / FILE)
     measures = f"kd-eval {run} cascade=true measures it"

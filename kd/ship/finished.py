@@ -84,7 +84,8 @@ class FinishedRun:
 
     @cached_property
     def data(self) -> DistillationDataModule:
-        """The run's data, with the validation split loaded; :attr:`task` is built for its classes.
+        """The run's data, with the validation split loaded; :attr:`task` is built for its classes where the student has
+        some.
 
         Raises:
             UserError: it is gone, or has other classes.
@@ -101,7 +102,8 @@ class FinishedRun:
         """Whether all teachers can be measured: they have classifiers, as the student has, and their checkpoints are still
         there.
 
-        A teacher behind an address is not asked. Why a teacher can't be measured is printed, once.
+        False, too, without a teacher and for one behind an address, which is not asked. A missing checkpoint or an address
+        is named on stderr, once.
         """
         if not self.teachers or not self.config["model"]["student"].get("head", True):
             return False
@@ -115,8 +117,8 @@ class FinishedRun:
         return all(spec.head for spec in self.teachers.values())
 
     def teacher(self) -> RunTeacher | None:
-        """The run's teacher or teachers on the student's device; None without one, or where one of them can't be measured
-        (:attr:`has_teacher`).
+        """The run's teacher or teachers, built on the CPU, all for one device (:func:`teacher_of`); None without one, or
+        where one of them can't be measured (:attr:`has_teacher`).
 
         Raises:
             UserError: it can't be built.
@@ -128,7 +130,8 @@ class FinishedRun:
     def feature_teachers(self) -> dict[str, RunTeacher]:
         """The teachers of a run without labels, by name, without classifiers; a single teacher's name is "".
 
-        Those whose checkpoint is gone are left out with a line on stderr; a class that answers has no features.
+        Those whose checkpoint is gone are left out with a line on stderr, those that are classes, files or addresses, which
+        have no features, without one.
 
         Raises:
             UserError: one can't be built.
@@ -229,10 +232,11 @@ def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
 
 
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
-    """The teacher, or ensemble, that a run was trained with, on one device; None without one.
+    """The teacher, or ensemble, that a run was trained with, on the CPU; None without one.
 
     Args:
-        specs: settings of teachers by name; their own devices (``placement``) are left aside.
+        specs: settings of teachers by name; their own devices (``placement``) are left aside, so that
+            :meth:`RunTeacher.to` moves all to the device that it names.
         classes: of the data, in which the teacher answers.
         task: of the run, which its answers must fit.
 

@@ -233,7 +233,9 @@ def _start(
 
 
 def _repeats(measure: Measure, seconds: float) -> int:
-    """How many runs make a round, so that :data:`ROUNDS` rounds take ``seconds``; the three runs that tell warm up."""
+    """How many runs make a round, at least 2, so that :data:`ROUNDS` rounds take ``seconds``. Three runs warm the model up;
+    the last of them tells how long one takes.
+    """
     ms, _ = measure(3)
     return max(2, round(1000 * seconds / ROUNDS / max(ms[-1], 0.01)))
 
@@ -242,6 +244,8 @@ def _loaders(
     run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int
 ) -> dict[tuple[str, str], Any]:
     """What opens each model in its process, by model (``student``, ``teacher``) and runtime; picklable.
+
+    The teacher's only runtime is ``torch``, where this is wanted and the teacher takes any picture.
 
     The arguments are those of :func:`measure`, ``threads`` one of its numbers.
     """

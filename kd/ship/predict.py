@@ -150,7 +150,7 @@ def write(
         opened: the run.
         answers: in the order of ``files``.
         files: the pictures.
-        top: classes a picture in a table.
+        top: classes a picture, in a table or in a printed row.
         out: see :func:`kd.ship.predict_words.check_out`; None: masks go to ``predict/`` in the run's folder, features to
             ``predict/features.npz`` there, rows are printed.
 

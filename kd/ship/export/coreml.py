@@ -31,8 +31,8 @@ MACOS = "darwin"
 class CoreML(Format):
     """``model.mlpackage`` with an image input: one RGB picture of the manifest's size.
 
-    Elsewhere than on a Mac the gate compares the traced graph that CoreML converts, and the file's input and output
-    are checked for name, shape and type.
+    The file's input and output are checked for name, shape and type. Elsewhere than on a Mac the gate runs the traced
+    graph that CoreML converts in the file's place.
     """
 
     halves = True

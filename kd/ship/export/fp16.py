@@ -153,8 +153,8 @@ class HalfPrecision:
         )
 
     def float32_layers(self) -> list[str]:
-        """Names of the layers that stay in float32, each once: those whose weights need it first, then those whose results
-        do, each in the graph's order.
+        """Names of the layers that stay in float32, each once: those whose weights need it first, in the order of the
+        graph's weights, then those whose results do, in the order of its operations.
         """
         return list(dict.fromkeys(tensor.layer for tensor in self.ranges if tensor.float32))
 

@@ -60,10 +60,10 @@ def compare(
         wanted: of a certificate that the export is not worse than the student; None: without one.
 
     Returns:
-        ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1; but
-            for features the task's ``metric`` by name with its values of ``student`` and ``export`` (shares in 0..1;
-            ``r2`` may be below 0); ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one is
-            wanted.
+        ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1;
+            ``metric``, the task's by name, and its values of ``student`` and ``export`` (shares in 0..1; ``r2`` may be below
+            0), which features do not have; ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one
+            is wanted.
 
     Raises:
         UserError: too few pictures for a certificate.
@@ -266,7 +266,7 @@ def export(
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
             of one that is not kept: what was requested (``to``, ``int8``, ``fp16``, ``layout``), ``file`` (its path),
             ``size_mb``, ``compared`` (with what), the numbers of :func:`compare`, ``kept``; and where they apply
-            ``note``, ``float32_layers`` and ``simulated`` (the numbers of :func:`compare` in simulated FP16).
+            ``note``, ``float32_layers`` and ``simulated`` (:data:`SIMULATED` of :func:`compare` in simulated FP16).
 
     Raises:
         UserError: no pictures to compare it on, or a certificate of features.

@@ -154,7 +154,7 @@ def timm_config(
     """The ``config.json`` by which timm builds the student and knows its input and class names.
 
     Args:
-        model: a classifier built by timm.
+        model: built by timm, with or without a classifier.
         arch: timm's name of it.
         made_with: arguments of ``timm.create_model``.
         prepare: the input that the student was trained with.
@@ -281,7 +281,9 @@ def builder_in(path: Path) -> str:
 
 
 def _of_timm(path: Path, metadata: StudentMetadata) -> Callable[[], nn.Module]:
-    """What makes a model of timm's, also below :class:`DenseModel`, by the metadata of a student's file at ``path``."""
+    """What makes a model of timm's, also below :class:`DenseModel`, by the metadata of a student's file at ``path``; raises
+    a UserError where timm has no such model, or arguments do not fit the file's tensors.
+    """
     if metadata.img_size is None or not timm.is_model(metadata.arch):
         raise UserError(
             f"{path}: holds the weights of a {metadata.arch}, which kd can't build: load them into your own "
