@@ -33,7 +33,8 @@ MOST_BYTES = 1e9
 def views_of_both(
     pictures: Images, student_input: Preprocess, teacher_input: Preprocess, values: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The sample as each model sees it, ``(PART, 3, H, W)`` a part, both in the student's size.
+    """The sample as each model sees it, in parts of at most :data:`PART` pictures, ``(N, 3, H, W)``, both in the student's
+    size.
 
     Args:
         pictures: the sample, uint8 ``(N, 3, H, W)``.

@@ -150,7 +150,7 @@ def inherit_convnext(
         taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
 
     Raises:
-        ValueError: the student's classifier can't be fitted (:func:`fit_classifier`).
+        ValueError: the student is a copy of the teacher's size, and answers differently (:func:`fit_classifier`).
     """
     height, width = student_input.size
     stride, _ = teacher.stem[0].stride

@@ -201,7 +201,10 @@ def inherit_resnet(
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         student_input: how the student's pictures are resized and normalised.
         teacher_input: how the teacher's are; it sees the student's size here.
-        taps: get what tapped layers of the models give on the sample.
+        taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
+
+    Raises:
+        ValueError: the student is a copy of the teacher's size, and answers differently (:func:`fit_classifier`).
     """
     fit = _Fit(student, teacher)
     values = fit.largest_maps(student_input.size)
