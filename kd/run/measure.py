@@ -36,7 +36,7 @@ from kd.run.pays import measure_pays
 from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.ship.finished import check_classes, teacher_of
+from kd.ship.finished import check_classes, measurable, teacher_of
 from kd.storage.elsewhere import mapping_of
 from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
@@ -269,8 +269,9 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
         data.size = prepare.size  # views as large as the model's input
     task.build(len(classes), data.source.ignore_index)
     teacher = None
-    if run:
-        teacher = teacher_of(teacher_specs(config, trusted), classes, task)
+    specs = teacher_specs(config, trusted) if run else {}
+    if measurable(specs):
+        teacher = teacher_of(specs, classes, task)
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 

@@ -99,22 +99,13 @@ class FinishedRun:
 
     @cached_property
     def has_teacher(self) -> bool:
-        """Whether all teachers can be measured: they have classifiers, as the student has, and their checkpoints are still
-        there.
+        """Whether all teachers can be measured (:func:`measurable`), and the student has a classifier, too.
 
-        False, too, without a teacher and for one behind an address, which is not asked. A missing checkpoint or an address
-        is named on stderr, once.
+        Why not is printed once, where a checkpoint is missing or a teacher is behind an address.
         """
-        if not self.teachers or not self.config["model"]["student"].get("head", True):
+        if not self.config["model"]["student"].get("head", True):
             return False
-        for name, spec in self.teachers.items():
-            why = _why_missing(name, spec)
-            if isinstance(spec.builder, Address):
-                why = f"{spec.builder.url} is not asked"
-            if why:
-                print(f"{why}: only the student is measured", file=sys.stderr)
-                return False
-        return all(spec.head for spec in self.teachers.values())
+        return measurable(self.teachers)
 
     def teacher(self) -> RunTeacher | None:
         """The run's teacher or teachers, built on the CPU, all for one device (:func:`teacher_of`); None without one, or
@@ -229,6 +220,25 @@ def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
         raise UserError(
             f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}"
         )
+
+
+def measurable(specs: Specs) -> bool:
+    """Whether all teachers can be measured: they have classifiers, and their checkpoints are still there.
+
+    False, too, without a teacher and for one behind an address, which is not asked. A missing checkpoint or an address is
+    named on stderr.
+
+    Args:
+        specs: settings of teachers by name.
+    """
+    for name, spec in specs.items():
+        why = _why_missing(name, spec)
+        if isinstance(spec.builder, Address):
+            why = f"{spec.builder.url} is not asked"
+        if why:
+            print(f"{why}: only the student is measured", file=sys.stderr)
+            return False
+    return bool(specs) and all(spec.head for spec in specs.values())
 
 
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
