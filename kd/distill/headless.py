@@ -21,7 +21,9 @@ from kd.teachers.answer import Answer
 
 
 class HeadlessStudent(Student):
-    """A model that gives features ``(N, D)``, taught by teachers' features and validated by the same losses."""
+    """A model that gives features ``(N, D)``, taught by teachers' features and validated by those of the same losses that
+    held-out pictures have (:attr:`Objective.measurable`).
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Builds a :class:`~kd.distill.student.Student` and makes the metrics of its losses and features.

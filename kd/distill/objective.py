@@ -42,7 +42,8 @@ class Objective(nn.Module):
         losses: distillation losses by name, each with its weight.
         task_loss_weight: weight of the task's own loss, >= 0; 0 for tasks without one.
         taps: the layers that a feature loss of the same name reads.
-        teacher_of: the one of several teachers that a loss of that name reads; default: the mean of all.
+        teacher_of: the one of several teachers that a loss of that name reads; default: the mean of all, over logits alone:
+            of several teachers a loss over features must name one.
         teacher_drop: chance in [0, 1] that a picture does without a teacher; the one with the largest loss always counts
             (:func:`kd.losses.functional.teacher_shares`).
 

@@ -71,7 +71,7 @@ class SampleOutputs(NamedTuple):
     """What losses read of a sample, batch by batch."""
 
     student: list[dict[str, Tensor]]
-    """What the student's taps caught, by path; of the first batch alone where no projection is fitted."""
+    """What the student's taps caught, by path; of the first batch alone where the student is not inherited."""
     teacher: list[dict[Layer, Tensor]]
     """The teachers' features, by layer, of every batch."""
 

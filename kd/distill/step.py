@@ -40,8 +40,8 @@ GivenTeacher = (
 class Distillation(nn.Module):
     """One training step: ``step(images, targets).total.backward()``. Works in a plain loop, compiled, under DDP.
 
-    Its parameters are the student's and those of losses that have some; the teacher is not among them. It follows the
-    pictures to their device. A teacher under DDP: wrap the step, not the student.
+    Its parameters are the student's and those of losses that have some, not the teacher's. The teacher follows the
+    pictures to their device. Under DDP wrap the step, not the student.
 
     Args:
         student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
@@ -52,7 +52,8 @@ class Distillation(nn.Module):
             BinaryKDLoss, PixelKDLoss or RegressionKDLoss where the task needs it; ``{}``: none.
         task_loss_weight: weight of the task's own loss, >= 0.
         taps: the layers that a feature loss of the same name reads.
-        teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
+        teacher_of: which of several teachers a loss of that name uses; default: the mean of all, over logits alone: of
+            several teachers a loss over features must name one.
         data: classes and sizes of the data, where losses need to know more than the task.
         prepare: uint8 pictures -> the student's input: a :class:`kd.Preprocess`, or a function. Default: as timm says
             of the model. Float pictures pass as they are.
@@ -222,7 +223,7 @@ def make_student(
 
     Raises:
         TypeError: an argument of another kind.
-        ValueError: an ``ema_decay`` outside (0, 1).
+        ValueError: an ``ema_decay`` outside (0, 1), or a task that was made for other data.
         UserError: model, losses and data that do not fit each other.
     """
     check_type("student", model, nn.Module, "a torch.nn.Module")

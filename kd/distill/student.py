@@ -273,7 +273,8 @@ class Student(nn.Module):
         Called in the first process, before training, after the student has its teacher's layers where it inherits.
 
         Args:
-            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
+            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none. Read by students
+                without a classifier alone.
 
         Returns:
             A message for the user about its first weights; "" where nothing is unusual, or the model was given.

@@ -33,7 +33,10 @@ from kd.storage.shown import Table, on_terminal
 from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
-BATCH = {"cpu": 32, "cuda": 512}  # pictures, to begin with: halved until it fits
+BATCH = {
+    "cpu": 32,
+    "cuda": 512,
+}  # pictures, to begin with: halved until it fits; 64 on other devices
 Predicted = tuple[str, torch.Tensor, tuple[int, int]]
 """A picture's name, the student's answer, the picture's height and width."""
 
