@@ -226,10 +226,10 @@ class Objective(nn.Module):
 
     @property
     def takeover(self) -> tuple[SimKDLoss, str] | None:
-        """SimKD: the loss that puts a teacher's classifier in place of the student's, and that teacher's name; None without
-        such a loss.
+        """SimKD: the active loss that puts a teacher's classifier in place of the student's, and that teacher's name; None
+        without such a loss.
         """
-        for name, loss in self.losses.items():
+        for name, loss in self.active.items():
             if isinstance(loss, SimKDLoss):
                 return loss, self._teacher_of.get(name, ALL)
         return None

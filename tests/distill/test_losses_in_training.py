@@ -513,3 +513,14 @@ def test_a_new_classifier_on_a_files_backbone_begins_at_the_mean_of_the_numbers(
     student = assemble(data, spec, task=Regression()).student_of_one
     answers = student.logits(PICTURES).squeeze(1)
     assert (answers - 500).abs().max() < 50  # it was 0 kcal
+
+
+def test_simkd_of_weight_0_leaves_the_classifier_to_the_labels(teacher: Path) -> None:
+    """It was refused beside labels, and beside features alone it set a classifier by a projection that nothing trains."""
+    losses = {"simkd": SimKDLoss(weight=0.0)}
+    student = module(teacher, distill_losses=losses).student_of_one
+    assert student.objective.takeover is None
+    assert student.model.get_classifier().weight.requires_grad  # type: ignore[operator, union-attr]
+    before = student.model.get_classifier().weight.clone()  # type: ignore[operator, union-attr]
+    student.take_classifier()
+    assert torch.equal(student.model.get_classifier().weight, before)  # type: ignore[operator, union-attr]
