@@ -99,7 +99,7 @@ class Student(nn.Module):
         self.sample_taps: SampleTaps | None = None
         """What its losses read of both models while its start was fitted; it is freed when the losses are settled."""
         self._inherits_classifier = (
-            start == "inherited" and teacher is not None and teacher.members[parent].has_head
+            start == "inherited" and teacher is not None and teacher.gives_logits(parent)
         )
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)

@@ -66,6 +66,12 @@ class RunTeacher:
         """Whether it gives logits: each of several must."""
         return self.spec.head
 
+    def gives_logits(self, member: str) -> bool:
+        """Whether the member of that name gives logits; "" is a single teacher, or all of several."""
+        if member == ALL:
+            return self.has_head
+        return bool(self.members[member].has_head)
+
     @property
     def weight(self) -> float:
         """Its weight in the mean of several, which divides by the sum of the weights."""
