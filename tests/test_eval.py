@@ -51,7 +51,9 @@ def test_a_run_whose_teacher_can_not_be_measured_is_compared_with_a_file(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file ended the command, and pictures were sent to an address, where the run alone is measured without."""
-    folder = shutil.copytree(finished, tmp_path / "000")  # its files of figures are other tests' too
+    folder = shutil.copytree(
+        finished, tmp_path / "000"
+    )  # its files of figures are other tests' too
     words = [str(folder), str(folder / "student.safetensors")]
     for teacher in ("checkpoint=gone.pth", "answers=http://127.0.0.1:9/v2/models/m"):
         items = [f"model.teacher.{teacher}", f"out={tmp_path}/all.json"]
