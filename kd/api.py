@@ -28,7 +28,7 @@ class RunResult:
     folder: Path
     """Where its student, metrics and report are."""
     summary: dict[str, Any]
-    """The content of ``summary.json``, which the first process writes: {} in the other processes of a run."""
+    """The content of ``summary.json``, which the first process writes: {} in the other processes of a run that trained."""
 
     def student(self, name: str = "") -> nn.Module:
         """The student in eval mode, with the weights that ``student.safetensors`` holds (the best epoch's; the last ones of
@@ -71,7 +71,8 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
             training; or another thread runs one of these functions. Also where a teacher behind an address answers no
             more: the message says how to resume.
         RunError: the run failed, or a signal stopped it; its folder says why, before it has one a line on stderr. A run
-            that a rule of ``monitor`` has stopped is returned like one that is done.
+            that a rule of ``monitor`` has stopped is returned like one that is done. Before there is a folder, an error
+            that nobody foresaw is raised as it is.
         Stopped: a signal came while the recipe's teacher was trained first.
 
     >>> import kd, tempfile
@@ -109,8 +110,8 @@ def evaluate(
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
     Writes ``eval_<split>.json`` into the run's folder, as the command does (with ``folder`` ``eval_<folder's name>.json``,
-    or ``eval_folder_val.json`` where that is a split's; with ``pays`` ``pays.json``). The process is as before
-    afterwards (:func:`kd.run.as_function.as_function`).
+    or ``eval_folder_<name>.json`` where that is ``train``, ``val`` or ``test``; with ``pays`` ``pays.json``). The process
+    is as before afterwards (:func:`kd.run.as_function.as_function`).
 
     Args:
         run: what :func:`train` returned, a run's folder, or the folder's URL.
@@ -125,8 +126,8 @@ def evaluate(
         content of ``pays.json``, and ``newest``: which of its parts was measured now (``probe`` or ``detector``).
 
     Raises:
-        UserError: no finished run, a key that an evaluation does not take, or another thread runs one of these
-            functions.
+        UserError: no finished run, a key that an evaluation does not take, pictures that can't be measured on, or another
+            thread runs one of these functions.
     """
     quiet_libraries()
     folder = run
@@ -152,9 +153,9 @@ def size(
         (one that can't inherit is scored with ``steps`` alone). Each has ``name``, ``arch``,
         ``img_size`` and ``kwargs`` (of ``model.student``), ``params`` (how many), ``mb`` (megabytes: of its exported file
         where it was timed with another runtime than torch, else of its weights), ``within`` (it meets the budget) and
-        ``front`` (no other scored one is at least as good in score and latency and better in one of them); ``latency_ms``
-        where it was timed; ``score``, the task's primary metric on held-out pictures, where it was scored. Files go to
-        ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
+        ``front`` (it is scored, and no other scored one is at least as good in score and latency and better in one of
+        them); ``latency_ms`` where it was timed; ``score``, the task's primary metric on held-out pictures, where it was
+        scored. Files go to ``sizes/RECIPE/NUMBER/`` beside ``runs_dir``.
 
     Raises:
         UserError: a mistake in the recipe or the settings, or a budget that no candidate meets (no ``sizes.json`` is
@@ -181,7 +182,7 @@ def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
         first: words before them (``recipe=NAME``).
 
     Returns:
-        The request; its ``values`` holds each value that is no text, by its word ``KEY=JSON``.
+        The request; its ``values`` holds each value that is neither text nor path, by its word ``KEY=JSON``.
     """
     words = list(first)
     values: dict[str, object] = {}

@@ -91,7 +91,7 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands() -> dict[str, str]:
-    """Each command's name with the first line of its help, the trainer first; read as text from
+    """Each command's name with the first line of its help, less ``kd-NAME: ``, the trainer first; read as text from
     ``kd/commands/NAME.py``.
 
     So each of these files begins its ``HELP`` with ``kd-NAME: ``.
@@ -118,9 +118,9 @@ def _status(command: str, argv: Sequence[str]) -> int:
     environment an error that nobody foresaw is raised instead.
 
     Returns:
-        The command's own status; 2 for a user's mistake, an error that nobody foresaw, or help that was not asked for
-        (no arguments); 1 for a disk that can't be written, or a failure that a RunError explains; 130 after Ctrl-C; 128 +
-        the signal's number for work that a signal has stopped outside of a run's folder.
+        The command's own status; 0 for help that was asked for; 2 for a user's mistake, an error that nobody foresaw, or
+        help that was not asked for (no arguments); 1 for a disk that can't be written, or a failure that a RunError
+        explains; 130 after Ctrl-C; 128 + the signal's number for work that a signal has stopped outside of a run's folder.
     """
     try:
         module = import_module(f"kd.commands.{command}")
@@ -183,8 +183,8 @@ def _unforeseen(error: Exception) -> str:
 
 
 def _usage(help_text: str) -> str:
-    """The first line of a command's help that begins with ``kd-NAME``, without its comment and what is in brackets: the
-    words that the command needs.
+    """The first line of a command's help that begins with two blanks and ``kd-``, without its comment and what is in
+    brackets: the words that the command needs.
     """
     line = next(line for line in help_text.splitlines() if line.startswith("  kd-"))
     example = re.split(r"  +", line.strip())[0]

@@ -48,7 +48,8 @@ class Clock:
     """Attributes time to the innermost open phase; phases therefore add up to the step.
 
     On a GPU each change of phase records an event: a wait for data counts only while the device is idle, and kernels
-    count where they run. Events are read steps later, without a wait unless :data:`PENDING` steps are outstanding.
+    count where they run. :meth:`take` reads events steps later; it waits for the device only where the caller wants it or
+    :data:`PENDING` steps are outstanding.
 
     Inside a *scope* (``validation``; :meth:`within`) all time counts as the scope in place of the open phase, but for
     ``checkpoint``.
@@ -94,8 +95,8 @@ class Clock:
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
-        """Milliseconds that the clock's thread was ready to run and waited for a free core, since it began; 0 without
-        Linux's account.
+        """Milliseconds that the clock's thread was ready to run and waited for a free core, since the thread began; 0
+        without Linux's account.
         """
         if self._schedstat is not None:
             return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6
@@ -129,7 +130,7 @@ class Clock:
 
     def _mark(self) -> None:
         """Adds the host's time since the last mark to the phase that is open (or the scope), in ms; called just before
-        either changes.
+        either changes, and at a step's end.
 
         Of a wait for data it also adds the CPU time and the wait for a core, in the clock's own thread alone: DDP's hook
         calls it from autograd's. On a GPU it records the event from which :meth:`take` gets the phase's time there.

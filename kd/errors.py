@@ -36,7 +36,8 @@ class RunError(RuntimeError):
 
 class Stopped(Exception):
     """A signal has ended work that is no run in its own folder: a teacher's training before the run, a search of
-    ``kd-tune``, a wait for machines; status 128 + its number. The same command resumes it.
+    ``kd-tune``, a wait for machines, a machine's making of batches for others; status 128 + the signal's number. The same
+    command resumes it.
 
     Args:
         signal_number: the signal's (``signal.SIGTERM``: 15).
@@ -65,7 +66,9 @@ NO_SHARED_MEMORY = (
 
 
 NEARLY = 0.85
-"""Likeness (0 to 1, see :func:`did_you_mean`) from which on an unknown model's name counts as a known one misspelt."""
+"""Likeness (0 to 1, see :func:`did_you_mean`) from which on the name before an unknown model's tag (``NAME.TAG``)
+counts as that of a known model misspelt, and not as part of a class path.
+"""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

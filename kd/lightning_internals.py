@@ -47,8 +47,8 @@ def runs_in_child_processes(trainer: Trainer) -> bool:
 
 
 def log_this_step(trainer: Trainer) -> None:
-    """Gives the step's values to the loggers now, where ``trainer.log_every_n_steps`` is due: for a step that does not
-    reach its end, as the run is stopped in it.
+    """Gives the step's values to the loggers now, where Lightning would at the step's end (``trainer.log_every_n_steps`` is
+    due, or ``fast_dev_run``): for a step that does not reach its end, as the run is stopped in it.
     """
     trainer._logger_connector.update_train_step_metrics()
 
@@ -78,7 +78,7 @@ def log_last_step(trainer: Trainer) -> None:
 def make_loader_again(trainer: Trainer) -> None:
     """Makes Lightning request the training loader again before it next trains.
 
-    For a loader that was made before the checkpoint was read, which says with which samples the epoch begins.
+    For a loader that was made before the checkpoint was read: the checkpoint says with which samples the epoch begins.
     """
     trainer.fit_loop._combined_loader = None
 
@@ -171,10 +171,13 @@ def purge_from(logger: TensorBoardLogger, step: int) -> None:
 
 
 class ShardedDataParallel(ModelParallelStrategy):
-    """A strategy whose mesh has one axis, ``data_parallel``, over all processes."""
+    """A strategy whose mesh has all processes on its axis ``data_parallel``.
+
+    A subclass gives Lightning ``tensor_parallel_size=1``, the length of the other axis.
+    """
 
     def setup_environment(self) -> None:
-        """Joins the process group and makes the mesh; Lightning's default length of the axis is ``num_nodes``."""
+        """Joins the process group and makes the mesh; Lightning's default length of ``data_parallel`` is ``num_nodes``."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 

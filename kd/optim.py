@@ -52,8 +52,8 @@ class OptimSpec(OptimSettings):
 
         Three settings decide which groups of parameters there are: whether there is weight decay, whether norms and biases
         have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number. A
-        function of the user's own (:class:`GivenOptim`) has the default name ``adamw``, so an exchange of it for another
-        function or for ``adamw`` is not noticed here.
+        function of the user's own (:class:`GivenOptim`) has the name ``adamw`` and the defaults of these settings: its
+        exchange for another function is not noticed here, that for ``adamw`` or back only by these settings.
 
         Args:
             before: the settings that the checkpoint was made with, from :meth:`settings`. Where ``name`` or
@@ -306,7 +306,7 @@ def parameter_groups(
 
     Returns:
         Groups with ``params`` and ``weight_decay``, as optimizers take them; the one with 0 first, an empty one left out.
-        A checkpoint numbers parameters in this order.
+        A checkpoint numbers parameters in this order, but with ``optim.layer_decay`` in that of :func:`groups_by_layer`.
     """
     if all_alike:
         return [{"params": _trainable(modules), "weight_decay": weight_decay}]
@@ -398,7 +398,7 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
         modules: what to train.
         spec: how; ``lr`` is taken as it is (see :func:`for_start` and :func:`scaled_to_batch`).
         fused: use torch's fused step (one kernel for many weights) where AdamW, Adam or SGD of torch's is chosen;
-            ``optim.kwargs`` may name ``fused`` or ``foreach`` in its place.
+            ``fused`` in ``optim.kwargs`` counts in its place, and ``foreach: true`` there turns it off.
 
     Raises:
         UserError: ``optim.zero`` without a process group, or ``optim.layer_decay`` below 1 without a model of timm's.

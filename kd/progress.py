@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 CALM = 10.0  # seconds between two lines in a log file
-CALM_AT_START = 4.0  # likewise, before the first step: nothing else shows that a run is alive
+CALM_AT_START = 4.0  # likewise, where nothing else shows life: before the first step, and while models are timed
 
 
 class Lines:

@@ -120,10 +120,10 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        """Checks each field by the words and limits in its type.
+        """Checks each field by its type: a text by the type's words, any value by its limits.
 
         Raises:
-            ValueError: for the first field that has another value; its text begins with the field's name.
+            ValueError: for the first field that does not pass; its text begins with the field's name.
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
