@@ -94,7 +94,7 @@ def counted(count: int, one: str, several: str = "") -> str:
 
 
 def short(value: float | None) -> str:
-    """Four digits of a number, from 1,000 on its whole part; empty where it is not known or infinite."""
+    """Four digits of a number, from 1,000 on its whole part; empty where it is not known, NaN or infinite."""
     if value is None or not math.isfinite(value):
         return ""
     if abs(value) >= 1000:

@@ -168,7 +168,7 @@ class TensorSeries:
 
 @dataclass
 class RunRecords:
-    """The records of a run. Whatever is missing is empty, and ``notes`` says so."""
+    """The records of a run. Whatever is missing is empty; ``notes`` says what is wrong with its files."""
 
     folder: Path
     """Folder of the run."""
@@ -477,7 +477,7 @@ def not_a_run(folder: Path) -> str:
 def read_results(folder: Path) -> RunRecords:
     """A run's settings, summary and metrics, without its records, which are large.
 
-    Files that are missing or damaged are named in its ``notes``.
+    Its ``notes`` name a missing ``summary.json`` or ``config.yaml``, and each of the three that is damaged.
     """
     run = RunRecords(folder)
     run.summary = _mapping(folder / "summary.json", run.notes)

@@ -537,7 +537,7 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
         for parameter in parameters_of(cls).values():
             name = parameter.name
             is_null = arguments.get(name, 0) is None
-            if parameter.default and is_null:
+            if parameter.default and is_null:  # true also without a default: Parameter.empty
                 nulls.append(f"{key}.{name}")
         named = ", ".join(nulls) or key
         return f"{named}: can't be null"

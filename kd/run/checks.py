@@ -88,8 +88,8 @@ def _check_answers_of_files(config: dict[str, Any]) -> None:
 
 
 def _check_overlap(model: dict[str, Any]) -> None:
-    """Refuses ``overlap`` where a stored answer leaves nothing to overlap, or a teacher's shards or CUDA graphs can't run
-    beside the student's step.
+    """Refuses ``overlap`` where a stored answer leaves nothing to overlap, or a teacher on another device or in shards, or
+    its CUDA graphs, can't run beside the student's step. One teacher that overlaps puts this on all.
     """
     teachers = teachers_in(model)
     overlapping = [key for key, settings in teachers.items() if settings.get("overlap")]

@@ -313,7 +313,8 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def check_start(run: Path, config: Mapping[str, Any]) -> None:
-    """Refuses to turn the weights' average on or off in a resumed run, and to give its student another start.
+    """Refuses to turn the weights' average on or off in a resumed run, and to give its student another start; of several
+    students the start that each has for itself is not checked.
 
     Args:
         run: folder of the run that is resumed; a missing or damaged configuration there is not checked.
