@@ -46,7 +46,7 @@ PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "m
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
 """Memory in MB, and requests at a time, of a serverless endpoint."""
 POLL_S = 15
-"""Seconds between two questions for the endpoint's state."""
+"""Seconds between two questions for the state of the endpoint or batch transform."""
 PICTURE = "application/x-image"
 """Content type of a request's picture."""
 ALIKE = 0.02
@@ -65,13 +65,15 @@ class Endpoint(Needs):
     options: dict[str, str]
     """Keys of ``kd-launch endpoint``."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Keys that sending needs, with an example of each."""
+    """Keys that sending needs and that were not given, with an example of each; :meth:`need` adds them."""
 
     def requests(self) -> dict[str, dict[str, Any]]:
-        """The requests by boto3's name of the call, in the order in which they are sent; each validated.
+        """The requests by boto3's name of the call, in the order in which they are sent; each validated, if boto3 is there.
+
+        Keys that were not given have placeholders, and are noted in :attr:`missing`.
 
         Raises:
-            UserError: a key with a value that SageMaker does not take.
+            UserError: a key with a value that SageMaker does not take, or a batch transform without machines.
         """
         model = {
             "ModelName": self.name,
@@ -108,7 +110,11 @@ class Endpoint(Needs):
         }
 
     def _transform(self) -> dict[str, dict[str, Any]]:
-        """The request of a batch transform, by boto3's method: pictures from S3, answers to S3; needs machines."""
+        """The request of a batch transform, by boto3's method: pictures from S3, answers to S3.
+
+        Raises:
+            UserError: no machines, or a ``batch`` or ``out`` that is not in S3.
+        """
         if self.machines is None:
             raise UserError(
                 "serverless: a batch transform needs machines (instances=1xml.c5.xlarge)"
@@ -136,10 +142,11 @@ def run(request: Request) -> int:
     """Makes, shows (``--dry-run``) or deletes the endpoint of a run; returns the exit status.
 
     It is 1 where the endpoint or batch transform has failed, where the endpoint answers otherwise than ``kd-predict``, or
-    where something could not be deleted. A new endpoint costs until it is deleted.
+    where something could not be deleted. A new endpoint costs until it is deleted,
+    a serverless one by the request.
 
     Raises:
-        UserError: not one finished run, a wrong key, or a refusal of SageMaker.
+        UserError: not one finished run, a wrong or missing key, or a refusal of SageMaker.
     """
     if len(request.rest) != 1:
         raise UserError(
@@ -181,12 +188,14 @@ def run(request: Request) -> int:
 
 
 def _read(folder: Path, options: dict[str, str]) -> Endpoint:
-    """The endpoint of a run's folder by its options; warns of options without effect.
+    """The endpoint of a run's folder by its options; warns of ``instances`` beside ``serverless``, and of GPUs.
 
-    Its name is ``job``, else that of the run and its parent folder: ``food-vit-003`` of ``food_vit/003``.
+    Its name is ``job``, else that of the run and its parent folder, its end where that is long: ``food-vit-003`` of
+    ``food_vit/003``.
 
     Raises:
-        UserError: a name that SageMaker does not take, or ``out`` without ``batch``.
+        UserError: a name that SageMaker does not take, a wrong ``instances`` or ``serverless``, or ``out`` without
+            ``batch``.
     """
     place = folder.resolve()
     words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
@@ -215,7 +224,7 @@ def _archive(opened: "FinishedRun") -> Path:
     """The run's ``export/sagemaker/model.tar.gz``, which is exported where it is missing (minutes); else as it is.
 
     Raises:
-        UserError: the export was refused, since it differs from the student.
+        UserError: the export needs an extra, or was refused, since it differs from the student.
     """
     from kd.ship.export.base import ExportLimits, find_format
     from kd.ship.export.gate import ExportRequest, export
@@ -281,20 +290,20 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
 
 
 def _wait(kind: str, name: str) -> Outcome:
-    """Waits until an endpoint is in service, or a batch transform done, or until it has failed; prints each new status.
+    """Waits until an endpoint is in service or a batch transform is done, or it has failed; prints each new status.
 
     Args:
         kind: ``endpoint`` or ``transform_job``, as in boto3's methods.
         name: of it.
 
     Raises:
-        UserError: SageMaker can't be reached for :data:`kd.fleet.jobs.target.PATIENCE_S`.
+        UserError: as :func:`kd.fleet.jobs.target.patiently`.
     """
     client = aws_session().client("sagemaker")
     word = kind.title().replace("_", "")
 
     def poll() -> tuple[str, Outcome | None]:
-        """One look at the service: the status, and the outcome once it has ended."""
+        """One look at the service: the status, and the outcome once it is in service, done or has failed."""
         with boto_errors():
             answer = getattr(client, f"describe_{kind}")(**{f"{word}Name": name})
         status = answer[f"{word}Status"]
@@ -366,7 +375,8 @@ def _numbers(answer: Mapping[str, Any]) -> dict[Any, float]:
 def difference(predicted: Mapping[str, Any], served: Mapping[str, Any]) -> float:
     """The largest difference of two answers of ``kd-serve``, as a share of the largest number predicted.
 
-    A number that is predicted and not served counts as 0 there; what is only served is not compared.
+    A number that is predicted and not served counts as 0 there; what is only served is not compared. Where all numbers
+    predicted are 0, it is the difference itself.
 
     >>> difference({"labels": [{"label": "pie", "p": 0.8}]}, {"labels": [{"label": "pie", "p": 0.6}]})
     0.25
@@ -391,10 +401,13 @@ def _short(answer: Mapping[str, Any]) -> str:
 def delete(name: str) -> int:
     """Removes endpoint, configuration and model, and prints what is left: the archive in S3 stays.
 
-    Returns the exit status: 1 where a part could not be removed; a part that does not exist is none of these.
+    Returns the exit status: 1 where SageMaker refuses to remove a part; one that it does not have counts as removed.
 
     Args:
         name: of the endpoint; its configuration and its model have the same.
+
+    Raises:
+        UserError: SageMaker can't be reached.
     """
     from botocore.exceptions import ClientError
 

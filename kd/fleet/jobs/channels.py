@@ -25,7 +25,7 @@ class Channel:
     url: str
     """``s3://``, ``fsx://`` or ``efs://``."""
     input_mode: str | None = None
-    """``File`` or ``FastFile``, of S3; None: as the service does by default."""
+    """``File`` or ``FastFile`` (of S3 alone); None: the job's, ``File``."""
     access: str = "ro"
     """``ro`` or ``rw``, of a file system."""
 
@@ -35,7 +35,11 @@ class Channel:
         return self.url.startswith("s3://")
 
     def request(self) -> dict[str, Any]:
-        """The channel as an item of ``InputDataConfig`` of SageMaker's ``CreateTrainingJob``."""
+        """The channel as an item of ``InputDataConfig`` of SageMaker's ``CreateTrainingJob``.
+
+        Raises:
+            UserError: as :meth:`_source`.
+        """
         mode = {}
         if self.input_mode:
             mode = {"InputMode": self.input_mode}
@@ -45,7 +49,8 @@ class Channel:
         """Its ``DataSource``: S3, FSx for Lustre or EFS, by the URL.
 
         Raises:
-            UserError: a URL of another kind, or an option that this kind does not have; it names the key.
+            UserError: a URL of another kind, FSx without its mount name, or an option that this kind does not have; it
+                names the key.
         """
         key = f"channel.{self.name}"
         if self.in_s3:
@@ -89,7 +94,8 @@ def channels(job: Job) -> list[Channel]:
     key is noted as missing.
 
     Raises:
-        UserError: an option or value that SageMaker does not take, or a URL of another kind.
+        UserError: a value that an option does not have, or an option of a channel that neither a key nor a setting names.
+            URLs are checked by :meth:`Channel.request`.
     """
     options: dict[str, dict[str, str]] = {}  # by channel
     with_url = []  # channels that are given themselves
@@ -141,8 +147,8 @@ def network(job: Job, data: list[Channel]) -> dict[str, Any]:
 
 
 def _ids(job: Job, key: str, prefix: str) -> list[str]:
-    """The ids in the option ``key`` of a job, with commas between; a user's error unless each begins with
-    ``prefix``.
+    """The ids in the option ``key`` of a job, with commas between, [] without it; a user's error unless each
+    begins with ``prefix``.
     """
     ids = []
     for word in job.options.get(key, "").split(","):

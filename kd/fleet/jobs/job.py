@@ -99,7 +99,7 @@ class Needs:
     options: dict[str, str]
     """The keys that were given."""
     missing: dict[str, str]
-    """Keys that sending needs, with an example of each."""
+    """Keys that sending needs and that were not given, with an example of each; :meth:`need` adds them."""
 
     def need(self, key: str, example: str) -> str:
         """The value of a place's key that must be given; without one ``example``, as a placeholder.
@@ -138,7 +138,7 @@ class Needs:
         return url
 
     def what_is_missing(self) -> str:
-        """One line that names all missing keys with examples; "" where all were given."""
+        """One line that names all keys in :attr:`missing` with examples; "" for none; called after the request is made."""
         if not self.missing:
             return ""
         keys = ", ".join(self.missing)
@@ -184,11 +184,11 @@ class Job(Needs):
     step: str = ""
     """How many pictures an optimizer step takes, in words."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Keys that sending needs, with an example of each."""
+    """Keys that sending needs and that were not given, with an example of each; :meth:`need` adds them."""
 
     @property
     def channels(self) -> list[str]:
-        """Sorted names of the data roots that the settings, or the user's own files, name as ``channel:NAME``."""
+        """Sorted names of the channels that the settings, or the user's own files, name as ``channel:NAME``."""
         values = []
         for item in self.items:
             _, _, value = item.partition("=")
@@ -328,8 +328,8 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
 def _step(config: dict[str, Any], machines: Machines) -> str:
     """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``.
 
-    Without the product, and with ``all`` processes, where the number of GPUs of the machines' type is not known;
-    without the product where the batch is found out later (``auto``).
+    Without the product, and with ``all`` processes, where neither ``trainer.devices`` nor the machines' type says how
+    many; without the product where the batch is found out later (``auto``).
 
     Args:
         config: all settings of the run.
@@ -373,7 +373,7 @@ def _name(name: str, kind: str, users_files: dict[str, Path]) -> str:
 
 
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
-    """Refuses settings that the machines can't run.
+    """Refuses settings that the machines can't run. With ``trainer.accelerator=cpu`` their GPUs are not checked.
 
     Args:
         config: all settings of the job.

@@ -34,7 +34,7 @@ class Kubernetes(Target):
         The TrainJob; a ConfigMap where the user has own files; a Secret and a Job where machines prepare data.
 
         Raises:
-            UserError: ``spot``, a channel, or a missing or wrong key.
+            UserError: ``spot``, a channel, or machines that are not counted as ``gpu:N`` or ``cpu:N``.
         """
         if job.spot:
             raise UserError(
@@ -198,7 +198,8 @@ def _token(job: Job) -> dict[str, object]:
 def _data_job(job: Job, machines: Machines) -> dict[str, object]:
     """The Job of the machines that prepare data, as a dict for YAML; they join the first training node.
 
-    One that fails is started again. :meth:`Kubernetes.follow` deletes the Job at the training's end.
+    One that fails is started again, as often as Kubernetes does by default. :meth:`Kubernetes.follow` deletes the Job at
+    the training's end.
     """
     head = f"{job.name}-node-0-0.{job.name}"
     container: dict[str, object] = {

@@ -143,7 +143,7 @@ class SageMaker(Target):
 
 
 def _check_bucket(s3: "BaseClient", key: str, url: str) -> tuple[str, str]:
-    """Checks that the bucket of a URL can be read.
+    """Checks that the bucket of a URL exists and can be accessed.
 
     Args:
         s3: boto3's client.
@@ -308,7 +308,7 @@ def _stop(job: Job) -> dict[str, int]:
     ``max_wait_hours`` is twice ``hours`` where it is not given.
 
     Raises:
-        UserError: ``max_wait_hours`` without ``spot``, or less than ``hours``.
+        UserError: ``max_wait_hours`` without ``spot``, no number > 0, or less than ``hours``.
     """
     text = job.options.get("max_wait_hours")
     if text is not None and not job.spot:
@@ -344,7 +344,7 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
 
 
 def _has_disks(job: Job) -> bool:
-    """Whether a machine of the job has disks of its own: then SageMaker refuses a key for its volume."""
+    """Whether any machine of the job has disks of its own, for whose volume SageMaker refuses a key."""
     return any(
         re.match(r"ml\.(p3dn|p[4-9]|g\d|trn|[a-z]+\dd)", group.type)
         for group in job.groups.values()
@@ -352,7 +352,7 @@ def _has_disks(job: Job) -> bool:
 
 
 def _machines(job: Job) -> dict[str, Any]:
-    """The machines as keys of ``ResourceConfig``: one group, or several where others prepare data.
+    """The machines as keys of ``ResourceConfig``: type and number; where some prepare data, a list of groups with these.
 
     Raises:
         UserError: an instance type that SageMaker does not have.
@@ -379,7 +379,7 @@ def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType")
         kind: the shape in the service's model that lists the types.
 
     Raises:
-        UserError: unknown type; the message has the nearest one.
+        UserError: unknown type; the message has the nearest one, or examples.
     """
     model = _model()
     if model is None:
@@ -469,7 +469,9 @@ def boto_errors(problem: str = "sagemaker", allowed: str = "") -> Iterator[None]
 
 
 def _outcome(answer: Mapping[str, Any]) -> Outcome:
-    """How a training job has ended, from ``DescribeTrainingJob``: hours, hours billed, and its model's place in S3."""
+    """How a training job has ended, from ``DescribeTrainingJob``: hours, hours billed, and of a completed one
+    its model's place in S3.
+    """
     status = answer["TrainingJobStatus"]
     text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
     hours = _hours(answer.get("TrainingTimeInSeconds"))

@@ -87,7 +87,7 @@ class SkyPilot(Target):
         name, where = handle.split(" ", 1)
 
         def poll() -> tuple[str, Outcome | None]:
-            """Prints the log until the job's end: how that was."""
+            """Prints the log until the job has ended; returns how it has ended, twice: as text and as the outcome."""
             logs = ["sky", "jobs", "logs", "--name", name]
             status = subprocess.run(logs, check=False).returncode
             if status not in ENDS:

@@ -65,7 +65,7 @@ class Slurm(Target):
     """A batch job of SLURM; machines that prepare data are the second part of a heterogeneous job.
 
     ``hours`` is the time limit of one start. Five minutes before it, and when the job is pre-empted, the run saves and
-    the job goes back into the queue, where it resumes.
+    the job goes back into the queue; when it starts again, the run resumes.
     """
 
     example = "4xgpu:8"
@@ -175,7 +175,8 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         processes: on each node.
 
     Raises:
-        UserError: an instance type in place of parts, or a ``sbatch.NAME`` that the script sets itself.
+        UserError: an instance type in place of parts, a wrong ``cpus_per_task``, or a ``sbatch.NAME`` that is no option's
+            name or that the script sets itself.
     """
     if machines.parts is None:
         raise UserError(
@@ -211,6 +212,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
 
 def _state(job_id: str) -> tuple[str, float | None]:
     """The job's state, as in :data:`LASTING` or how it has ended, and hours since its last start (None: not known).
+    ``UNKNOWN`` where ``scontrol`` names no state, which counts as ended.
 
     ``scontrol`` forgets a job some minutes after its end; then ``sacct`` is read.
 

@@ -30,7 +30,8 @@ class Outcome:
     """How a job has ended."""
 
     done: bool
-    """Whether it has trained to its end; False: failed or stopped."""
+    """Whether it has a result: a run trained to its end, a search's best trial, an endpoint in service. False: failed or
+    stopped."""
     text: str
     """How it has ended, in one line: the place's state and its reason."""
     hours: float | None = None
@@ -38,7 +39,8 @@ class Outcome:
     billed_hours: float | None = None
     """Hours that are paid for, where the place reports them."""
     where: str = ""
-    """Where its results are, in the place's own terms, for :meth:`Target.fetch`; "" where it left none."""
+    """Where its results are, in the place's own terms, for :meth:`Target.fetch`; "" where it left none, or shares this
+    machine's folders."""
 
 
 def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds: float) -> Outcome:
@@ -64,13 +66,13 @@ def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds:
 
 
 def patiently(name: str, attempt: Callable[[], Answer], seconds: float) -> Answer:
-    """What a place answers; where it can't be reached in passing, it is tried again for :data:`PATIENCE_S`.
+    """What a place answers; where it can't be reached, it is tried again for :data:`PATIENCE_S`.
 
     A network fails for a moment, a cluster's server restarts: the job runs on meanwhile. The first failure is printed.
 
     Args:
         name: of the job, for the line.
-        attempt: raises a UserError where the place does not answer, a failure that may pass or not.
+        attempt: asks the place; raises a UserError where that fails.
         seconds: between two attempts.
 
     Raises:
@@ -105,7 +107,8 @@ class Target(Protocol):
         """File name -> text of what will be sent, exactly; the first one is the request itself. Writes no file.
 
         Raises:
-            UserError: a key is missing or has a value that the place does not take.
+            UserError: a key with a value that the place does not take. For a missing one the text has a placeholder, and
+                ``job.missing`` an entry.
         """
 
     def check(self, job: Job) -> None:
@@ -182,7 +185,8 @@ def ask(command: Sequence[str], text: str | None = None, timeout_s: float | None
         Its standard output, without spaces at the ends.
 
     Raises:
-        UserError: its exit status is not 0; the message has the last line that it printed. Or it took too long.
+        UserError: its exit status is not 0 (the message has the last line on its stderr, else on its stdout), or it took
+            too long.
     """
     try:
         done = subprocess.run(

@@ -35,8 +35,8 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
         The search, and how many trials run at a time (1 to 100; default 1).
 
     Raises:
-        UserError: a mistake in it, or what SageMaker's tuning does not have: several objectives, conditional keys,
-            ranges or a number of trials in a grid.
+        UserError: a mistake in it, or what SageMaker's tuning does not have: a setting of :data:`NOT_THERE`, several
+            objectives or another one than a validation metric, conditional keys, ranges or a number of trials in a grid.
     """
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:

@@ -55,7 +55,7 @@ class ScalingPlan:
     """What ``kd-scale`` measures, from its command line."""
 
     items: list[str]
-    """Command line of ``kd-train`` that all short runs share; :meth:`run` adds what differs."""
+    """Command line of ``kd-train`` that all short runs share; :meth:`run` adds :data:`SHORT` and what differs."""
     recipe: str
     """Name of the recipe."""
     folder: Path

@@ -247,7 +247,7 @@ class Network:
         return RingCost(self.latency_ms, 8 / self.gbit)
 
     def times(self, factor: float) -> "Network":
-        """A network ``factor`` times as fast."""
+        """A network of ``factor`` times the Gbit/s, with the same latency; it counts as given."""
         return Network(gbit=self.gbit * factor, given=True, latency_ms=self.latency_ms)
 
 
@@ -359,7 +359,8 @@ def _fit_once(
 ) -> StepModel:
     """Fits one strategy's model to the readings: compute from ddp on the full machine, then communication.
 
-    ``error`` is the largest relative error of a predicted step; None where readings are not more than parameters.
+    ``error`` is the largest relative error of a predicted step; None where the strategy has not more
+    readings with several processes than :data:`PARAMETERS`.
 
     Args:
         readings: of all strategies; times in ms.

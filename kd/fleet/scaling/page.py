@@ -221,7 +221,7 @@ def sections(scale: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _case(row: Mapping[str, Any]) -> str:
-    """A measured or predicted row's name: strategy, processes, pictures of each process, weak or strong."""
+    """A row's name: strategy, processes, pictures of each process, weak or strong; of one process ``alone 1 x 32``."""
     if row["processes"] == 1:
         return f"alone 1 x {row['batch']:g}"
     return f"{row['strategy']} {row['processes']} x {row['batch']:g}, {row['kind']}"

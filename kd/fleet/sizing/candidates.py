@@ -33,7 +33,8 @@ class Candidate:
     """One size that a student may have."""
 
     name: str
-    """w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several."""
+    """w192d12h3 for width, depth and heads, or timm's name; with the input's side where ``img_sizes`` gives
+    several, or of timm's models any."""
     run_spec: StudentSpec
     """The settings that a run gets."""
     spec: StudentSpec
@@ -114,8 +115,8 @@ def candidates(
         count: how many in all; the grid has what the recipe's student and ``archs`` leave of it.
 
     Raises:
-        UserError: a name or a side that no model can have, or a teacher that gives no layers where no ``archs`` do
-            without them.
+        UserError: a name or a side that no model can have; or, without ``archs``, a teacher from whose layers no size can
+            start.
     """
     spec = student.spec
     assert spec is not None
@@ -155,8 +156,11 @@ def _of_recipe(
     Args:
         student: the recipe's.
         teacher: of the run.
-        archs: models by name that are compared; a second one of the same name is called ``NAME_own``.
+        archs: timm's names that are candidates; where the recipe's is one of them, its own student is ``NAME_own``.
         sizes: sides of the input in pixels.
+
+    Raises:
+        UserError: a side that its model can't have, or with which it does not see all pixels; it names ``img_sizes``.
     """
     spec = cast(StudentSpec, student.spec)
     for side in sizes:
@@ -245,7 +249,7 @@ def _grids(
     width = backbone.embed_dim
     head_dim = backbone.blocks[0].attn.head_dim
 
-    # all have the recipe's student's other settings, or the teacher's where the student's don't fit its layers
+    # all have the recipe's student's other settings, or the teacher's architecture where its layers don't fit the student's
     base = replace(
         cast(StudentSpec, student.spec),
         checkpoint=None,
@@ -262,7 +266,7 @@ def _grids(
     default_shapes = [(w, d, _head_counts(w, head_dim)[0]) for w in widths for d in depths]
     shapes_of_grids = [default_shapes]
 
-    # between them: every width in steps of 32, every depth, every number of heads
+    # between them: every width in steps of 32, every depth, all numbers of heads by _head_counts
     if count > len(default_shapes) * len(sides):
         between = []
         for w in sorted({*range(64, width + 1, 32), width}):
@@ -289,7 +293,8 @@ def _of_shape(
     side: object,
     several_sides: bool = False,
 ) -> Candidate | None:
-    """One of the grid; None where it can't start from the teacher, or is the recipe's own.
+    """One of the grid; None where it can't start from the teacher, or is the recipe's own student and that
+    is a candidate already.
 
     Args:
         base: its other settings.
@@ -375,7 +380,7 @@ def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """``count`` of the candidates ``ordered`` by size, evenly spaced, both ends among them.
+    """``count`` of the candidates ``ordered`` by size, evenly spaced, both ends among them (of one the first).
 
     All where there are fewer; [] for a ``count`` of 0 or less, which is left where others have used it up.
     """

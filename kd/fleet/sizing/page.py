@@ -59,7 +59,7 @@ def headline(sizes: Mapping[str, Any]) -> str:
 
 
 def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, the teacher last; a column that is empty in every row is left out.
+    """Columns and rows, the teacher last; a named column that is empty in every row is left out.
 
     Args:
         sizes: the content of ``sizes.json``.
@@ -208,7 +208,7 @@ def _label(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
 
 
 def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
-    """How the numbers were measured, a line each, below the table."""
+    """How the numbers were measured, a line each, below the headline."""
     lines = [
         f"latency: {conditions}, on {sizes['machine']}; drawn weights; all candidates in turns, medians of the rounds",
         f"accuracy: {sizes['held_out']} labelled pictures that no candidate was made or trained with",
@@ -257,7 +257,7 @@ def _trained(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def show(sizes: Mapping[str, Any]) -> None:
-    """Prints the table, with the candidates on the front alone, and the headline."""
+    """Prints the table, of candidates only those that ``front_alone`` of :func:`table` leaves, and the headline."""
     conditions = Conditions(**sizes["conditions"])
     count = len(sizes["candidates"])
     title = f"{sizes['recipe']}: {count} sizes, {conditions}"

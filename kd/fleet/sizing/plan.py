@@ -11,7 +11,7 @@ from kd.ship.export.base import find_format
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 """Units of the budgets, by key."""
 EVIDENCE = 3
-"""Finished runs of the recipe that a prediction needs at least, each with the size of a scored candidate."""
+"""Scored candidates that a prediction needs at least, of whose size the recipe has a finished run."""
 RUNTIMES = ("torch", "onnx", "openvino")
 KEYS = (
     *BUDGETS,

@@ -53,7 +53,7 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         steps: of the short distillation; 0: none.
         keep: is called with scores by candidate: after each group has inherited, with ``before`` of each one that
             inherits ({} of others) and of the teacher; then, with ``steps``, after each :data:`IN_STEP` of them are
-            distilled, with their ``before`` and ``after``.
+            distilled, with their ``before``, if any, and ``after``.
     """
     for first in range(0, len(candidates), AT_ONCE):
         group = candidates[first : first + AT_ONCE]
@@ -172,6 +172,8 @@ def measured(
 ) -> dict[str, float]:
     """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`split_of`.
 
+    Of several teachers their mean's; by features they have none.
+
     Args:
         module: its students are the candidates.
         data: reads the pictures.
@@ -220,7 +222,7 @@ def _of_answers(
 def _of_features(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    """The metric of nearest neighbours by features of each candidate, and of the teacher, by name.
+    """The metric of nearest neighbours by features of each candidate, and of a single teacher, by name.
 
     On the labelled pictures of ``data.probe``. Arguments as of :func:`_of_answers`.
     """

@@ -108,14 +108,15 @@ class SizeSearch:
         self.results = Results(self.folder / "results.json")
 
     def measure(self) -> dict[str, Any]:
-        """Times and scores the candidates that no earlier search has measured.
+        """Times the candidates, and scores those within the budget; what an earlier search has measured is read again.
 
         Returns:
             The content of ``sizes.json``.
 
         Raises:
-            UserError: no candidate is within the budget. It is refused as early as it can be: by parameters before
-                anything is timed, then by the smallest candidates' best round, then by all latencies.
+            UserError: no candidate is within the budget. It is refused as early as it can be: by parameters and
+                the MB of the weights before anything is timed, then by the smallest candidates' best round, then by all
+                latencies.
         """
         budget = self.plan.budget
         teacher_size = self._teacher_size()
@@ -361,8 +362,8 @@ def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
     """Adds to each scored row ``predicted``: its score with the median, least and largest gain of finished runs.
 
     Args:
-        scored: rows with a ``score``; ``predicted`` is ``[median, lowest, highest]``, and is not added where there are
-            fewer than :data:`EVIDENCE` runs.
+        scored: rows with a ``score``; ``predicted`` is ``[median, lowest, highest]``, and is not added where fewer
+            than :data:`EVIDENCE` of them have a finished run.
         reached: the metric of the best finished run with a candidate's size, by the candidate's name; None without one.
 
     Returns:

@@ -21,7 +21,9 @@ TEST = "test"
 
 
 def search_and_confirm(plan: SearchPlan) -> int:
-    """Searches, writes what was found after each trial, prints the table; returns the exit status, 1 without a result.
+    """Searches (or revives a trial), writes what was found after each trial, prints the table, confirms the winner.
+
+    Returns the exit status, 1 without a result.
 
     Trials run on shares of this machine, or of a Ray cluster (``jobs=ray``), which is joined for as long as this takes.
     """
@@ -132,7 +134,7 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
         could be measured on it.
 
     Raises:
-        UserError: an objective that no seed changes, or a run that is being trained elsewhere, or fails.
+        UserError: the first objective is ``latency_ms``, or a run is being trained elsewhere, or fails.
     """
     objective = plan.objectives[0]
     if objective.name == LATENCY:

@@ -76,7 +76,7 @@ def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
 
 
 def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
-    """How many trials have ended in which way, and the time that they took, as cards.
+    """How many trials have ended in which way or still run, and the time that they took, as cards.
 
     The time is the sum over all trials that have ended, also those that ran beside each other. What stopping early has
     saved is a share of the epochs of those that were stopped or ended well.
@@ -224,7 +224,8 @@ def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
 
 
 def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
-    """The first objective by epoch, a line a trial, the best drawn last; None for an objective without epochs.
+    """The first objective by epoch, a line a trial, the best drawn last; None for an objective without epochs, or
+    where no trial has a line.
 
     Read from the trials' ``metrics.csv``: a trial whose folder was deleted has no line.
     """
@@ -250,7 +251,7 @@ def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
 
 
 def _front(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
-    """With several objectives a chart of the first over the second; [] with one."""
+    """With several objectives a chart of the first over the second; [] with one, or before any trial has ended well."""
     best = chosen(study, plan)
     if len(plan.objectives) < 2 or best is None:
         return []

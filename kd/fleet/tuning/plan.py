@@ -53,8 +53,8 @@ class SearchObjective:
     def value(self, run: Path) -> float:
         """The objective's value of a finished run, from its files.
 
-        Of validation metrics the best epoch's, whose student is exported; of ``latency_ms`` the median
-        in ``export/latency.json``; else the number in ``summary.json``.
+        Of validation metrics the best epoch's, whose student is exported (the last one's where no best is noted); of
+        ``latency_ms`` the median in ``export/latency.json``; else the number in ``summary.json``.
 
         Args:
             run: the run's folder.
@@ -94,7 +94,7 @@ class SearchPlan:
     hours: float | None
     """Hours of this command, after which running trials save and the search ends; None: as long as it takes."""
     trial_hours: float | None
-    """Hours after which a trial has failed; None: no limit."""
+    """Hours after which a trial has failed, from its start or when it was resumed; None: no limit."""
     sampler: str
     """One of :data:`SAMPLERS`, which chooses the values."""
     pruner: str
@@ -113,7 +113,7 @@ class SearchPlan:
 
     @property
     def epochs(self) -> int:
-        """Epochs of a trial that is not stopped early."""
+        """Epochs of a trial that is not stopped early; 1 where ``trainer.max_epochs`` is not set."""
         return self.config["trainer"]["max_epochs"] or 1
 
     def settings(self) -> dict[str, Any]:
@@ -393,7 +393,8 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
 
 
 def _under(above: Space, space: Space, request: Request) -> tuple[tuple[Any, ...], list[Any]]:
-    """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them.
+    """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them
+    under the last of these.
 
     Raises:
         UserError: no choice allows it; the message has the last refusal.

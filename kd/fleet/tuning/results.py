@@ -162,7 +162,7 @@ class Confirmation:
         return gain.mean, gain.half
 
     def text(self) -> str:
-        """The finding in two sentences: both means over fresh seeds, and the 95 % interval of their difference."""
+        """The finding: both means over fresh seeds, and the 95 % interval of their difference, or that one seed has none."""
         mean, half = self.interval()
         best = statistics.mean(self.best)
         default = statistics.mean(self.default)

@@ -86,7 +86,7 @@ class Search:
         self.free = list(free)
         self.places = len(free)
         self.running: list[Running] = []  # trials of the search
-        self.going: list[TrialRun] = []  # runs that confirm the winner
+        self.going: list[TrialRun] = []  # runs that confirm the winner, or the one that is revived
         self.stopped_by: int | None = None  # number of the signal
         self.began = time.monotonic()
         self.seconds: list[float] = []  # that each ended trial took
@@ -236,10 +236,10 @@ class Search:
     def _end(self, running: Running) -> None:
         """Records how a trial has ended, frees its place and its lock; then prints its line and calls :attr:`changed`.
 
-        Finished, and timed where an objective is latency: complete. Stopped by the pruner: pruned. Stopped for
-        :data:`TOO_LONG`, ended with an error, or killed by somebody else: failed. One that was stopped with the search
-        and ended by that, or finished but was not timed, is not recorded: it stays running, and the next search goes on
-        with it. Of any trial that ends while the search stops, nothing is printed.
+        Finished, and timed where an objective is latency: complete. Ended by the pruner's stop: pruned. Stopped for
+        :data:`TOO_LONG`, ended with an error, or killed by somebody else: failed. One that was stopped with the search,
+        and then was ended by that or had finished without being timed, is not recorded: it stays running, and the next
+        search resumes it. A trial that was stopped with the search is not printed, and :attr:`changed` not called.
         """
         job = running.job
         summary = job.summary()
@@ -298,7 +298,7 @@ class Search:
         return ", ".join(words)
 
     def progress(self) -> str:
-        """One line: how many trials have ended, the best so far, the time left."""
+        """One line: how many trials have ended, the best so far, the time left; the last two where they are known."""
         ended = self.study.trials(*ENDED)
         text = f"{len(ended)} of {self.plan.trials} ended"
         best = self.study.best()
@@ -350,7 +350,7 @@ class Search:
         self.stopped_by = self.stopped_by or number
 
     def jobs(self) -> list[TrialRun]:
-        """All runs that this process holds: those that confirm the winner, and the trials."""
+        """All runs that this process holds: those of :attr:`going`, and the trials."""
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[TrialRun], items: Sequence[Sequence[str]]) -> None:

@@ -203,7 +203,7 @@ class TrialRun:
     timed: bool = False
     """Whether the measurement of its student's speed was started."""
     began: float = field(default_factory=time.monotonic)
-    """Start of the run on the monotonic clock."""
+    """When this process began to watch it, in seconds of the monotonic clock."""
 
     @property
     def run(self) -> Path:
@@ -320,8 +320,8 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
         slot: where it is measured.
 
     Returns:
-        Metrics by name, without the split's name; {} where the evaluation has failed, which is printed. Waits until
-        then.
+        Metrics by name, without the split's name; {} where the evaluation has failed, which is printed. Waits for
+        the evaluation's end.
     """
     file = run / f"eval_{split}.json"
     if not file.is_file():
