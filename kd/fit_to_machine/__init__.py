@@ -138,7 +138,7 @@ def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: 
     Args:
         run: the module, attached to its trainer.
         measure: gives the decision and its reason; called on rank 0 alone, so it must hold no collective.
-        what: begins the printed line; what comes before a colon at its end names the measurement.
+        what: begins the printed line; without a colon at its end it names the measurement.
 
     Returns:
         The decision, the same on every rank.

@@ -30,7 +30,8 @@ from kd.teachers.open_cache import DISK_SHARE, KEPT, cached_share, check_cacheab
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
-TRIAL_S = 1.0  # so long each number of loader processes is timed, but in 4 to 20 steps
+# seconds that a number of loader processes is timed, by the step without any, but in 4 to 20 steps (0 processes: in 4)
+TRIAL_S = 1.0
 # share of the memory that stays free where a batch was tried: for fragmentation, and pictures that differ
 TRIED_ROOM = 0.1
 
@@ -98,7 +99,8 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     """Times the parts of a step, in ms, on a batch of the training set; leaves the students as they are.
 
     Loading is timed on 32 pictures at most and scaled to the batch. Compute is timed on a whole batch, in this process
-    alone; the optimizer's step is left out. A teacher that answers from elsewhere (a file, an address) counts as 0 ms.
+    alone; the optimizer's step is left out. A teacher that answers from elsewhere (a file, an address), or several of which
+    one does, count as 0 ms.
 
     Args:
         run: the module, attached to its trainer.
@@ -303,9 +305,9 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
     """A function that costs what a step on a batch costs, the optimizer's part left out; the run's own students stay as
     they are.
 
-    It takes a batch of the training loader, on the host. The teacher runs unless its answers are read from a cache or it
-    is elsewhere; with ``cache=auto``, which is decided later, it runs. Copies of the students run forwards, and backwards
-    from a stand-in for the loss.
+    It takes a batch of the training loader, on the host. The teacher runs unless its answers, or those of one of several,
+    are read from a cache or come from elsewhere; with ``cache=auto``, which is decided later, it runs. Copies of the
+    students run forwards, and backwards from a stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
     learn_on_copies = _copies(run, device)
@@ -373,7 +375,8 @@ def cache_pays(
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line.
 
     It is where the run becomes :data:`WORTH` times as fast, and what is still to be written takes no more than
-    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk. Rank 0 alone calls it.
+    :data:`kd.teachers.open_cache.DISK_SHARE` of the free disk; it is not where a cache can't give what the losses or the
+    data need. Rank 0 alone calls it.
 
     Args:
         run: the module, attached to its trainer.

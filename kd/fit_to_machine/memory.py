@@ -68,7 +68,8 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
 class Memory:
     """Bytes of a training step's parts in one process, from two forwards of a few pictures without ``compile``.
 
-    All is measured when it is made; later changes of the models do not count.
+    All is measured when it is made; later changes of the models do not count. Dropout in the forwards draws from torch's
+    generators.
 
     Args:
         run: attached to its trainer.
@@ -76,7 +77,7 @@ class Memory:
     Attributes:
         teacher: bytes of its weights; 0 without one.
         student: bytes of the students' weights in this process, averages left out.
-        gradients: bytes of them in this process.
+        gradients: bytes of the gradients in this process, those of the losses' own weights among them.
         optimizer: bytes of its state in this process, taken as two numbers for each trained one (Adam's).
         unsharded: bytes that the last three have together where nothing is in shards.
         shards: over how many processes the optimizer's state lies; 1: it is whole in each.

@@ -36,8 +36,8 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     """Whether a GPU can run code that was built for some architectures.
 
     Machine code (``sm_75``) runs on GPUs of the same major number and an equal or higher minor one (its family),
-    portable code (``compute_75``) on all that are as new. With ``a`` at its end either runs on that very architecture
-    alone, with ``f`` on its family alone.
+    portable code (``compute_75``) on all that are as new or newer. With ``a`` at its end either runs on that very
+    architecture alone, with ``f`` on its family alone.
 
     Args:
         capability: of the GPU, (major, minor): ``(7, 5)`` is ``sm_75``.

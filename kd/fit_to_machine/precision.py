@@ -26,7 +26,7 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
     """The Trainer's precision for this machine, where ``trainer.precision`` is not set.
 
     Args:
-        accelerator: the Trainer's word: ``auto``, ``gpu``, ``cpu``, ...
+        accelerator: the Trainer's word: ``auto`` (counts as ``cpu`` without a GPU of NVIDIA's), ``gpu``, ``cpu``, ...
 
     Returns:
         The precision: ``bf16-mixed`` where the device has bfloat16, else ``16-mixed`` on a GPU and ``32-true`` on a CPU

@@ -94,7 +94,7 @@ class DDP(HookedDDP):
     def register_hooks(self) -> None:
         """Registers the hook that compresses gradients, on CPUs too; without compression Lightning's hooks, on GPUs alone.
 
-        Called once, when ``self.model`` is wrapped in torch's DDP; the hook then runs for each bucket of gradients in
+        Called once a fit, when ``self.model`` is wrapped in torch's DDP; the hook then runs for each bucket of gradients in
         the backward pass.
         """
         if self._compression is None:

@@ -77,7 +77,7 @@ class DeepSpeed(DDPStrategy):
     def shard(self, students: Students) -> None:
         """Checks the students only: :meth:`setup_optimizers` cuts them, as the engine needs their optimizer.
 
-        The module calls it (``configure_model``) before the optimizer is made.
+        The module calls it (``configure_model``) on every rank, in a fit before the optimizer is made.
 
         Raises:
             UserError: a moving average under stage 3, or ``optim.zero``.
@@ -145,7 +145,7 @@ class DeepSpeed(DDPStrategy):
     def _config(self, trainer: Trainer) -> dict[str, Any]:
         """DeepSpeed's own configuration, by its keys (``ds_config.json``); batches and accumulation stay Lightning's.
 
-        Gradients are clipped to the norm ``trainer.gradient_clip_val``; 0 there means no clipping.
+        Gradients are clipped to the norm ``trainer.gradient_clip_val``; 0 or None there means no clipping.
         """
         return {
             "train_micro_batch_size_per_gpu": 1,  # for a log of its own: Lightning makes the batches,
