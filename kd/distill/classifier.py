@@ -99,7 +99,7 @@ def fit_to_answers(
 
     Args:
         student: with pre-trained weights.
-        teacher: the run's; None: none.
+        teacher: the run's; None, or one whose answers are in a file or behind an address: nothing is fitted.
         pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
 
     Returns:
