@@ -42,7 +42,9 @@ def loggers_take_this_step(trainer: Trainer) -> bool:
 
 
 def runs_in_child_processes(trainer: Trainer) -> bool:
-    """Whether the strategy runs the whole training in child processes (``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``)."""
+    """Whether the strategy runs the whole training in child processes (``ddp_spawn``, ``ddp_fork``, ``ddp_notebook``,
+    XLA's).
+    """
     return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 

@@ -34,7 +34,7 @@ class DeepSpeed(DDPStrategy):
 
     It learns what DDP learns: weights are in float32 (bf16-mixed is torch's autocast), gradients are averaged in
     float32, an accumulation ends with the epoch. Its checkpoints are those of the other strategies (whole tensors, the
-    optimizer's state by number): a run resumes with either. Lightning's own ``DeepSpeedStrategy`` does none of this: it
+    optimizer's state by number): a run resumes with any of them. Lightning's own ``DeepSpeedStrategy`` does none of this: it
     casts weights and batches, and writes a folder that is read with pickle.
 
     Source: ZeRO, Rajbhandari et al., arXiv 1910.02054.

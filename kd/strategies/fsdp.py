@@ -18,7 +18,7 @@ from kd.module.resumed_state import check_optimizers, check_weights
 class FSDP(ShardedDataParallel):
     """Every block of the student, the rest of it, and every loss with weights to train is sharded over all processes.
 
-    Its checkpoints are those of the other strategies: a run resumes with either.
+    Its checkpoints are those of the other strategies: a run resumes with any of them.
 
     Args:
         **kwargs: ``process_group_backend`` and ``timeout``, as for Lightning's ``ModelParallelStrategy``.
