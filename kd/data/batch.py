@@ -24,7 +24,7 @@ class Batch(TypedDict, total=False):
 
     Attributes:
         image: uint8 ``(N, 3, H, W)``, prepared for each model by its own input; or float, which passes as it is.
-        target: class ids ``(N,)`` (-1 without a label), probabilities or labels ``(N, C)``, or masks ``(N, H, W)``.
+        target: class ids ``(N,)`` (-1 without a label), probabilities, labels or numbers ``(N, C)``, or masks ``(N, H, W)``.
         index: ``(N,)`` the samples' numbers, -1 for padding.
         real: so many pictures are no padding, the first ones, where the loader counts them.
         view: of a training batch, which view of its pictures it shows; views come again where a teacher's answers are
@@ -56,7 +56,7 @@ def as_batch(given: object) -> Batch:
     Args:
         given: ``images``, ``(images, targets)``, ``(images, targets, index)``, or a dict with ``image`` (or ``images``,
             ``pixel_values``) and ``target`` (or ``targets``, ``label``, ``labels``). Without targets all are -1. Other
-            keys of a dict are kept.
+            keys of a dict are kept. With "plan" it needs no pictures, which the device makes (:mod:`kd.data.engines`).
 
     Raises:
         UserError: none of these.

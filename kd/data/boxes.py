@@ -109,7 +109,7 @@ class BoxFolder:
     kinds: list[str]
     """Names of the classes, sorted; of YOLO in its order."""
     train: BoxPictures
-    """What a detector learns from: of VOC ``trainval`` where ``test`` is there too."""
+    """What a detector learns from: ``train``; of VOC ``trainval`` where that list and ``test`` are there."""
     judged: BoxPictures
     """What it is judged by: ``test`` of VOC where it is there, else ``val``."""
 

@@ -27,8 +27,9 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
         info: of the data, whose classes give the order in which the numbers are returned.
 
     Raises:
-        UserError: the file can't be read as such a table, names a class or a number twice or a class that the data does
-            not have; or the data has no classes.
+        UserError: the file can't be read as such a table, holds text or infinity in place of a number, names a class or a
+            number twice or a class that the data does not have; or the data has another kind of target than one label
+            a picture.
     """
     if info.kind != ONE_LABEL:
         raise UserError(

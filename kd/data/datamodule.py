@@ -77,7 +77,8 @@ class Position:
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
 
     def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
-        """Restores the position of :meth:`state`; a loader that was already made is made again, at that position.
+        """Restores the position of :meth:`state`; a loader that was already made is made again, at that position. An empty
+        ``state`` changes nothing.
 
         Raises:
             UserError: ``epoch`` and ``samples`` are not two whole numbers from 0 on.

@@ -187,7 +187,7 @@ def _path_of(named: type | FunctionType) -> str:
 
 
 def _parts_of(function: FunctionType | MethodType | partial[Any]) -> list[object]:
-    """What tells two functions apart, to be described in turn: attributes, unlike those of other objects, do not.
+    """What tells two functions apart, to be described in turn; a function's attributes are left out.
 
     Of a partial the function and its arguments; of a method the function and its object; of a function its path, the hash
     of its code, its defaults and the values that it carries.
@@ -224,8 +224,8 @@ def code_of(value: object) -> str:
 
     Of the object's class, of what its attributes hold, and of all functions and classes that their code reaches by a
     global name, it hashes the bytecode; of global numbers, texts, tables and collections, what they hold. Installed
-    packages and Python's own are left out, and so is what is found at run time alone (``getattr``, an entry of a table
-    of functions, a method of an argument).
+    packages, kd's code and Python's own are left out, and so is what is found at run time alone (``getattr``, an entry of
+    a table of functions, a method of an argument).
 
     Args:
         value: a transform.
@@ -251,7 +251,9 @@ def code_of(value: object) -> str:
 
 
 def _held_by(value: object) -> list[object]:
-    """The objects within another one: its entries or attributes, and what a function carries; of modules nothing."""
+    """The objects within another one: its entries or attributes, and what a function carries; none of a module, a class, a
+    text or an array.
+    """
     if isinstance(value, str | bytes | Tensor | np.ndarray | type | ModuleType):
         return []
     if isinstance(value, Mapping):

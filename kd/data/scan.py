@@ -30,8 +30,8 @@ ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked o
 def usual(split: Split) -> Check:
     """How pictures are checked where ``data.check`` does not say.
 
-    On a disk all pixels of up to :data:`ALL_UP_TO` pictures, of more the headers, unless the split itself has a ``check``
-    (a pack has). In a store all pixels, or nothing where there are more or not all copies may be kept on this disk.
+    A pack says so itself (its ``check``). Else, on a disk, all pixels of up to :data:`ALL_UP_TO` pictures, of more the
+    headers; in a store all pixels, or nothing where there are more or not all copies may be kept on this disk.
     """
     few = len(split.targets) <= ALL_UP_TO
     store = _store(split)
@@ -66,7 +66,7 @@ class Scan(NamedTuple):
     damaged: dict[int, str]
     """The reason by the picture's number, for those that can't be read or decoded."""
     digests: list[str]
-    """A hash of each picture's bytes, where they were read whole; else empty."""
+    """With ``check`` all a hash of each picture's bytes, "" for one that can't be read; else no entries."""
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
@@ -114,9 +114,11 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
 
 
 def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:
-    """Why a picture can't be used, "" where it can, and the hash of its bytes, "" where only headers are read.
+    """Why a picture can't be used, "" where it can, and the hash of its bytes, "" where only headers are read or it can't be
+    read.
 
-    A picture with a mask needs a mask of its size, with class ids alone (``all``). Runs in a thread of :func:`scan`.
+    A picture with a mask file needs a mask of its size, with class ids and the ignored value alone (``all``). Runs in a
+    thread of :func:`scan`.
 
     Args:
         split: holds it.

@@ -196,7 +196,8 @@ class Splits:
         return Subset(all_pictures, numbers.tolist())
 
     def validate_in_training(self, fraction: float) -> None:
-        """From now on ``val`` is a share ``fraction``, in (0, 1), of the training pictures, which ``train`` no longer has.
+        """From now on ``val`` is a share ``fraction``, in (0, 1), of each class of the labelled training pictures, which
+        ``train`` no longer has.
 
         To choose settings by: the source's own validation pictures stay unseen, for what is measured later. Splits that
         were checked are checked again.
@@ -235,7 +236,7 @@ class Splits:
             name: ``train``, ``val``, ``probe``, or one that only the source knows.
 
         Raises:
-            UserError: damaged pictures (with ``data.on_bad_image=stop``), or no others.
+            UserError: damaged pictures (with ``data.on_bad_image=stop``), or all are damaged.
         """
         if name in self._splits:
             return self._splits[name]
@@ -411,7 +412,8 @@ class Splits:
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
-    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
+    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more, never
+    all.
 
     A class of one picture gives none; the result is empty where all classes have one picture.
 

@@ -1,4 +1,4 @@
-"""Views of a picture: torchvision's v2 transforms on uint8 tensors, seeded by (seed, index, epoch) alone."""
+"""Views of a picture: torchvision's v2 transforms on uint8 tensors, seeded by (seed, index, view) alone."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -300,7 +300,7 @@ class _PairedBatch:
         """Changes the mixed pictures and labels of some pairs, in place: all by cutmix (``is_cut``), or all by mixup.
 
         Args:
-            mixes: of different pairs.
+            mixes: of different pairs; one alone unless the batch is changed :func:`all_at_once`.
             is_cut: which of the two all of them are.
         """
         # (P, 6): the fields of Mix. One transfer to a GPU; float64 holds them all exactly.

@@ -77,7 +77,7 @@ def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
     value = colours.amax(1, keepdim=True)
     chroma = value - colours.amin(1, keepdim=True)
     divisor = torch.where(chroma == 0, 1.0, chroma)
-    # The part of the circle that the largest colour begins, 0..6.
+    # The hue in sixths of the circle, -1..5; 0 is red, 2 green, 4 blue.
     sixth = torch.where(
         value == red,
         (green - blue) / divisor,

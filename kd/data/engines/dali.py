@@ -103,7 +103,7 @@ class DaliViews(DeviceViews):
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch from the loader with its views made: "plan" is replaced by "image", uint8 ``(N, 3, H, W)``.
 
-        "target" becomes that of the views; what was mixed, as :class:`MixPairs` gives it.
+        "target" becomes that of the views, mixed as :meth:`MixPairs.apply` returns it.
 
         A batch that was not scheduled ahead is scheduled here, after what was scheduled is forgotten.
         """
@@ -127,7 +127,8 @@ class DaliViews(DeviceViews):
 
         Args:
             plan: encoded pictures, boxes and what was drawn.
-            device: of the views; a GPU, or the CPU. The pipeline stays on that of the first batch.
+            device: of the views; a GPU, or the CPU. It must not change: a pipeline is built for it at the first batch, and
+                another at each batch that is larger than all before.
         """
         count = len(plan.encoded)
         if self._pipeline is None or count > self._most:

@@ -256,8 +256,7 @@ class DeviceViews:
         """A batch from the loader with its views made: "pixels" and "plan" are replaced by "image" ``(N, 3, H, W)``,
         uint8.
 
-        ``target`` becomes that of the views; what was mixed, as :class:`MixPairs` gives it. The batch itself is not
-        changed.
+        ``target`` becomes that of the views, mixed as :meth:`MixPairs.apply` returns it. The batch itself is not changed.
         """
         batch = dict(batch)
         pixels = batch.pop("pixels")

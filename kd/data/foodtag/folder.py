@@ -201,7 +201,10 @@ def _read_sums(root: Path) -> dict[str, str]:
 
 
 def _first_damaged(root: Path) -> str | None:
-    """The first path, below ``root``, that is missing, changed or extra; None for an intact set. Reads every picture."""
+    """The first path, below ``root``, that is missing, changed or extra, or that of the list of sums where it can't be read.
+
+    None for an intact set. Reads every picture before the first damaged one.
+    """
     sums = _read_sums(root)
     if not sums:
         return _SUMS

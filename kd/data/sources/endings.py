@@ -78,11 +78,11 @@ def _files_by_stem(folder: str, key: str) -> dict[str, list[str]]:
 def check_some_exist(
     paths: Sequence[str], key: str, list_folder: str, image_dir: str | None
 ) -> None:
-    """Refuses a list of which no file is on this disk.
+    """Refuses a list of which no file is on this disk; an empty one passes.
 
     Args:
         paths: of the list's pictures.
-        key: of the list, or its file.
+        key: the setting that names the list, or the list's file; begins the message.
         list_folder: where the list is; its relative paths start there without ``image_dir``.
         image_dir: ``data.source.image_dir``.
 

@@ -206,6 +206,7 @@ class ImageFolder(Source):
         self, root: str, train: str, splits: Sequence[str], holders: Sequence[str]
     ) -> str | None:
         """The validation split's folder, or that of a test split where there is no other; None where no folder means either.
+        A test split's folder without class folders is not taken, which is noted.
 
         Args:
             root: the source's folder.

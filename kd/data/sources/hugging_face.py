@@ -134,11 +134,14 @@ class HuggingFace(Source):
         )
 
     def _read(self, name: str, split: str) -> LabelledRows:
-        """A whole split of the data set, read once, with the split that its columns name for each row.
+        """A whole split of the data set, read once; :attr:`_by_row` gets the split that its columns name for each row.
 
         Args:
             name: of the data set's split.
             split: kd's, for messages.
+
+        Raises:
+            UserError: it can't be loaded, lacks a column, or its columns contradict each other.
         """
         if name in self._whole:
             return self._whole[name]

@@ -212,7 +212,7 @@ def _flag_text(value: object) -> str:
 
 
 def _is_one_hot(values: Sequence[object]) -> bool:
-    """Whether a column holds 0 and 1 (or false and true) alone, and at least one 1."""
+    """Whether a column holds 0 and 1 (or false and true) alone, and at least one 1; an empty cell is 0."""
     texts = {_flag_text(value) for value in values}
     return texts <= {*FLAGS} and any(FLAGS[text] for text in texts)
 
@@ -237,7 +237,8 @@ def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
 def _path_among(
     names: Sequence[Column], records: Sequence[Mapping[Any, Any]], path: Column
 ) -> Column:
-    """The column of paths: the one that is named, else the only one whose cells all end as pictures' files do.
+    """The column of paths: the one that is named; else, for the default name in a table with a header, the only one whose
+    cells all end as pictures' files do.
 
     Args:
         names: of all columns.

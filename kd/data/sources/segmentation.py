@@ -55,7 +55,7 @@ class MaskSplit(FileSplit):
         self.ignore = ignore
 
     def files(self, i: int) -> list[str]:
-        """Paths of picture and mask."""
+        """Paths or URLs of picture and mask."""
         return [self.paths[i], self.masks[i]]
 
     def target(self, i: int) -> "tv_tensors.Mask":
@@ -93,8 +93,8 @@ class MaskSplit(FileSplit):
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
     def check_mask(self, i: int, height: int, width: int) -> None:
-        """Raises a RuntimeError unless the mask of picture ``i`` holds class ids alone and is ``height`` x ``width``
-        pixels.
+        """Raises a RuntimeError unless the mask of picture ``i`` can be read, holds class ids and the ignored value alone,
+        and is ``height`` x ``width`` pixels.
         """
         mask = self.target(i)
         mask_height, mask_width = mask.shape[1:]
@@ -141,7 +141,10 @@ class SegmentationFolder(Source):
 
     def _name(self, split: str) -> str:
         """Name of a split's folder in both folders: ``split``, else one among the pictures' folders whose name means it
-        (``Training``), else ``split`` again, which :meth:`load` refuses.
+        (``Training``; see :func:`choose`), else ``split`` again, which :meth:`load` refuses.
+
+        Raises:
+            UserError: two folders could be the split.
         """
         images = joined(self.root, self.folders[0])
         names = []

@@ -133,7 +133,8 @@ def lines_of(file: Path, key: str, what: str) -> list[str]:
 
 
 def braces(pattern: str, key: str = "") -> list[str]:
-    """A pattern's names, as a shell writes them; more than :data:`MOST_SHARDS` are refused, by a UserError with ``key``.
+    """A pattern's names, as a shell writes them; a UserError with ``key`` refuses more than :data:`MOST_SHARDS`, and
+    numbers that count down.
 
     >>> braces("a-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar']
@@ -155,7 +156,7 @@ def braces(pattern: str, key: str = "") -> list[str]:
 
 
 def _choices(braced: str, key: str) -> list[str]:
-    """What stands for a pair of braces: the numbers of ``08..10``, or the words of ``a,b``."""
+    """What stands for a pair of braces: the numbers of ``08..10``, or the words of ``a,b``; errors as of :func:`braces`."""
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
     if numbers is None:
         return braced.split(",")

@@ -100,7 +100,7 @@ class Shards(Source):
         """A split's index (:func:`kd.data.pack.pack` says what it holds), and a hash of it, 16 hex digits; read once.
 
         Raises:
-            UserError: no index, or a damaged one.
+            UserError: no index, a damaged one, or one that can't be fetched.
         """
         if split in self._indices:
             return self._indices[split]

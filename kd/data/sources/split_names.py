@@ -136,11 +136,13 @@ def splits_by_row(
     Args:
         columns: the values of each column but those of paths and labels.
         wanted: the column that a user has named; ``"none"``: no column names splits; None: it is found.
-        one_hot: whether columns of 0 and 1 may be classes: one of the name ``train`` alone is a class then.
+        one_hot: whether columns of 0 and 1 may be classes: then ``train`` is a class, unless another column of yes and no
+            is about a split, or ``wanted`` is given.
 
     Raises:
-        Unfit: two columns contradict each other, a column names splits in some rows and something else in others, or the
-            column ``wanted`` is missing or names no splits.
+        Unfit: two columns contradict each other, a column names splits in some rows and something else in others
+            (:func:`_named_splits`), columns of yes and no put a row into two splits, or the column ``wanted`` is missing
+            or names no splits.
     """
     if wanted == "none":
         return RowSplits(splits=None, notes=[])
@@ -192,7 +194,8 @@ def _named_splits(
         named: whether the user has named the column (``data.source.split_column``).
 
     Raises:
-        Unfit: it names splits in some rows and something else in others.
+        Unfit: it names splits in some rows and something else in others; of a column that is neither named nor called as
+            :data:`SPLIT_COLUMNS` are, two or more splits in more than half of the rows.
     """
     usual = named or (
         isinstance(column, str) and re.sub(r"[\W]+", "_", column.strip().lower()) in SPLIT_COLUMNS
@@ -265,8 +268,8 @@ def _flagged(
 ) -> list[str | None]:
     """Rows' splits by columns of yes and no.
 
-    A row without a yes is trained on. Where a column says which rows are (``train``) it is in no split, or validates if
-    that is the only column.
+    A row without a yes is trained on. Where a column says which rows are trained on (``train``), a row without a yes is in
+    no split, or validates if that is the only column.
 
     Args:
         columns: the cells of each.

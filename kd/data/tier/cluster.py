@@ -390,7 +390,9 @@ class RayCluster:
 
 
 def _knock(address: str) -> None:
-    """Connects to ``HOST:PORT`` once; an OSError where nobody listens: Ray itself would try for minutes."""
+    """Connects to ``HOST:PORT`` once; an OSError where nobody listens: Ray itself would try for minutes. ``auto`` is left to
+    Ray; a ValueError for an address without a port.
+    """
     if address != "auto":
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()

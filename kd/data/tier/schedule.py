@@ -69,7 +69,7 @@ class Machine:
     failures: int = 0
     """Makers that have ended there since its last batch."""
     batches: int = 0
-    """Batches made there and used."""
+    """Batches made there, without those that were no longer wanted (:meth:`Scheduler.done`)."""
     busy_s: float = 0.0
     """Seconds that its makers have worked for them."""
     megabytes: float = 0.0
@@ -203,7 +203,8 @@ class Scheduler:
 
     # -- machines ----------------------------------------------------------------------------------------------------
     def present(self, machines: dict[str, tuple[str, int]]) -> list[Machine]:
-        """Takes over which machines are in the cluster, and shares them out anew. A machine that was left out stays so.
+        """Takes over which machines are in the cluster, and shares them out anew. A machine that has gone, or was left out,
+        stays so.
 
         Args:
             machines: name and cores (or GPUs) by the machine's id.
@@ -229,9 +230,10 @@ class Scheduler:
         return [m for m in self.machines.values() if not m.gone]
 
     def _share_out(self) -> None:
-        """Sets how many makers of this process each machine is to have: cores in turn, so that every process gets as many.
+        """Sets how many makers of this process each machine is to have, by its rank; each process does so for itself.
 
-        Each process does so for itself, by its rank.
+        One on each ``world_size``-th core, so that all processes get as many, or one more. A given number of makers is
+        spread over the machines instead; with ``one_each`` it is the most that these cores get.
         """
         machines = self.working
         for machine in machines:
@@ -331,7 +333,8 @@ class Scheduler:
         return None
 
     def done(self, maker: Worker, job: BatchJob, made: Made, now: float) -> None:
-        """A maker has made a batch, which becomes ready for :meth:`take`; the second of two is dropped, and counts nowhere.
+        """A maker has made a batch, which becomes ready for :meth:`take`. One that another has made before, or of a pass
+        that was given up, is dropped, and counts for no machine.
 
         Args:
             maker: is free for another now.
@@ -417,10 +420,11 @@ class Scheduler:
         """What the tier does now and has done so far; ``kd.monitor.tier`` writes it into a run's records.
 
         Returns:
-            "ready" and "ready_mb": batches made and not used, and their megabytes; "may_ask": batches that may be requested
-            and not used; "under_way": batches that makers have; "made_again", "made_twice": :attr:`repeated`,
-            :attr:`second_tries`; "machines": of each machine its id, name, cores, whether it has gone, its ready makers, and
-            "batches", "busy_s" (seconds of all makers) and "mb" of what was made there and used.
+            "ready" and "ready_mb": batches made and not used, and their megabytes (each as large as its pass's largest);
+            "may_ask": batches that may be requested and not used; "under_way": batches that makers have; "made_again",
+            "made_twice": :attr:`repeated`, :attr:`second_tries`; "machines": of each machine the first eight characters of
+            its id ("node"), name, cores, whether it has gone, its ready makers, and "batches", "busy_s" (seconds of all
+            makers) and "mb" as of :class:`Machine`.
         """
         ready: float = 0  # MB
         for stream in self.streams:
