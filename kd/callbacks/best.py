@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext, is_trial_validation
 from kd.module.fits import why_trial
-from kd.processes import all_processes, from_first
+from kd.processes import all_processes, by_first, from_first
 from kd.storage.writing import write_text
 
 Metrics = dict[str, float]
@@ -104,10 +105,15 @@ class Best(Callback):
             if not trainer.sanity_checking:
                 epoch = trainer.current_epoch + 1
                 self.best[name] = {**now, "epoch": epoch, "step": trainer.global_step}
-            if name and trainer.is_global_zero:
-                self.save(student, run.student_folder(name) / "student.safetensors")
+            if name:
+                by_first(trainer.strategy, partial(self._write, run, name))
         if "" in self.improved:
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
+
+    def _write(self, run: RunContext, name: str) -> None:
+        """Writes the file of one of several students; the first process alone calls it."""
+        student = run.students.named()[name]
+        self.save(student, run.student_folder(name) / "student.safetensors")
 
     def _note_start(self, name: str, metrics: Metrics) -> bool:
         """Keeps a student's metrics before the first step; False where the monitored one is missing or not finite.

@@ -15,7 +15,7 @@ from kd.data.batch import Batch
 from kd.errors import end_of_a_worker
 from kd.lightning_internals import log_this_step
 from kd.machine import in_job, say_in_handler, stopping
-from kd.processes import any_process, from_first
+from kd.processes import any_process, by_first, from_first
 
 
 class Preempted(Exception):
@@ -160,7 +160,7 @@ class Preemption(Closing):
         A rank that has received a signal raises Preempted with it; the others RunStopped for rank 0's reason, or Preempted
         with SIGTERM.
         """
-        trainer.strategy.checkpoint_io.teardown()
+        by_first(trainer.strategy, trainer.strategy.checkpoint_io.teardown)
         reason = from_first(trainer.strategy, self._reason)
         trainer.strategy.barrier()
         if reason and self._received is None:

@@ -37,7 +37,7 @@ from kd.run.run import Run
 from kd.run.trust import remember
 from kd.ship.export import save_student
 from kd.storage.run_urls import folder_of_recipe
-from kd.strategies.checkpoint_files import CheckpointFiles
+from kd.strategies.checkpoint_files import CheckpointFiles, fail_together
 
 
 def make_trainer(run: Run) -> Trainer:
@@ -77,6 +77,7 @@ def make_trainer(run: Run) -> Trainer:
     files = CheckpointFiles()
     asynchronous = run.config["checkpoint"]["asynchronous"]
     trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if asynchronous else files
+    fail_together(trainer.strategy)
     return trainer
 
 

@@ -1,13 +1,16 @@
 """How Lightning's strategies write and read checkpoints here: atomically, with the one before kept."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.strategies import Strategy
 
 from kd.errors import RunError, cause_of_kind
+from kd.processes import any_process, in_each
 from kd.storage.checkpoints import LAST, PREVIOUS
 from kd.storage.tensors import read_checkpoint
 from kd.storage.writing import write_whole
@@ -80,3 +83,40 @@ class CheckpointFiles(TorchCheckpointIO):
         # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt
         self._last_is_damaged = Path(path).name == PREVIOUS
         return read_checkpoint(path, map_location)
+
+
+def fail_together(strategy: Strategy) -> None:
+    """Makes all processes fail with the reason of the one that can't save a checkpoint, whichever callback saves it.
+
+    Rank 0 alone writes, and Lightning's barrier after it would keep the others waiting for ``rank_timeout_s``. A save
+    that succeeds costs one more sum of a number over the hosts.
+
+    Args:
+        strategy: of a trainer; its ``save_checkpoint``, which all processes call, is replaced.
+    """
+    save_alone = strategy.save_checkpoint
+
+    def save_checkpoint(
+        checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """As Lightning's; every process must call it.
+
+        Raises:
+            Exception: this process can't save, for whatever reason.
+            RunError: another process can't save; names its rank and reason.
+        """
+        failure = None
+        try:
+            save_alone(checkpoint, filepath, storage_options=storage_options)
+        except Exception as error:
+            failure = error
+        if any_process(strategy, failure is not None):
+            in_each(partial(_raise, failure))
+
+    strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+
+
+def _raise(failure: Exception | None) -> None:
+    """Raises this process's own failure, if it has one."""
+    if failure is not None:
+        raise failure
