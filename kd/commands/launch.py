@@ -126,7 +126,7 @@ def _local_paths(job: Job, place: str) -> list[str]:
     if place not in OTHER_DISKS:
         return []
     remedy = "give a URL (s3://BUCKET/FOLDER), or its place on the job's machines"
-    if place == "sagemaker":
+    if place in ("sagemaker", SEARCH):
         remedy += CHANNEL
     return [f"kd-launch: {item} is on this machine alone: {remedy}" for item in job.local_paths]
 

@@ -63,8 +63,8 @@ class DistillationModule(Inference):
 
     Raises:
         TypeError: an argument of another kind.
-        ValueError: weights that leave nothing to learn from.
-        UserError: models, losses and data that do not fit each other.
+        ValueError: a number out of its range, or a task that was made for other data.
+        UserError: weights that leave nothing to learn from, or models, losses and data that do not fit each other.
 
     >>> import kd, timm, torch
     >>> student, teacher = timm.create_model("resnet10t", num_classes=10), torch.nn.Sequential(

@@ -106,13 +106,13 @@ class Resume:
     ) -> None:
         """Compares what Lightning loads from a checkpoint with this run's own, before it loads any of it.
 
-        Weights, loops, precision and counters are compared now. The optimizers are made later: their states, and those of
-        the schedules, are kept for :meth:`note`. With FSDP they are made and loaded already, and the schedules are compared
-        now.
+        Weights, the loop of the fit, precision and counters are compared now. The optimizers are made later: their states,
+        and those of the schedules, are kept for :meth:`note`. With FSDP they are made and loaded already, and the schedules
+        are compared now.
 
         Args:
             checkpoint: as read.
-            trainer: of this run; its loops and precision are compared, its ``ckpt_path`` begins a message.
+            trainer: of this run; its fit loop and precision are compared, its ``ckpt_path`` begins a message.
             module: whose weights are compared.
 
         Raises:
@@ -121,7 +121,10 @@ class Resume:
         place = f"resume: {trainer.ckpt_path}"
         check_weights(checkpoint.get("state_dict", {}), module, place)
         loops = checkpoint.get("loops") or {}
-        check_form(loops, {**loops, "fit_loop": trainer.fit_loop.state_dict()}, f"{place}: loops")
+        expected_loops = {"fit_loop": trainer.fit_loop.state_dict()}
+        if isinstance(loops, Mapping):  # those of validation and the like may be anything
+            expected_loops = {**loops, **expected_loops}
+        check_form(loops, expected_loops, f"{place}: loops")
         plugin = type(trainer.precision_plugin).__qualname__
         if plugin in checkpoint:
             check_form(

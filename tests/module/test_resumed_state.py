@@ -276,6 +276,7 @@ def test_a_resumed_run_refuses_them_in_one_line(recipe: Path, tmp_path: Path) ->
             lambda c: c["loops"]["fit_loop"].update({"epoch_progress": "x"}),
         ),
         ("lr_schedulers", lambda c: c["lr_schedulers"][0].update(step=1)),
+        ("loops: must be a mapping", lambda c: c.update(loops=[1])),
     ]
     for number, (message, change) in enumerate(changes):
         changed = copy.copy(content)
