@@ -23,8 +23,8 @@ class WindowedLoader:
         loader: gives batches as dicts with ``target``.
         size: K, batches of a window; the epoch's last window may be shorter.
         batches_left: how many batches of the epoch the trainer will still take when iteration begins
-            (``limit_train_batches``, a resumed epoch). Windows are counted in these, so that a batch which is never
-            trained on counts in none.
+            (``limit_train_batches``, a resumed epoch); infinite where that is not known. Windows are counted in these, so
+            that a batch which is never trained on counts in none.
     """
 
     def __init__(self, loader: DataLoader, size: int, batches_left: Callable[[], float]) -> None:

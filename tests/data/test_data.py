@@ -304,6 +304,8 @@ def test_food101_as_torchvision_lays_it_out(tmp_path: Path) -> None:
             Food101(str(tmp_path / empty), download=False).load("train")
     assert not (tmp_path / "none").exists()
     assert not list((tmp_path / "there").iterdir())
+    with pytest.raises(UserError, match="Food101 in .*File exists"):  # it was no user's error
+        Food101(str(root / "meta" / "train.json")).load("train")
 
 
 def test_hugging_face_reads_a_local_folder(pictures: Path) -> None:
@@ -315,6 +317,20 @@ def test_hugging_face_reads_a_local_folder(pictures: Path) -> None:
     assert len(source.load("val").targets) == 16
     with pytest.raises(UserError, match="data.source: "):
         HuggingFace(str(pictures / "none")).load("train")
+
+
+def test_a_row_without_a_label_is_named_with_its_split_of_the_data_set(tmp_path: Path) -> None:
+    """The message named the split "None" where a column names the rows of validation."""
+    pytest.importorskip("datasets")
+    rows = []
+    for i, (label, split) in enumerate([("a", "train"), ("b", "train"), (None, "val")]):
+        file = tmp_path / "train" / f"{i}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(file)
+        rows.append(json.dumps({"file_name": file.name, "label": label, "subset": split}))
+    (tmp_path / "train" / "metadata.jsonl").write_text("\n".join(rows))
+    with pytest.raises(UserError, match=r"data.source.val: .*\[0\] \(train\) has no label"):
+        HuggingFace(str(tmp_path)).load("val")
 
 
 def test_foodtag_mini_through_the_source() -> None:

@@ -119,6 +119,18 @@ def test_a_folder_of_other_splits_is_not_trained_on(tmp_path: Path, pictures: Pa
     assert len(pattern.load("train").targets) == 2
 
 
+def test_samples_that_all_name_train_leave_validation_to_be_held_out(
+    tmp_path: Path, pictures: Path
+) -> None:
+    """A validation split was promised, and then refused for having no sample."""
+    picture = ImageFolder(str(pictures)).load("train").read(0)
+    content = json.dumps({"label": "a", "split": "train"}).encode()
+    samples = [{f"{i}.jpg": picture, f"{i}.json": content} for i in range(2)]
+    source = WebDataset(str(shard(tmp_path / "0.tar", samples)))
+    assert not source.has("val")
+    assert len(source.load("train").targets) == 2
+
+
 def test_a_shard_whose_name_is_not_utf_8_is_refused_in_a_line(
     tmp_path: Path, pictures: Path
 ) -> None:

@@ -37,7 +37,7 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
     Args:
         kcal: of a usual portion.
         most: up to so many pieces (6 at most) fill the dish; each is drawn by the function, alike but for place and turn.
-        spin: how far a piece is turned at most, in radians.
+        spin: how far a piece is turned at most, in radians; up to 1 its shadow is flat. A food of one piece has neither.
     """
 
     def register(draw_one: Callable[[Pen], None]) -> None:

@@ -67,7 +67,9 @@ class FileSplit:
         return None
 
     def fetch(self, numbers: Iterable[int]) -> None:
-        """Before these are read: brings what of their files is in a store onto this disk, several at once."""
+        """Call it before these are read: copies those of their files that are in a store onto this disk, several at once; a
+        single one is left to :meth:`open`.
+        """
         if self.store is not None:
             self.store.fetch(file for i in numbers for file in self.files(i))
 

@@ -41,11 +41,11 @@ class Food101(Source):
             root = Path(self.data_dir)
         else:
             root = cache_dir()
-        if self.download:
-            root.mkdir(parents=True, exist_ok=True)
         # Several processes start at once.
         lock = FileLock(root / "food-101.lock") if self.download else nullcontext()
         try:
+            if self.download:
+                root.mkdir(parents=True, exist_ok=True)
             with lock:
                 data = datasets.Food101(
                     str(root), split={"val": "test"}.get(split, split), download=self.download

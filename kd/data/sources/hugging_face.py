@@ -85,7 +85,7 @@ class HuggingFace(Source):
         rows = train
         if split != "train":
             rows = self._rows(split)
-        name = self._name(split)
+        name = self._name_read(split)
         count = len(rows.labels)
         if not count:
             raise UserError(f"data.source: {self.path} ({name}) has no pictures")
@@ -115,12 +115,9 @@ class HuggingFace(Source):
 
         Where a column names the rows' splits, those of ``split`` alone; a UserError where there are none.
         """
-        name = self._name(split)
-        name_read = name
-        if name_read is None:
-            name_read = self._name("train") or "train"
-        rows = self._read(name_read, split)
-        by_row = self._by_row[name_read]
+        name = self._name_read(split)
+        rows = self._read(name, split)
+        by_row = self._by_row[name]
         if by_row is None:
             return rows
         chosen = numbers_in(by_row, split)
@@ -258,6 +255,10 @@ class HuggingFace(Source):
             return chosen
         return None if split == "val" else usual
 
+    def _name_read(self, split: str) -> str:
+        """The data set's name of the split that a split's rows are in: its own, else the training split."""
+        return self._name(split) or self._name("train") or "train"
+
     def has(self, split: str) -> bool:
         """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
         name = self._name(split)
@@ -265,7 +266,7 @@ class HuggingFace(Source):
             return split in self.given or name in self._split_names()
         if split == "val" and self.given["val"] is None:
             return False
-        train = self._name("train") or "train"
+        train = self._name_read("train")
         self._read(train, split)
         return bool(numbers_in(self._by_row[train] or [], split))
 

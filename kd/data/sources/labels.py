@@ -157,11 +157,11 @@ def check_known(
     key: str,
     source: str = "the training pictures",
 ) -> None:
-    """Refuses labels that no training picture has.
+    """Refuses labels that are not among ``classes``.
 
     Args:
         labels: of the split that is read: the names of the pictures with each label.
-        classes: the labels that are known.
+        classes: the labels that are known, mostly those of the training pictures.
         key: the setting that names the split.
         source: what has the known labels.
 
@@ -191,7 +191,7 @@ def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str,
 
 # -- several labels in one cell --------------------------------------------------------------------------------------
 class CellLabels(NamedTuple):
-    """The labels of each cell, the separator that was used ("" for none), and notes."""
+    """The labels of each cell, the separator that was used ("none": a cell is one label), and notes."""
 
     labels: list[list[str]]
     separator: str
@@ -275,8 +275,9 @@ def _list_in(value: object) -> list[str] | None:
 def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
     """What separates labels in cells of text, as far as the cells show it ("none": nothing), and notes on it.
 
-    A character separates labels if the parts of the cells that have it are labels of other cells too: at least the share
-    :data:`RECURRING` of them, or :data:`CERTAIN`. A ``;`` always does where a picture may have several labels.
+    A character separates labels if the parts of the cells that have it are labels of other cells too: of those in
+    :data:`LIKELY` at least the share :data:`RECURRING` of the parts, of those in :data:`POSSIBLE` :data:`CERTAIN`. A ``;``
+    always does where a picture may have several labels.
 
     Args:
         texts: of the cells.
@@ -339,8 +340,8 @@ def join_rows(
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Rows of which no two have the same path and different labels: their paths, their labels, and notes.
 
-    Where a picture may have several labels, those of its rows are joined, in one row. Rows that repeat a path with the same
-    labels stay where all do.
+    Where a picture may have several labels, those of its rows are joined, and each path has one row. Where all rows of a
+    path have the same labels, for every path, the rows stay as they are.
 
     Args:
         paths: of the rows.
@@ -358,10 +359,10 @@ def join_rows(
             joined[path] = labels_of_row
             continue
         repeated[path] = None
-        new = [label for label in labels_of_row if label not in joined[path]]
-        if new:
+        if set(labels_of_row) != set(joined[path]):
             different[path] = None
-            joined[path] = [*joined[path], *new]
+        new = [label for label in labels_of_row if label not in joined[path]]
+        joined[path] = [*joined[path], *new]
     if different and not several:
         path = next(iter(different))
         more = ""

@@ -167,7 +167,7 @@ class Manifest(Source):
         Also sets :attr:`classes`, from the training pictures.
 
         Raises:
-            UserError: a label that no training picture has.
+            UserError: a label that no training picture has, or a list without labels beside a training list with labels.
         """
         self.classes = in_order({label for labels in train.labels for label in labels})
         self.note(*doubts(self.classes))
@@ -175,6 +175,10 @@ class Manifest(Source):
         empty = [name for name in listed_classes if name not in self.classes]
         if empty:
             self.note(left_out(dict.fromkeys(empty, "no training picture")))
+        if self.classes and not self._content(split).labelled:
+            raise UserError(
+                f"data.source.{split}: {self._file(split)} has no labels, which the training list has"
+            )
         ids = {label: i for i, label in enumerate(self.classes)}
         names = [printable(path) for path in pictures.paths]
         names_by_label = by_label(names, pictures.labels)

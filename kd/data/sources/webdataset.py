@@ -58,7 +58,9 @@ class Shard:
     samples: list[Sample]
     """Samples with a picture, in order."""
     left_out: dict[str, int]
-    """Of samples without a readable picture, how many files there are by ending; "no picture" counts those with none."""
+    """Of samples without a readable picture, how many files there are by ending, but for those of labels; "no picture"
+    counts the samples that have files of labels alone.
+    """
 
 
 class WebDataset(Source):
@@ -137,7 +139,9 @@ class WebDataset(Source):
 
     def has(self, split: str) -> bool:
         """Whether shards were given for the split, or the training shards have some of it."""
-        return bool(self.places.get(split)) or bool(self._of_train(split))
+        if self.places.get(split):
+            return True
+        return any(shard.samples for shard in self._of_train(split).values())
 
     def describe(self) -> str:
         """Where the training shards are."""
@@ -160,8 +164,9 @@ class WebDataset(Source):
         return shards
 
     def _of_train(self, split: str) -> dict[str, Shard]:
-        """What the training shards have of another split: in shards of its name, or in samples that name it; {} for
-        nothing.
+        """What the training shards have of another split: in shards of its name, or in samples that name it.
+
+        {} where neither the shards' names nor the samples' JSON names splits. Shards may be left without samples.
         """
         train = self.places["train"]
         named = shards_of_split(train, split, "data.source.train")
@@ -365,7 +370,8 @@ def index(shard: str, label: str, key: str) -> Shard:
         key: the setting that names the shard, for messages.
 
     Raises:
-        UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
+        UserError: not a tar file, a compressed or a truncated one, one that holds a member twice or two pictures in a
+            sample, or a label that can't be read.
     """
     path = Path(shard)
     stat = path.stat()

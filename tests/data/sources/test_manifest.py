@@ -29,3 +29,25 @@ def test_a_manifest_orders_its_classes_by_value_and_names_an_unknown_label(tmp_p
         source.load("val")
     with pytest.raises(ValueError, match="delimiter must be one character"):
         Manifest("a.csv", delimiter="ab")
+
+
+def test_a_list_without_labels_beside_a_training_list_with_labels_is_refused(
+    tmp_path: Path,
+) -> None:
+    """It ended in an IndexError; with several labels its pictures counted as having none of them."""
+    (tmp_path / "val.csv").write_text("path\n3.png\n")
+    for several, rows in ((False, "1.png,a\n2.png,b\n"), (True, "1.png,a;b\n2.png,b\n")):
+        (tmp_path / "train.csv").write_text(f"path,label\n{rows}")
+        lists = str(tmp_path / "train.csv"), str(tmp_path / "val.csv")
+        source = Manifest(*lists, multi_label=several)
+        message = r"data.source.val: .*val.csv has no labels, which the training list has"
+        with pytest.raises(UserError, match=message):
+            source.load("val")
+
+
+def test_rows_of_a_picture_are_joined_where_one_has_a_part_of_the_labels(tmp_path: Path) -> None:
+    """The picture stayed twice, once without a label that it has."""
+    (tmp_path / "train.csv").write_text("path,label\n1.png,a;b\n1.png,a\n2.png,b\n")
+    split = Manifest(str(tmp_path / "train.csv"), multi_label=True).load("train")
+    assert split.targets == [[0, 1], [1]]
+    assert split.paths == [str(tmp_path / name) for name in ("1.png", "2.png")]
