@@ -51,9 +51,9 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 def cache_dir() -> Path:
     """The folder of data and teachers made by kd: ``KD_CACHE``, else ``kd`` in the user's cache folder
-    (``XDG_CACHE_HOME``, else ``~/.cache``). It may not exist yet.
+    (``XDG_CACHE_HOME``, else ``~/.cache``). It may not exist yet. An empty variable counts as none.
     """
-    if "KD_CACHE" in os.environ:
+    if os.environ.get("KD_CACHE"):
         return Path(os.environ["KD_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
 

@@ -51,14 +51,10 @@ class OptimSpec(OptimSettings):
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
 
         Three settings decide which groups of parameters there are: whether there is weight decay, whether norms and biases
-        have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number. A
-        function of the user's own (:class:`GivenOptim`) has the name ``adamw`` and the defaults of these settings: its
-        exchange for another function is not noticed here, that for ``adamw`` or back only by these settings.
+        have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number.
 
         Args:
-            before: the settings that the checkpoint was made with, from :meth:`settings`. Where ``name`` or
-                ``weight_decay`` is missing, it is not compared. A missing ``decay_norm_and_bias`` counts as False, a
-                missing ``layer_decay`` as 1: a :class:`GivenOptim` stores neither.
+            before: the settings that the checkpoint was made with, from :meth:`settings`; what is missing is not compared.
 
         Raises:
             UserError: another optimizer; or one of ``weight_decay``, ``decay_norm_and_bias`` and ``layer_decay`` turned
@@ -75,10 +71,11 @@ class OptimSpec(OptimSettings):
                 "optim.weight_decay: can't be turned on or off in a resumed run "
                 f"({decay:g} before), got {self.weight_decay:g}"
             )
-        if before.get("decay_norm_and_bias", False) != self.decay_norm_and_bias:
+        everywhere = before.get("decay_norm_and_bias", self.decay_norm_and_bias)
+        if everywhere != self.decay_norm_and_bias:
             previous = str(not self.decay_norm_and_bias).lower()
             raise UserError(f"optim.decay_norm_and_bias: must stay {previous} in a resumed run")
-        layer_decay = before.get("layer_decay", 1.0)
+        layer_decay = before.get("layer_decay", self.layer_decay)
         if (layer_decay == 1) != (self.layer_decay == 1):
             raise UserError(
                 "optim.layer_decay: can't be turned on or off in a resumed run "
@@ -123,6 +120,8 @@ class OptimSpec(OptimSettings):
 
 SHORT_WARMUP = 0.1
 """Share of a run's steps that are warm-up where the warm-up that is set is as long as the run or longer."""
+OWN_FUNCTION = "a function of the user's own"
+"""What a checkpoint stores in the place of the name of an optimizer that such a function makes."""
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 """A function of the user's own: the trainable parameters -> an optimizer over them."""
 
@@ -139,8 +138,20 @@ class GivenOptim(OptimSpec):
     before it have defaults.)"""
 
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it: its name alone."""
-        return {"name": self.name}
+        """What a checkpoint keeps of it: that it is a function of the user's own."""
+        return {"name": OWN_FUNCTION}
+
+    def check_resumed(self, before: dict[str, Any]) -> None:
+        """Refuses the state of an optimizer of timm's; that of another function is not told apart.
+
+        Raises:
+            UserError: the checkpoint's optimizer was one of timm's.
+        """
+        name = before.get("name", OWN_FUNCTION)
+        if name != OWN_FUNCTION:
+            raise UserError(
+                f"optim: a resumed run keeps its optimizer ({name}, given {OWN_FUNCTION})"
+            )
 
     def note(self, pace: "Pace") -> str:
         """Nothing: it has no warm-up of kd's."""
@@ -271,7 +282,7 @@ def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     """The settings with the peak learning rate for this run's batch::
 
-        lr <- lr * (global_batch / lr_batch)         SGD, and its kinds SGDW and SGDP
+        lr <- lr * (global_batch / lr_batch)         SGD, and its kinds SGDW, SGDP and FusedSGD
         lr <- lr * (global_batch / lr_batch) ** 0.5  all others
 
     Without ``lr_batch`` they stay as they are.
@@ -288,7 +299,7 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     ratio = global_batch / spec.lr_batch
     kind, _ = _kind_and_kwargs(spec)
     factor = ratio
-    if not kind.__name__.startswith("SGD"):
+    if "SGD" not in kind.__name__:
         factor = math.sqrt(ratio)
     return replace(spec, lr=spec.lr * factor)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.machine import processor, signals_kept
+from kd.machine import cache_dir, processor, signals_kept
 from tests._helpers import error_in_a_thread
 
 
@@ -30,6 +30,14 @@ def test_a_handler_of_c_code_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_an_empty_kd_cache_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The working folder would be the cache, and ``kd-runs clean`` would tidy it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given, expected in (("", tmp_path / "kd"), ("/data/kd", Path("/data/kd"))):
+        monkeypatch.setenv("KD_CACHE", given)
+        assert cache_dir() == expected
 
 
 def test_python_names_a_processor_that_linux_does_not(

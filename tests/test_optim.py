@@ -1,9 +1,12 @@
 """Optimizer settings, schedules and the position of a resumed run in them."""
 
 import pytest
+import torch
 from torch import nn
 
+from kd.errors import UserError
 from kd.optim import (
+    GivenOptim,
     OptimSpec,
     as_optim,
     build_optimizer,
@@ -17,6 +20,29 @@ from kd.optim import (
 
 def test_as_optim() -> None:
     assert as_optim({"name": "sgd", "lr": 0.1}).lr == 0.1
+
+
+def test_a_resumed_run_keeps_its_optimizer() -> None:
+    """What a checkpoint does not say is not compared; settings that a function of the user's own leaves aside neither."""
+    no_decay = OptimSpec("adamw", weight_decay=0.0, layer_decay=0.7)
+    own = GivenOptim(make=lambda parameters: torch.optim.SGD(parameters))
+    other = GivenOptim(make=lambda parameters: torch.optim.Adam(parameters))
+    for resumed, before in (
+        (no_decay, no_decay.settings()),
+        (no_decay, {}),
+        (own, {}),
+        (own, other.settings()),
+    ):
+        resumed.check_resumed(before)
+    refused = (
+        (own, no_decay, r"optim: .*\(adamw, given a function of the user's own\)"),
+        (no_decay, own, r"optim.name: .*\(a function of the user's own, given adamw\)"),
+        (OptimSpec("sgd"), no_decay, r"optim.name: .*\(adamw, given sgd\)"),
+        (OptimSpec("adamw"), no_decay, "optim.weight_decay: can't be turned on or off"),
+    )
+    for resumed, earlier, message in refused:
+        with pytest.raises(UserError, match=message):
+            resumed.check_resumed(earlier.settings())
 
 
 def test_scaled_to_batch() -> None:

@@ -7,6 +7,9 @@ import torch
 
 from kd.errors import UserError
 
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+"""An NVIDIA architecture as torch lists it: its kind, major and minor number, and perhaps a letter."""
+
 
 def check_gpus(accelerator: str) -> None:
     """Refuses a run on a GPU that torch has no code for, where the run would use one.
@@ -20,7 +23,8 @@ def check_gpus(accelerator: str) -> None:
     """
     if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return
-    built_for = torch.cuda.get_arch_list()
+    # under ROCm names are of another form (gfx90a), of which nothing is known here
+    built_for = [name for name in torch.cuda.get_arch_list() if ARCHITECTURE.fullmatch(name)]
     for number in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(number)
         if built_for and not has_code(capability, built_for):
@@ -51,7 +55,7 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     (False, True)
     """
     for architecture in built_for:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        match = ARCHITECTURE.fullmatch(architecture)
         if match is None:
             continue
         kind = match[1]

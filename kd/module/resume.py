@@ -71,8 +71,7 @@ class Resume:
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
         """Compares a checkpoint with this run, and takes over what its run had measured (batch size).
 
-        What a checkpoint does not have is not compared, but for two settings of the optimizer, which then count as their
-        defaults (:meth:`kd.optim.OptimSpec.check_resumed`). The batch size is taken over only where this run's is ``auto``.
+        What a checkpoint does not have is not compared. The batch size is taken over only where this run's is ``auto``.
 
         Args:
             checkpoint: as loaded, with the keys of :meth:`content`.

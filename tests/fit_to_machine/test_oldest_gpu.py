@@ -46,5 +46,11 @@ def test_a_v100_is_refused(a_v100: None, accelerator: str) -> None:
         check_gpus(accelerator)
 
 
+def test_names_of_another_form_refuse_no_gpu(a_v100: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch lists AMD's."""
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx90a", "gfx942"])
+    check_gpus("auto")
+
+
 def test_beside_it_the_cpu_trains(a_v100: None) -> None:
     check_gpus("cpu")
