@@ -72,6 +72,7 @@ class BoxPictures(Dataset):
     def __init__(
         self, files: Sequence[Path], boxes: Sequence[list[Box]], kinds: Sequence[str]
     ) -> None:
+        """Stores the arguments, which are the class's."""
         self.files = list(files)
         self.boxes = list(boxes)
         self.kinds = list(kinds)

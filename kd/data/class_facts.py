@@ -105,7 +105,8 @@ def facts_of(
 
     Returns:
         By name: ``of_label``, the number of the likeliest class, and ``expected``, the mean over the classes with a known
-        number, weighted by ``p``. Both rounded to six decimals; None where no such number is known.
+        number, weighted by ``p``. Both rounded to six decimals; None where no such number is known, or (``expected``) the
+        classes with one have probability 0.
     """
     facts_of_picture: dict[str, dict[str, float | None]] = {}
     for name, numbers in facts.items():

@@ -626,6 +626,7 @@ class SampledPictures:
         numbers: Sequence[int],
         stack: Callable[[Sequence[Any]], Tensor],
     ) -> None:
+        """Stores the arguments, which are the class's."""
         self.stack = stack
         self.pictures = pictures
         self.targets = targets

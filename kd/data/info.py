@@ -52,7 +52,8 @@ class DataInfo:
     def lacks_labels(self) -> bool:
         """Whether training pictures, pixels or numbers may be without a label: then batches have unequal numbers of labels.
 
-        True also where :attr:`counts` are not known. Losses and :mod:`kd.data.windows` weigh batches by their labels then.
+        True also where :attr:`counts` are not known. Losses over labels weigh batches by their labels then, also within an
+        accumulation window (:mod:`kd.data.windows`).
         """
         one_label = self.kind == ONE_LABEL
         return not (one_label and self.counts and sum(self.counts) == self.train)

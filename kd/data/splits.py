@@ -512,7 +512,7 @@ def info_of(
         targets: of the source's own training pictures, without those of ``data.unlabeled``.
         augment: how views are changed.
         crop_ratio: side of a validation view over that of the scaled picture, in (0, 1].
-        unlabeled_ratio: unlabelled pictures for each labelled one; None: all of them in each epoch.
+        unlabeled_ratio: unlabelled pictures for each labelled one; None: an epoch is all of them, without labelled ones.
         balance_classes: whether all classes come equally often.
         samples_freely: whether a sampler of the user's chooses the pictures.
         probed: whether there are labelled pictures (``data.probe``) to score features on.

@@ -419,6 +419,7 @@ class Corrupted:
     """
 
     def __init__(self, batches: Iterable[Batch], name: str, strength: int) -> None:
+        """Stores the arguments, which are the class's."""
         self.batches = batches
         self.corrupt = CORRUPTIONS[name]
         self.strength = strength

@@ -262,6 +262,7 @@ class OneAhead:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[object]:
+        """The loader's batches in order; what an unfinished pass has left scheduled is dropped first."""
         self.views.forget()
         for batch, _ in pairwise(chain(map(self._begun, self.loader), [None])):
             yield batch

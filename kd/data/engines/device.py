@@ -66,6 +66,7 @@ class Plan:
     def __init__(
         self, recipes: list[Recipe], mixes: list[Mix], encoded: Sequence[Any] = ()
     ) -> None:
+        """Stores the arguments, which are the class's."""
         self.recipes = recipes
         self.mixes = mixes
         self.encoded = list(encoded)

@@ -158,6 +158,7 @@ class Joined(Parts):
     """A labelled split, and after it the pictures of an unlabelled one."""
 
     def __init__(self, labelled: Split, unlabelled: Split) -> None:
+        """Takes both splits: the unlabelled pictures have the numbers after the labelled ones."""
         self.parts = (labelled, unlabelled)
         self.border = len(labelled.targets)  # the number of the first unlabelled picture
         self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]

@@ -33,7 +33,7 @@ class FoodTagMini(ImageFolder):
         return super().load(split)
 
     def has(self, split: str) -> bool:
-        """Both splits are there: :meth:`load` draws them."""
+        """Whether it is ``train`` or ``val``: :meth:`load` draws both."""
         return split in self.folders
 
     def describe(self) -> str:
@@ -73,7 +73,7 @@ class FoodTagCalories(Source):
         return FileSplit(paths, targets)
 
     def has(self, split: str) -> bool:
-        """``train`` and ``val``: :meth:`load` draws both."""
+        """Whether it is ``train`` or ``val``: :meth:`load` draws both."""
         return split in ("train", "val")
 
     def describe(self) -> str:

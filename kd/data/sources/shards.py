@@ -41,6 +41,7 @@ class Shards(Source):
     """
 
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
+        """Expands ``~`` in the root; the arguments are the class's. No index is read yet."""
         self.cache_bytes = cache_bytes_of(cache_gb)
         self.root = expanded(root).rstrip("/")
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split

@@ -261,7 +261,9 @@ class WebDataset(Source):
                 self._files_of(split, places)
 
     def _check_labels(self, shards: dict[str, Shard]) -> None:
-        """Refuses training shards of which some samples have a label and some none, or several in one, or captions."""
+        """Refuses training shards of which some samples have a label and some none, or none has the one that the setting
+        names, or that have several labels in one, or captions.
+        """
         labels = _labels(shards)
         have_label = [label is not None for label in labels]
         if any(have_label) and not all(have_label):

@@ -308,7 +308,7 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """(Name, number of cores) of each machine that carries the label, by its id in the cluster.
+        """(Name, number of cores) of each machine that carries the label and has a core, by its id in the cluster.
 
         Also stores how many cores there are to each GPU, for :meth:`start`.
 
