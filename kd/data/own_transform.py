@@ -266,7 +266,7 @@ def _held_by(value: object) -> list[object]:
 
 
 def _own_functions(value: object) -> list[FunctionType]:
-    """A function itself, or the methods of an object's or a class's own classes; none that an installed package has."""
+    """A function itself, or the methods of an object's (or a class's) classes, bases too; those of the user's code alone."""
     if isinstance(value, FunctionType):
         return [value] if _is_own(value.__module__) else []
     cls = value if isinstance(value, type) else type(value)

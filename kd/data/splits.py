@@ -46,7 +46,7 @@ class Identities(NamedTuple):
     digests: list[str]
     """Hashes of their bytes; empty where they were not read whole."""
     paths: list[str]
-    """Empty where they are no files of their own."""
+    """Of their files, or URLs; empty where they have no files of their own."""
 
 
 class Splits:

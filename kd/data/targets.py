@@ -196,8 +196,8 @@ class Masks(Targets):
         return view, view_mask
 
     def check_unlabelled(self, classes: int, ignore_index: int | None) -> None:
-        """A byte has a value left for pictures without a mask; arguments and errors as of
-        :meth:`Targets.check_unlabelled`.
+        """Refuses ``data.unlabeled`` where classes and ``ignore_index`` leave no value of a byte for pictures without a
+        mask; arguments and errors as of :meth:`Targets.check_unlabelled`.
         """
         if self._unlabelled(ignore_index) < classes:
             raise UserError(
