@@ -200,7 +200,7 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
     place = folder.resolve()
     words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
     name = options.get("job") or words.strip("-")[-60:].lstrip("-")
-    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
+    if len(name) > 63 or not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
     machines = None
     if not truth(options, "serverless"):

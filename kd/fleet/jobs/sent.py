@@ -1,5 +1,6 @@
 """A job that was sent: the folder that keeps what was sent, and following it until its run is here."""
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -79,6 +80,12 @@ def sent_before(name: str, runs: str) -> Path:
     return records[0].parent
 
 
+def _runs_dir(folder: Path) -> str:
+    """The word by which :func:`sent_before` finds the job of a ``folder`` again, after a space; "" for its default."""
+    runs = folder.parents[2]
+    return "" if runs == Path("runs") else f" {shlex.quote(f'runs_dir={runs}')}"
+
+
 def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
     """Follows a sent job until its end and brings its run to ``runs_dir/RECIPE/JOB``, unless it is there.
 
@@ -98,7 +105,9 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
     """
     record = read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
     target = target_of(record["target"])
-    again = f"kd-launch {record['target'].split()[0]} job={record['job']} follows it"
+    again = (
+        f"kd-launch {record['target'].split()[0]} job={record['job']}{_runs_dir(folder)} follows it"
+    )
     try:
         outcome = target.follow(record["handle"], folder)
     except KeyboardInterrupt:

@@ -158,6 +158,7 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
     Raises:
         UserError: ``gpu:N``, since SkyPilot wants the GPU's name.
     """
+    key = "instances" if role == "train" else "data_instances"
     resources: dict[str, object] = {}
     if "infra" in job.options:
         resources["infra"] = job.options["infra"]
@@ -167,7 +168,7 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
         resources["cpus"] = f"{machines.parts[1]}+"
     elif machines.parts[0] == "gpu":
         raise UserError(
-            f"instances: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
+            f"{key}: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
         )
     else:
         resources["accelerators"] = machines.type

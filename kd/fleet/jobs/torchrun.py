@@ -41,7 +41,7 @@ class Torchrun(Target):
 
     example = "1xcpu:2"
     keys: Mapping[str, str] = {
-        "hosts": "machines that train, as ssh knows them; none: this one",
+        "hosts": "machines that train, as ssh knows them; none: this one, without data_hosts",
         "data_hosts": "machines that prepare data",
         "port": "of the first machine, where they meet (29500)",
     }
@@ -50,7 +50,7 @@ class Torchrun(Target):
         """The text of ``train.sh``, the same for each machine that trains, and of ``data.sh`` where some prepare data.
 
         Raises:
-            UserError: ``spot``, a channel, or ``hosts`` and ``data_hosts`` that are not as many as the machines.
+            UserError: ``spot``, a channel, or wrong ``hosts`` or ``data_hosts``.
         """
         refuse_spot_and_channels(job, "torchrun's machines")
         hosts, data_hosts = _hosts(job)
@@ -143,7 +143,8 @@ def _hosts(job: Job) -> tuple[list[str], list[str]]:
     """The names in ``hosts`` and in ``data_hosts``: machines that train ([]: this one), and that prepare data.
 
     Raises:
-        UserError: not as many names as ``instances`` and ``data_instances`` say.
+        UserError: not as many names as ``instances`` and ``data_instances`` say, or ``data_hosts`` without ``hosts``, by
+            whose first name their machines join.
     """
     hosts = _names(job, "hosts")
     data_hosts = _names(job, "data_hosts")
@@ -154,6 +155,10 @@ def _hosts(job: Job) -> tuple[list[str], list[str]]:
     if job.data_machines is not None:
         data_count = job.data_machines.count
     _check_number("data_hosts", data_hosts, data_count)
+    if data_hosts and not hosts:
+        raise UserError(
+            "hosts: must name the machine that trains, as those in data_hosts reach it (hosts=NAME)"
+        )
     return hosts, data_hosts
 
 

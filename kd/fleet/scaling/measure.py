@@ -129,7 +129,7 @@ class ScalingPlan:
 
 
 def reading(case: Case, run: RunRecords) -> ShortRun:
-    """The medians of a run's steps; the first of the process, and those that start a loader, are left out.
+    """The medians of a run's steps; left out are the first of each epoch, which starts a loader, and the run's second.
 
     Times are of the process that records (rank 0), in ms; ``memory_mb`` and ``state_mb`` are None where the run's
     summary lacks them. A phase that no step has recorded counts as 0 ms.

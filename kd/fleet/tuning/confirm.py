@@ -72,7 +72,7 @@ def _write(search: Search) -> None:
 
 
 def revive(search: Search) -> None:
-    """Trains to its end the trial that ``revive`` names, from its last checkpoint; its result is added as a trial.
+    """Trains to its end the trial that ``revive`` names, from its last checkpoint; its result is added as a trial, once.
 
     Raises:
         UserError: no trial was stopped early, or not this one; or it is running already, or fails.
@@ -95,7 +95,8 @@ def revive(search: Search) -> None:
         "epochs": summary["epochs"],
         "revived": trial.number,
     }
-    search.study.add(trial, values, notes)
+    if all(t.user_attrs.get("revived") != trial.number for t in search.study.trials("complete")):
+        search.study.add(trial, values, notes)
     say(f"trial {trial.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
 
 

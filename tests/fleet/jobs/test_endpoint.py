@@ -129,6 +129,7 @@ def test_gpus_that_would_idle_and_what_is_missing_are_named(
             "serverless: a batch transform needs machines",
         ),
         (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
+        ([f"job=a{'-b' * 32}"], "job: must be letters, digits and dashes, 63 at most, got 'a-b"),
         (["spot=true"], "no key 'spot'"),
     ],
 )

@@ -266,6 +266,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["nowhere"], "what is 'nowhere'? Places are sagemaker, sky, slurm, kubernetes, torchrun"),
         (["sky", "instances=1xA100:8"], "image, bucket: must be given (image=REGISTRY/kd:TAG bucket=s3://BUCKET/FOLDER)"),
         (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
+        (["sky", "instances=1xA100:8", "data_instances=1xgpu:2", "config=remote_data", *CLOUD],
+         "data_instances: SkyPilot wants a GPU's name (1xA100:2)"),
         (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
         (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
         (["sky", "instances=1xA100:8", "bucket=s3://ab", *CLOUD], "bucket: a bucket's name has 3 to 63 "),
@@ -278,6 +280,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["kubernetes", "instances=1xgpu:8", *CLOUD], "claim: must be given"),
         (["kubernetes", "instances=1xA100:8", "claim=c", *CLOUD], "instances: Kubernetes counts gpu:N or cpu:N"),
         (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
+        (["torchrun", "instances=1xcpu:2", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=b"],
+         "hosts: must name the machine that trains, as those in data_hosts reach it"),
         (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: torchrun's machines see this"),
         (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number from 1 to 65535"),
         (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number from 1"),
@@ -483,9 +487,11 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
         Kubernetes().follow("default food-1 tiny runs image", tmp_path)
 
 
+@pytest.mark.parametrize(("runs", "where"), [("runs", ""), ("my runs", " 'runs_dir=my runs'")])
 def test_a_cluster_that_can_not_be_asked_for_long_is_asked_again_by_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
     program = tmp_path / "bin" / "kubectl"
     program.parent.mkdir()
@@ -493,7 +499,9 @@ def test_a_cluster_that_can_not_be_asked_for_long_is_asked_again_by_job(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     record = {"target": "kubernetes", "job": "food-1", "handle": "default food-1 tiny runs image"}
-    (tmp_path / "job.json").write_text(json.dumps(record))
-    words = r"the connection was refused; kd-launch kubernetes job=food-1 follows it again$"
+    folder = Path(runs) / "tiny" / "jobs" / "food-1"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(record))
+    words = f"the connection was refused; kd-launch kubernetes job=food-1{where} follows it again$"
     with pytest.raises(UserError, match=words):
-        follow(tmp_path, lambda _: Kubernetes())
+        follow(folder, lambda _: Kubernetes())

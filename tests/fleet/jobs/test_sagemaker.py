@@ -260,8 +260,9 @@ def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]
     assert sent["HyperParameterTuningJobName"] == "search-1"
     capsys.readouterr()
     asked = [*asked[:5], "search.data.batch_size=[8]", "job=search-2"]
-    assert main("launch", ["sagemaker", *PLACE, *asked, "pruner=median"]) == 2
-    assert "pruner: not supported by SageMaker's tuning" in capsys.readouterr().err
+    for key, value in (("pruner", "median"), ("trial_hours", "2")):
+        assert main("launch", ["sagemaker", *PLACE, *asked, f"{key}={value}"]) == 2
+        assert f"{key}: not supported by SageMaker's tuning" in capsys.readouterr().err
 
 
 def test_a_grid_in_sagemaker(

@@ -227,6 +227,9 @@ def test_a_poor_trial_is_stopped_early_and_can_be_revived(
     again = study.trials("complete")[-1]
     assert (again.user_attrs["revived"], again.params) == (stopped[0].number, stopped[0].params)
     assert again.user_attrs["epochs"] == 3
+    trials = len(study.trials())
+    assert main("tune", [*items, f"revive={stopped[0].number}"]) == 0  # once more adds no trial
+    assert len(study.trials()) == trials
 
 
 @pytest.mark.parametrize(
