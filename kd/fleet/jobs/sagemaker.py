@@ -212,7 +212,7 @@ def read_request(folder: Path) -> dict[str, Any]:
 def common(job: Job) -> dict[str, Any]:
     """The keys that a training job's request and a tuning job's definition of its trials have in common.
 
-    Keys that were not given have placeholders, and are noted in the job (:meth:`kd.fleet.jobs.job.Needs.need`).
+    Needed keys that were not given have placeholders, and are noted in the job (:meth:`kd.fleet.jobs.job.Needs.need`).
 
     Raises:
         UserError: a key with a value that SageMaker does not take.

@@ -27,8 +27,9 @@ POLL_S = 10
 """Seconds between two questions for the job's state."""
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
 """Keys of the job that are options of ``sbatch`` by the same name."""
-LASTING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING")
-"""States of a job that has not ended."""
+LASTING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED",
+           "STAGE_OUT", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")  # fmt: skip
+"""States of a job that has not ended; one that is held stays in the queue until somebody releases it."""
 CORES = 8
 """Cores of each process on a machine with GPUs."""
 SCRIPT = """\

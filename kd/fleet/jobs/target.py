@@ -142,9 +142,9 @@ class Target(Protocol):
         """
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Brings the run's folder to ``into``; a place that shares this machine's folders has it there already.
+        """Brings the run's folder to ``into``; called after a job that is done, where ``into`` does not exist.
 
-        Called after a job that is done, where ``into`` does not exist.
+        This one is for places that share this machine's folders, where the run itself makes ``into``: it brings nothing.
 
         Args:
             outcome: what :meth:`follow` returned.

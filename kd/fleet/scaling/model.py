@@ -184,7 +184,7 @@ class Overlap:
 
 
 def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Overlap:
-    """Fits the share and the fixed time by least squares; the smallest of equally good shares.
+    """Fits the share, in steps of 0.02, and the fixed time by least squares; the smallest of equally good shares.
 
     Args:
         points: ``(ring ms, backward ms, exposed ms)`` of each run.

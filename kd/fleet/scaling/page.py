@@ -234,7 +234,9 @@ def band(values: Sequence[float]) -> str:
 
 
 def _headline(scale: Mapping[str, Any]) -> str:
-    """The page's first sentence: the best efficiencies with the most processes, and the part that does not shrink."""
+    """The page's first sentence: the best efficiencies with the most processes, and the part that does not shrink
+    with the strategy that is best in strong scaling.
+    """
     measured = scale["measured"]
     most = max(m["processes"] for m in measured)
     full_machine = [m for m in measured if m["processes"] == most]

@@ -66,7 +66,7 @@ def plan(request: Request) -> SizingPlan:
     """Takes ``kd-size``'s keys out of a command line and checks them; the recipe's settings stay in ``request``.
 
     Raises:
-        UserError: an unknown runtime, budget or size, int8 where the runtime has none, or a missing extra.
+        UserError: a key with a wrong value, ``int8`` where the runtime has none, or a missing extra.
     """
     options = take(request, *KEYS)
     runtime = options.get("runtime", "torch")

@@ -389,7 +389,7 @@ def _shared(plan: SearchPlan) -> list[str]:
     """Settings of the teacher that are found out once for all trials, as ``key=value``.
 
     A recipe without a teacher's checkpoint trains one here, before the first trial. [] without a teacher, or where a
-    trial may have another one since its settings or the data are searched.
+    trial may have another one since its settings or the data are searched. With a teacher it prints what the trials share.
     """
     specs = list(teachers_in(plan.config["model"]).values())
     if not specs:

@@ -277,7 +277,8 @@ class TrialRun:
         """The exit status, negative for a signal; None while it runs; 0 where there was nothing to run.
 
         Reading it acts: it kills a run that was stopped :attr:`patience_s` ago and still runs, and starts one again
-        whose machine was lost, up to :data:`MOST_LOST` times (then the status is 1). So it must be read often.
+        whose machine was lost, up to :data:`MOST_LOST` times (then the status is 1; of one that was stopped
+        it is -SIGTERM). So it must be read often.
         """
         if self.process is None:
             return 0

@@ -430,6 +430,17 @@ COMPLETE = '{"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
 
 
 @pytest.mark.usefixtures("in_a_hurry")
+@pytest.mark.parametrize("state", ["SIGNALING", "STOPPED", "STAGE_OUT", "REQUEUE_HOLD"])
+def test_a_job_of_slurm_that_gets_a_signal_or_is_held_has_not_ended(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = f"state={state}; [ $CALLS = 1 ] && state=COMPLETED\n"
+    scontrol += "echo JobId=7 JobState=$state RunTime=00:30:00"
+    stand_in(tmp_path / "bin", monkeypatch, scontrol=scontrol)
+    assert Slurm().follow("7", tmp_path).done
+
+
+@pytest.mark.usefixtures("in_a_hurry")
 def test_a_cluster_out_of_reach_for_a_moment_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
