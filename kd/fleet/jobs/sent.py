@@ -31,6 +31,7 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
 
     Raises:
         UserError: a folder of this name exists, or the place refuses the job.
+        OSError: the disk's errors.
     """
     try:
         folder.mkdir(parents=True)
@@ -38,10 +39,10 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
         raise UserError(
             f"job: there is a job {folder} already; without a recipe, job= follows it"
         ) from error
-    for name, text in files.items():
-        (folder / name).touch(0o600)  # it may hold the secret of the job's machines
-        (folder / name).write_text(text, encoding="utf-8")
     try:
+        for name, text in files.items():
+            (folder / name).touch(0o600)  # it may hold the secret of the job's machines
+            (folder / name).write_text(text, encoding="utf-8")
         handle = target.submit(job, folder)
     except BaseException:
         shutil.rmtree(folder)

@@ -7,6 +7,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
+from kd.fleet.jobs.sent import send
 from kd.fleet.jobs.target import Outcome, Tail, ask, command, need, refuse_spot_and_channels
 from kd.fleet.jobs.torchrun import Torchrun
 
@@ -39,6 +40,20 @@ def test_a_log_is_printed_by_whole_lines(
     assert capsys.readouterr().out == ""
     tail.print_new(last=True)
     assert capsys.readouterr().out == "killed in mid-li"
+
+
+def test_a_job_whose_files_can_not_be_written_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name would be taken: another try of the same command would be refused."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        send(Torchrun(), None, tmp_path / "food-1", {"train.sh": ""}, "torchrun")  # type: ignore[arg-type]
+    assert not (tmp_path / "food-1").exists()
 
 
 def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path) -> None:
