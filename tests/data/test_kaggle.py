@@ -62,6 +62,16 @@ def test_ids_without_an_ending_are_completed(table_of_ids: Path) -> None:
     assert note in source.notes
 
 
+def test_a_list_in_the_working_folder_beside_its_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("0001", "0002"):
+        (tmp_path / f"{name}.jpg").touch()
+    (tmp_path / "train.csv").write_text("path,label\n0001,a\n0002,b\n")
+    monkeypatch.chdir(tmp_path)
+    assert Manifest("train.csv").load("train").paths == ["0001.jpg", "0002.jpg"]
+
+
 def test_a_file_whose_name_has_no_ending_stays(table_of_ids: Path) -> None:
     for picture in (table_of_ids.parent / "images" / "train").rglob("*.jpg"):
         picture.with_suffix("").write_bytes(picture.read_bytes())

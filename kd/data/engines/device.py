@@ -172,7 +172,7 @@ class CutSet(Samples):
         The recipe is drawn under (seed, index, view) alone, as the engine ``torch`` draws it.
 
         Raises:
-            RuntimeError: the picture can't be read; the message names it.
+            RuntimeError: the picture or its target can't be read; the message names the picture.
         """
         index, view = key
         try:
@@ -240,7 +240,7 @@ class DeviceViews:
         size: height and width of a view in pixels.
         augment: the transforms.
         mix: applied to the finished views.
-        kind: of the targets, which follow the views.
+        kind: of the targets, which follow the views; None: class ids.
     """
 
     def __init__(

@@ -197,7 +197,7 @@ def fetch(split: Split, numbers: Iterable[int]) -> None:
 
 
 def size_of(split: Split, i: int) -> int:
-    """Bytes of the file of picture ``i``; 0 where it has none of its own (in a shard, in a table)."""
+    """Bytes of the file of picture ``i``; 0 where it has none of its own (in a shard, in a table), or it is missing."""
     if hasattr(split, "size"):
         return int(split.size(i))
     with suppress(OSError):  # not every source has files

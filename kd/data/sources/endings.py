@@ -57,12 +57,13 @@ def complete_endings(paths: Sequence[str], key: str) -> tuple[list[str], str]:
 def _files_by_stem(folder: str, key: str) -> dict[str, list[str]]:
     """Names of a folder's files: pictures by their name without the ending, all others by their whole name.
 
-    A folder that does not exist has none; a URL is listed in the store, and ``key`` begins the message where it can't be.
+    A folder that does not exist has none; "" is the working folder. A URL is listed in the store, and ``key`` begins the
+    message where it can't be.
     """
     if is_url(folder):
         names = list(listed(folder, key, below=False))
     elif Path(folder).is_dir():
-        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+        names = [entry.name for entry in os.scandir(folder or ".") if entry.is_file()]
     else:
         names = []
     by_stem = defaultdict(list)

@@ -78,7 +78,7 @@ class FileSplit:
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
     def size(self, i: int) -> int:
-        """Bytes of the picture's file."""
+        """Bytes of the picture's file; 0 where it is not there."""
         return self.at(self.paths[i]).size(self.paths[i])
 
     def name(self, i: int) -> str:

@@ -198,7 +198,7 @@ class ImageFolder(Source):
         return SplitFolders(train=train, val=val)
 
     def _choose(self, names: Sequence[str], split: str) -> str | None:
-        """Which folder of the root is ``train`` or ``val``, by :func:`choose`; ``data.probe`` has no setting for them."""
+        """Which folder is ``train`` or ``val``, None for none, by :func:`choose`; ``data.probe`` has no setting for them."""
         has_setting = self.key == Source.key
         return choose(names, split, self.key, joined(self.root), has_setting)
 

@@ -28,7 +28,7 @@ class Food101(Source):
         others find it. Then reads the list of the split; ``val`` is the set's ``test``.
 
         Raises:
-            UserError: the set is not there, can't be downloaded, or ``data_dir`` is a URL.
+            UserError: the set is not there, can't be downloaded or has no such split, or ``data_dir`` is a URL.
         """
         from filelock import FileLock
         from torchvision import datasets

@@ -76,7 +76,8 @@ class HuggingFace(Source):
         """By the same name, kd's split of each row where a column names it."""
 
     def load(self, split: str) -> Split:
-        """See :meth:`Source.load`. Any other split is one that the data set has, or that its column of splits names.
+        """See :meth:`Source.load`. Any other split is one that the data set has itself: rows of its training split that a
+        column calls ``test`` are not found.
 
         Raises:
             UserError: no such split or pictures, or labels that are missing or unknown.
@@ -111,9 +112,9 @@ class HuggingFace(Source):
         return _HuggingFaceSplit(rows.data, column, targets, self.path)
 
     def _rows(self, split: str) -> LabelledRows:
-        """The rows of a split: of the data set's own split, or of its training split where it has no other.
+        """The rows of a split: of the data set's own split; of ``val`` in its training split where it has none.
 
-        Where a column names the rows' splits, those of ``split`` alone; a UserError where there are none.
+        Where a column names the rows' splits, those of ``split`` (:func:`numbers_in`); a UserError where there are none.
         """
         name = self._name_read(split)
         rows = self._read(name, split)
@@ -138,7 +139,7 @@ class HuggingFace(Source):
             split: kd's, for messages.
 
         Raises:
-            UserError: it can't be loaded, lacks a column, or its columns contradict each other.
+            UserError: it can't be loaded, lacks a column, gives a row several labels, or its columns contradict each other.
         """
         if name in self._whole:
             return self._whole[name]
@@ -159,7 +160,7 @@ class HuggingFace(Source):
         """A split of the data set with its pictures as encoded bytes.
 
         Raises:
-            UserError: it can't be loaded, or lacks a column of pictures or labels.
+            UserError: it can't be loaded, lacks a column of pictures or labels, or that of pictures holds none.
         """
         try:
             import datasets
@@ -237,7 +238,9 @@ class HuggingFace(Source):
         return self._names
 
     def _name(self, split: str) -> str | None:
-        """The data set's name of a split; None where it has no ``val``. A guess is noted; a UserError where two fit."""
+        """The data set's name of a split; None where it has no ``val``, ``split`` itself where it has no other. A guess is
+        noted; a UserError where two fit.
+        """
         name = self.given.get(split)
         if name not in (None, "auto"):
             return name
@@ -256,11 +259,13 @@ class HuggingFace(Source):
         return None if split == "val" else usual
 
     def _name_read(self, split: str) -> str:
-        """The data set's name of the split that a split's rows are in: its own, else the training split."""
+        """The data set's name of the split that a split's rows are in: its own; of a missing ``val`` the training split."""
         return self._name(split) or self._name("train") or "train"
 
     def has(self, split: str) -> bool:
-        """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
+        """Whether the set has the split, or (``val``) rows of it; a name in the settings counts. May send a request to the
+        hub.
+        """
         name = self._name(split)
         if name is not None:  # a name that was given must be there: load() says so
             return split in self.given or name in self._split_names()

@@ -207,7 +207,7 @@ def cells(values: Sequence[object], several: bool, separator: str | None = None)
 
     Args:
         values: the cells; None, and text of blanks, have no label.
-        several: whether a picture may have several labels.
+        several: whether a picture may have several labels; read where the separator is to be found.
         separator: one character, "none" for cells of one label each, None to find it.
 
     Raises:

@@ -109,7 +109,7 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
 
 
 def _check_labels_are_classes(label: Columns) -> None:
-    """Refuses columns of numbers to learn, which a list of classes does not have."""
+    """Refuses columns of numbers to learn, or several of labels, which COCO's and Ultralytics' lists do not have."""
     if isinstance(label, list) and label:
         raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
 
@@ -123,8 +123,8 @@ def _labelled_rows(
 ) -> tuple[list[Row], bool]:
     """The rows, and whether they have labels.
 
-    A label is the cell of the one column, a list of the cells of several, a list of the names of one-hot columns with a 1,
-    or None where the list has paths alone.
+    A label is the cell of the one column, a list of the cells of several (empty where labels are not read), a list of
+    the names of one-hot columns with a 1, or None where the list has paths alone.
 
     Args:
         names: of all columns.
@@ -327,8 +327,8 @@ def _table(
 
 
 def _sniffed(first: str, path: Column) -> str:
-    """The delimiter by which the first line has the column of the paths; else the first of :data:`DELIMITERS` that is in the
-    line, or a comma.
+    """The delimiter by which the first line has the column of the paths; else, and where that is a number, the first of
+    :data:`DELIMITERS` that is in the line, or a comma.
 
     >>> _sniffed("id;path;label", "path"), _sniffed("a.jpg\\tx;y", 0), _sniffed("path", "path")
     (';', '\\t', ',')

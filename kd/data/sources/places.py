@@ -307,7 +307,7 @@ def place_of(root: str, key: str, limit: int | None = None) -> Place:
     Args:
         root: the folder or URL.
         key: the configuration key that named it.
-        limit: most bytes of copies of files in a store.
+        limit: most bytes of copies of files in a store; None: no bound.
 
     Raises:
         UserError: it can't be listed.

@@ -122,7 +122,7 @@ def _shards_at(place: str, key: str) -> list[str]:
 
 
 def lines_of(file: Path, key: str, what: str) -> list[str]:
-    """The lines of a text file, without blanks and empty lines; a UserError names ``key`` and ``what`` they are."""
+    """The lines of a text file, stripped, without empty ones; a UserError names ``key`` and ``what`` they are."""
     try:
         lines = text_of(file).splitlines()
     except RefusedFile as error:

@@ -170,7 +170,7 @@ def _check_masks(masks: object, count: int, ignored: object) -> None:
     """Refuses places of masks, or a value of ignored pixels, that are not as ``kd-pack`` writes them.
 
     Args:
-        masks: offset and size of each, as the index has them.
+        masks: offset and size of each, as the index has them; None without masks.
         count: of the pictures.
         ignored: the value of ignored pixels, or None.
 

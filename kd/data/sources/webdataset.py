@@ -67,7 +67,8 @@ class WebDataset(Source):
     """Tar shards in WebDataset's layout, made by anyone: ``KEY.jpg`` beside ``KEY.cls``, ``KEY.json`` or ``KEY.txt``.
 
     Nothing is converted, and pictures are read in any order: order, views and resume are those of every other source.
-    Class ids are the sorted labels of the training shards, by value where all are whole numbers.
+    Class ids are the places in ``classes``; without it, of the training shards' labels sorted, by value where all are
+    whole numbers.
 
     Args:
         train: the training shards: a folder of ``*.tar``, a pattern (``DIR/train-{0000..0146}.tar``, ``DIR/*.tar``), a
@@ -166,7 +167,8 @@ class WebDataset(Source):
     def _of_train(self, split: str) -> dict[str, Shard]:
         """What the training shards have of another split: in shards of its name, or in samples that name it.
 
-        {} where neither the shards' names nor the samples' JSON names splits. Shards may be left without samples.
+        {} where the shards' names tell splits apart and none is of this one, or where neither they nor the samples' JSON
+        name splits. Shards may be left without samples.
         """
         train = self.places["train"]
         named = shards_of_split(train, split, "data.source.train")
@@ -416,6 +418,8 @@ def _read(shard: str, label: str, key: str) -> Shard:
 def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
     """(first byte, bytes) of each member, by the sample's name, then by what follows its first dot, in lower case.
 
+    Members without a dot, or with nothing before or after it, are passed over.
+
     Raises:
         UserError: the shard is no uncompressed tar file, is truncated, or holds a member twice.
     """
@@ -450,6 +454,9 @@ def _label(
         members: offset and size in it, by ending.
         label: the setting: ``cls``, ``txt``, ``json.FIELD``, ``auto`` or ``none``.
         where: the sample, for messages.
+
+    Raises:
+        UserError: the label's file is no text, or as of :func:`_field`.
     """
 
     def text(ending: str) -> str:
@@ -476,7 +483,7 @@ def _label(
 
 def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict[str, Any]:
     """The fields (text, whole number, yes or no) of a sample's JSON whose names or values may say which split it belongs to;
-    {} without JSON, or where it can't be read.
+    {} without JSON, or where it can't be read or has more than :data:`MAX_LABEL` bytes.
 
     Args:
         shard: open.

@@ -51,7 +51,7 @@ class TierLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """One pass, whose batches are begun at once; a pass before it that was not finished is given up."""
-        # Every loader of torch draws a seed here: the same chance after.
+        # Torch's loaders draw a seed here: a draw likewise leaves the random numbers after it as with one of them.
         torch.empty((), dtype=torch.int64).random_()
         if self.stream is not None:
             self.tier.drop(self.stream)
@@ -72,7 +72,8 @@ class Tier:
 
     Args:
         spec: ``data.tier``: where it is, and how many MB of batches are requested ahead.
-        makers: how many make batches for this process; None: one on each core of its share of the tier's cores.
+        makers: how many make batches for this process (at most so many after :meth:`use_gpus`); None: one on each core, or
+            GPU, of its share of the tier's.
         rank: gives this training process's number, and how many there are; called when the first pass begins.
 
     Raises:
@@ -205,7 +206,7 @@ class Tier:
                 self._scheduler.drop(stream)
 
     def reading(self) -> dict[str, object]:
-        """As :meth:`Scheduler.reading`, with "waited_s", seconds that training has waited; {} before the first batch."""
+        """As :meth:`Scheduler.reading`, with "waited_s", seconds that training has waited; {} before the first pass."""
         with self._lock:
             if self._scheduler is None:
                 return {}
@@ -317,7 +318,7 @@ class Tier:
     def _hand_out(self) -> None:
         """Gives makers batches until none can take more; call it with the lock.
 
-        A new kind of batch is sent first, once.
+        A kind of batch that is new to a maker is sent to it first.
         """
         scheduler = self._scheduler
         if scheduler is None or self._stop.is_set():

@@ -25,7 +25,7 @@ a row the machine is left out."""
 SLOW = 4.0
 """A batch that takes so many times the usual time is given to a second machine as well; see :data:`SLOW_S`."""
 SLOW_S = 1.0
-"""Seconds that a batch must be late at least, to be given to a second machine."""
+"""Seconds after which a batch is given to a second machine at the earliest."""
 MB = 10**6
 
 
@@ -65,7 +65,7 @@ class Machine:
     cores: int
     """Cores that it gives to batches, a maker each; its GPUs where these make them."""
     wanted: int = 0
-    """Makers that this process has there."""
+    """Makers that this process is to have there."""
     failures: int = 0
     """Makers that have ended there since its last batch."""
     batches: int = 0
@@ -312,7 +312,8 @@ class Scheduler:
         return None
 
     def _late(self, maker: Worker, now: float) -> BatchJob | None:
-        """A batch that another machine has had for :data:`SLOW` times the usual time, and at least :data:`SLOW_S`.
+        """A batch that was last given out more than :data:`SLOW` times the usual time ago, and more than :data:`SLOW_S`
+        seconds; None without such a batch.
 
         The usual time is the median of :attr:`took`; before any batch is made the limit is 4 s (``SLOW * SLOW_S``).
 
@@ -334,7 +335,7 @@ class Scheduler:
 
     def done(self, maker: Worker, job: BatchJob, made: Made, now: float) -> None:
         """A maker has made a batch, which becomes ready for :meth:`take`. One that another has made before, or of a pass
-        that was given up, is dropped, and counts for no machine.
+        that was given up, is dropped and not counted; the machine's failures in a row end in any case.
 
         Args:
             maker: is free for another now.
@@ -362,8 +363,8 @@ class Scheduler:
 
         Args:
             maker: that has ended.
-            memory: whether for lack of memory; then its machine, if it has two cores or more, counts one core fewer. A
-                machine on which :data:`TRIES` times its makers end in a row is left out.
+            memory: whether for lack of memory; then its machine, if it has two cores or more, counts one core fewer. Else
+                it is left out once :data:`TRIES` makers for each that is wanted there have ended in a row.
 
         Returns:
             The batch that is to blame: :data:`TRIES` makers have ended over it; None while no batch is.
@@ -421,10 +422,10 @@ class Scheduler:
 
         Returns:
             "ready" and "ready_mb": batches made and not used, and their megabytes (each as large as its pass's largest);
-            "may_ask": batches that may be requested and not used; "under_way": batches that makers have; "made_again",
-            "made_twice": :attr:`repeated`, :attr:`second_tries`; "machines": of each machine the first eight characters of
-            its id ("node"), name, cores, whether it has gone, its ready makers, and "batches", "busy_s" (seconds of all
-            makers) and "mb" as of :class:`Machine`.
+            "may_ask": batches that may be requested and not used, were all makers ready; "under_way": batches that makers
+            have; "made_again", "made_twice": :attr:`repeated`, :attr:`second_tries`; "machines": of each machine the first
+            eight characters of its id ("node"), name, cores, whether it has gone, its ready makers, and "batches", "busy_s"
+            (seconds of all makers) and "mb" as of :class:`Machine`.
         """
         ready: float = 0  # MB
         for stream in self.streams:

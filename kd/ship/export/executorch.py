@@ -122,7 +122,7 @@ def _quantized(model: "torch.nn.Module", job: ExportJob) -> "torch.nn.Module":
 
     Weights are symmetric, one scale for each output channel. A CNN's activations have scales calibrated on training
     pictures. A transformer's few large activations would take most of such a scale, so there each batch's activations
-    give it when the file runs.
+    give it when the file runs; of its layers only linear ones are quantised.
 
     Args:
         model: the student with its preprocessing, in float32.

@@ -269,7 +269,8 @@ def export(
             ``note``, ``float32_layers`` and ``simulated`` (:data:`SIMULATED` of :func:`compare` in simulated FP16).
 
     Raises:
-        UserError: no pictures to compare it on, or a certificate of features.
+        UserError: no pictures to compare it on, a certificate of answers that have none (features), or as of
+            :meth:`Format.write`.
     """
     kind, layout = wanted.kind, wanted.layout
     manifest = replace(run.manifest(wanted.to, layout, wanted.int8), fp16=bool(wanted.fp16))

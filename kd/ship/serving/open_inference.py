@@ -217,7 +217,7 @@ def _check_elements(shape: list[int], count: int) -> None:
 
 
 def _pixels_of_json(data: list[Any], depth: int) -> bytes:
-    """The bytes of a JSON array, flat or nested ``depth`` deep, row by row."""
+    """The bytes of a JSON array, flat or nested ``depth`` deep, row by row; 400 for values other than 0..255."""
     try:
         for _ in range(depth - 1):
             if data and isinstance(data[0], list):
@@ -257,7 +257,9 @@ def _split(raw: memoryview, count: int) -> list[bytes]:
 
 
 def _wanted(outputs: list[Any], known: list[str], binary_by_default: bool) -> dict[str, bool]:
-    """The requested tensors by name, and whether each is sent in binary; all known ones where none is named."""
+    """The requested tensors by name, and whether each is sent in binary; all known ones where none is named, and 400 for an
+    unknown name or parameter.
+    """
     wanted = {}
     for output in outputs:
         name = None
