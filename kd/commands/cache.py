@@ -104,7 +104,7 @@ def _describe(request: Request) -> int:
 def _built(request: Request) -> Run:
     """The run that a request describes, built, with its teachers trained first where they have no weights.
 
-    No run's folder is made, and nothing trains its student.
+    This run gets no folder, and nothing trains its student.
     """
     run = Run.of(request)
     run.splits = check_present(run.config)

@@ -115,8 +115,9 @@ def run(request: Request) -> int | None:
 def evaluated(request: Request) -> "Evaluation":
     """Measures the models of a command line; prints no table.
 
-    The figures are written into each run's folder (``eval_<split>.json`` and, by what is measured, ``fidelity.json``,
-    ``cascade.json``, ``disputed_labels.csv``, ``pays.json``, ``looks.json``), and to the file of ``out=``.
+    The figures are written into each run's folder (``eval_<split>.json`` or ``eval_<folder>.json``, and by what is
+    measured ``fidelity.json``, ``cascade.json``, ``disputed_labels.csv``, ``looks.json``; with ``pays=`` ``pays.json``
+    and ``summary.json`` alone), and to the file of ``out=``.
 
     Args:
         request: its ``rest`` names the models; loses the command's own keys.
@@ -139,8 +140,8 @@ def evaluated(request: Request) -> "Evaluation":
 def _options(request: Request) -> "Options":
     """Takes the command's own keys from the request and checks what they name, before torch is imported.
 
-    Changes the request: ``rest`` has runs at URLs as the folders they were fetched to, and the settings of weights
-    files are no longer among its ``overrides`` (they are in the options).
+    Changes the request: the command's own keys and the settings of weights files are no longer among its ``overrides``
+    (they are in the options), and but for ``pays=`` its ``rest`` has runs at URLs as the folders they were fetched to.
 
     Raises:
         UserError: a key that is unknown or excludes another, or models, pictures or an output that can't be used.
@@ -223,7 +224,8 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
     """Refuses pictures that can't be measured on, as far as a list of them shows it, before torch is loaded.
 
     Args:
-        request: names the models; keeps the sources of runs in ``listed``, so that their pictures are not listed again.
+        request: names the models; keeps the source of each run, or without a run that of the settings, in ``listed``, so
+            that its pictures are not listed again.
         split: of the data.
         folder: of other pictures, which are measured on in its place.
     """

@@ -69,8 +69,9 @@ def run(request: Request) -> int | None:
     """Sends a run to a place and follows it, or follows one that was sent; ``--dry-run`` shows what would be sent.
 
     Returns:
-        The exit status: 0 once the job is done and its run is here, or after ``wait=false`` and ``--dry-run``; 1 where the
-        job has failed, 130 after Ctrl-C (the job continues). None to show the help.
+        The exit status: 0 once the job is done and the folder that it has left is here, or after ``wait=false`` and
+        ``--dry-run``; 1 where the job has failed or was stopped, 130 after Ctrl-C (the job continues). None to show the
+        help.
 
     Raises:
         UserError: an unknown place, a wrong key, or a refusal of the place.

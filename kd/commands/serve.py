@@ -145,7 +145,7 @@ def _model(request: Request, int8: bool) -> Path:
 
 
 def _rule(request: Request, options: dict[str, str]) -> "CascadeRule | None":
-    """When the teacher is asked, as ``kd-eval cascade=true`` has measured it; None without ``defer``.
+    """When the teacher is asked, as ``kd-eval cascade=true`` has measured it; None without ``defer`` or with ``false``.
 
     Args:
         request: names the run, by its folder.

@@ -128,7 +128,8 @@ def to_train(request: Request) -> Run:
         request: with a recipe or ``resume``; the launcher's settings, and of a resumed run its recipe, are set in it.
 
     Returns:
-        The run; a resumed one without a step left has :attr:`Run.finished` alone.
+        The run. Of a resumed one without a step left, on this disk and outside SageMaker's jobs, nothing is built:
+            :attr:`Run.finished` is set.
 
     Raises:
         UserError: a mistake in the settings, or something that they name and is not there.
@@ -188,7 +189,7 @@ def _take_over(container: sagemaker.Container, request: Request) -> None:
     """Changes a command line that SageMaker has started: hyperparameters become settings, channels become folders.
 
     Raises:
-        UserError: a setting is on the command line too, or a channel is missing.
+        UserError: a setting is on the command line too, with another value, or is no key; or a channel is missing.
     """
     if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
         request.rest = []

@@ -36,7 +36,7 @@ class Cluster:
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables that the processes need and the launcher does not set; the caller puts them there."""
     job: str | None = None
-    """Name of the job, the same after a restart."""
+    """Name of the job, the same after a restart; None: the launcher gives none."""
     role: Literal["train", "data"] = "train"
     """This machine trains, or prepares data for those that do."""
     data_nodes: int = 0
@@ -63,7 +63,7 @@ class Cluster:
 def recognise(
     env: Mapping[str, str] = os.environ, resource_file: Path | None = None
 ) -> Cluster | None:
-    """The job of this process as its launcher describes it; None where none has started it.
+    """The job of this process as its launcher describes it; None without a launcher, unless ``KD_DATA_NODES`` is set.
 
     The first launcher whose variables are there counts. ``torchrun`` and ``mpirun`` may run inside SLURM's or SageMaker's
     jobs, so they come first. The environment is not changed: the caller does that (:attr:`Cluster.variables`).
@@ -73,8 +73,8 @@ def recognise(
         resource_file: SageMaker's description of the cluster; default: where SageMaker writes it.
 
     Raises:
-        UserError: a description that contradicts itself, or a variable with something else than a number; it names the
-            variable.
+        UserError: a description that contradicts itself or lacks an address, or a variable with another value than it may
+            have; it names the variable.
     """
     for name in RANKS:
         whole_number(env, name, default=0)
@@ -286,7 +286,7 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
 
 
 def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
-    """The job as SLURM's variables describe it; None outside a job, or in a shell within one.
+    """The job as SLURM's variables describe it; None outside a job, or in a shell within one that has a single task.
 
     ``srun`` has started each process. A batch script's single task counts as a job only where ``srun`` starts it.
 

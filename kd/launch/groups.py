@@ -155,8 +155,8 @@ def _current(
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
-    """The name of the group that trains: by ``KD_ROLE`` for this machine's group, by the words in the groups' names, or
-    else the only group whose name says nothing.
+    """The name of the group that trains: of several by ``KD_ROLE`` for this machine's group, by the words in the groups'
+    names, or else the only group whose name says nothing. A single group trains, whatever its name.
 
     Args:
         groups: host names by group.
@@ -164,7 +164,7 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
         role: its ``KD_ROLE``; None: not set.
 
     Raises:
-        UserError: none of them, or more than one.
+        UserError: none of them (also a single group with the role ``data``), or more than one.
     """
     roles = {name: _role_by_name(name) for name in groups}
     if len(groups) == 1:

@@ -79,7 +79,8 @@ def devices_asked_for(devices: object) -> int | None:
 def processes_asked_for(trainer: Mapping[str, Any]) -> int:
     """Processes that a run will have on all machines, by the settings ``trainer``, before there is a Trainer.
 
-    Where they leave the number to the machine, it is that of this machine's GPUs.
+    Where they leave the number to the machine, each machine has one for each GPU of this one; a single one without GPUs,
+    or where ``trainer.accelerator`` is none of ``auto``, ``gpu`` and ``cuda``.
     """
     devices = devices_asked_for(trainer["devices"])
     if devices is None:

@@ -43,7 +43,8 @@ while sum(n["Alive"] and n["Labels"].get("kd-role") == "data" for n in ray.nodes
 def _address(cluster: Cluster) -> tuple[str, int]:
     """Host and port of Ray on the first machine that trains.
 
-    The host is the launcher's ``MASTER_ADDR``, else this machine's name; the port ``KD_RAY_PORT``, else Ray's 6379.
+    The host is ``MASTER_ADDR`` of the cluster's variables, else of the environment, else this machine's name; the port is
+    ``KD_RAY_PORT``, else Ray's 6379.
 
     Raises:
         UserError: ``KD_RAY_PORT`` is no port (1 to 65535).
@@ -179,16 +180,17 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
 
     All training processes call it. The first process of each machine starts Ray there, without cores for tasks, on the
     first machine as the head; the others wait for it. Inside, ``RAY_ADDRESS`` is the cluster's. Afterwards the process that
-    started Ray ends it; on the first machine the machines that prepare data see by that that training is over. Nothing
-    happens in a job without such machines, or where the user has set ``RAY_ADDRESS``.
+    started Ray ends it: once the first machine no longer answers, the machines that prepare data take training for over.
+    Nothing happens in a job without machines that prepare data, or where ``RAY_ADDRESS`` is set already: by the user, or in
+    a process that inherits it from the one that started Ray.
 
     Args:
         cluster: the job; None: no launcher.
         engine: ``data.engine`` of the run.
 
     Raises:
-        UserError: the job has such machines, and the run does not use them; Ray is not installed; or they have not come
-            in :data:`WAIT_S` seconds.
+        UserError: the job has machines that prepare data, and the run does not use them; Ray is not installed; or a
+            machine has not come in :data:`WAIT_S` seconds.
         RunError: Ray has ended on this machine.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):

@@ -190,7 +190,8 @@ class DistillationModule(Inference):
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure.
 
         A resumed run neither starts its students nor settles their losses: the checkpoint has both. Students that
-        :meth:`begin` has started already are not started again.
+        :meth:`begin` has started already are not started again. With loaders of the user's own, in place of kd's data
+        module, there are no pictures to settle losses by, and nothing is measured.
         Lightning calls it in every process, before weights are sharded or loaded. The order matters: the students'
         start reads the teacher before it is cast to its precision; losses are settled on the started students; batch
         size, loader processes and cache are measured on all of that; compiling comes last.
@@ -468,13 +469,16 @@ class DistillationModule(Inference):
             warn_of_repeats(trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
-        """Brings these classifiers up to date for the export, where no validation came after the last step."""
+        """Brings classifiers that are made of the teacher's up to date (SimKD), for the export: there may have been no
+        validation after the last step, which does so too.
+        """
         self.students.take_classifiers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores what a run that resumes from it needs, as :meth:`kd.module.resume.Resume.content` lists it.
 
-        Lightning calls it with all other parts in ``checkpoint`` already.
+        Lightning calls it with all other parts in ``checkpoint`` already. Classifiers that are made of the teacher's are
+        brought up to date first (SimKD).
         """
         self.students.take_classifiers()
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))

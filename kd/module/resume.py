@@ -78,7 +78,8 @@ class Resume:
             data: of this run; None where it is not kd's.
 
         Raises:
-            UserError: another teacher, other data or classes, or an optimizer that the saved state does not fit.
+            UserError: another teacher, other data or classes, an optimizer that the saved state does not fit, or a batch
+                size that is no whole number above 0.
         """
         before = self.optim_before = checkpoint.get("kd_optim", {})
         for name, student in self.students.named().items():

@@ -7,7 +7,6 @@ therefore loaded only if it has the form of the state that this run would have w
 ``place`` is, in all functions, the path of a value in the checkpoint: it begins a user's error.
 """
 
-import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -459,7 +458,8 @@ def _is_number(value: object) -> bool:
     """Whether it is a finite number, and not one too large to count with (:data:`MOST`)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and abs(value) < MOST
+    # False for NaN too; math.isfinite would raise an error on whole numbers beyond floats
+    return abs(value) < MOST
 
 
 def _described(value: Tensor) -> str:

@@ -58,8 +58,8 @@ class Mistake(NamedTuple):
     """A picture that a model is wrong on. They are ordered by score, of equal scores the first picture is larger."""
 
     score: float
-    """How bad it is: of classification the probability of the judging model's answer; else the share of wrong labels
-    or pixels."""
+    """How bad it is: of classification the probability of the judging model's answer; else the share of the picture's
+    labels or pixels that are such a mistake."""
     negative_index: int
     """The picture's number in its split, times -1: so the same pictures are kept in any order of batches."""
     entry: dict[str, Any]

@@ -244,7 +244,7 @@ def test_the_form_of_other_states() -> None:
     check_form({"ready": 9, "deep": {"lr": [5, 0.5]}, "none": 4.0}, own, "loops")
     for wrong in ({"ready": 1.5}, {"ready": -1}, {"ready": "3"}, {"other": 1}, {"deep": {"lr": [1.0]}}, {"deep": []},
                   {"deep": {"lr": [float("nan"), 0.1]}}, {"none": "x"}, {"none": torch.zeros(1)}, {"ready": 2**60},
-                  {"deep": {"on": 1}}, []):  # fmt: skip
+                  {"ready": 10**400}, {"deep": {"on": 1}}, []):  # fmt: skip
         with pytest.raises(UserError, match=r"^loops"):
             check_form(wrong, own, "loops")
 
