@@ -105,7 +105,7 @@ def die_with_parent() -> None:
 
 
 def end_with_parent() -> None:
-    """In a child of kd's (:func:`start_kd_train`), as it starts: asks the kernel for a SIGTERM at the parent's end.
+    """In a child of kd's that was given :data:`PARENT`, as it starts: asks the kernel for a SIGTERM at the parent's end.
 
     In any other process, and on systems other than Linux, nothing.
     """

@@ -63,7 +63,8 @@ class Cluster:
 def recognise(
     env: Mapping[str, str] = os.environ, resource_file: Path | None = None
 ) -> Cluster | None:
-    """The job of this process as its launcher describes it; None without a launcher, unless ``KD_DATA_NODES`` is set.
+    """The job of this process as its launcher describes it; None without one, unless ``KD_ROLE=data`` or
+    ``KD_DATA_NODES`` is set.
 
     The first launcher whose variables are there counts. ``torchrun`` and ``mpirun`` may run inside SLURM's or SageMaker's
     jobs, so they come first. The environment is not changed: the caller does that (:attr:`Cluster.variables`).

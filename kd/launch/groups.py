@@ -62,8 +62,8 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
         resource_file: SageMaker's description of the cluster; it may be missing.
 
     Raises:
-        UserError: the two name other hosts, this machine or a group's is not one of them, not exactly one group is found to
-            train, or it has no GPUs while another has.
+        UserError: the two name other hosts, or no host; this machine or a group's is not one of them; not exactly one group
+            is found to train, or it has no GPUs while another has.
     """
     if OUTSIDE in env:
         return None

@@ -358,7 +358,9 @@ class DistillationModule(Inference):
             student.follow_precision()
 
     def on_train_start(self) -> None:
-        """Puts a resumed run's schedule, with this run's own settings, at its share of samples seen; else no change."""
+        """Puts a resumed run's schedule, with this run's own settings, at its position; see :meth:`Resume.settle`. Any other
+        run's stays as it is.
+        """
         self.resume.settle(self.trainer, self.data)
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:

@@ -17,7 +17,7 @@ class PictureOutcomes:
     """Says what is counted of an answer: whether it is right, or its error."""
     values: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By model, ``student`` and ``teacher``: rows ``(N, ...)`` of :meth:`kd.tasks.Task.outcome`, batch by batch; NaN
-    where a picture has no label."""
+    where a picture has no label. ``kd-export`` compares an export as ``student`` with the student as ``teacher``."""
     numbers: list[np.ndarray] = field(default_factory=list)
     """The pictures' numbers ``(N,)``, batch by batch."""
     class_ids: list[np.ndarray] = field(default_factory=list)

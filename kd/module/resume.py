@@ -166,7 +166,7 @@ class Resume:
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
         """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen
-        give.
+        give; with ``trainer.max_steps`` so many steps of the schedule are left as of the run.
 
         Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's settings stay.
 
@@ -193,7 +193,8 @@ class Resume:
 
 
 def _position(trainer: Trainer, epoch: int, batches: int) -> int:
-    """The optimizer step of this run's schedule after ``epoch`` epochs and ``batches`` batches of the next one.
+    """The optimizer step at which this run's schedule continues after ``epoch`` epochs and ``batches`` batches of the next
+    one: as many as these make, or with ``trainer.max_steps`` what :func:`kd.optim.steps_done` gives.
 
     Batches are this run's, of one process; ``trainer.accumulate_grad_batches`` of them make a step.
     """
