@@ -59,7 +59,7 @@ def local_processes() -> int:
         return 1
     launchers_count = os.environ.get("LOCAL_WORLD_SIZE", "")
     if launchers_count.isdecimal():
-        return int(launchers_count)
+        return max(1, int(launchers_count))
     everyone = dist.get_world_size()
     return min(everyone, torch.cuda.device_count() or everyone)
 

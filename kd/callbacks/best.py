@@ -130,7 +130,7 @@ class Best(Callback):
         """Whether a student's newest metrics are better than its best ones; updates :attr:`top`.
 
         The first epoch is, unless its metric is NaN; of a start (``epoch`` 0) see the class. ``pictures`` were validated:
-        the standard error is that of accuracy (``acc1``) on so many, 0 for any other metric.
+        the standard error is that of accuracy (``acc1``, in 0..1) on so many, 0 for any other metric.
 
         Within that error of the highest value the closeness to the teacher decides first, else the metric does. An epoch
         that is at most that error below the start replaces it, since training moves a student away from the start's answers.
@@ -154,7 +154,8 @@ class Best(Callback):
             old_closeness = best.get("agreement", 0.0)
 
         error = 0.0
-        if self.metric == "acc1" and pictures:
+        # a user's own task may give another number by this name, which has no such error
+        if self.metric == "acc1" and pictures and 0 <= top <= 1:
             error = math.sqrt(top * (1 - top) / pictures)
         if name in self.start:
             of_start = self.sign * self.start[name][self.metric]

@@ -383,6 +383,9 @@ def cache_pays(
         teacher: the live one, all of whose members have ``cache=auto``; the first one's ``cache_views`` and
             ``cache_dir`` count.
         data: pictures and views; batch size and loader processes are set.
+
+    Raises:
+        UserError: the folder ``model.teacher.cache_dir`` holds a cache of something else.
     """
     wanted = run.students.wanted
     try:
@@ -400,8 +403,9 @@ def cache_pays(
     else:
         folder = cache_dir()
     free = free_bytes(folder)
-    disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
-    if size * (1 - share) > DISK_SHARE * free:
+    missing = size * (1 - share)
+    disk = f"{missing / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
+    if missing > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
     cost = step_cost(run, data)
     gain = cost.gain(epochs, views, share)

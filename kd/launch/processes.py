@@ -65,7 +65,7 @@ def started(env: Mapping[str, str] = os.environ) -> Started | None:
 def devices_asked_for(devices: object) -> int | None:
     """Processes of each machine by ``trainer.devices``, a number or a list of GPUs (``[0, 1]``, ``"0,1"``).
 
-    None for any other value (``auto``, -1): one process on each GPU.
+    None for any other value (``auto``, -1): the machine decides, one process on each GPU, or one where it trains on CPUs.
     """
     if isinstance(devices, str) and "," in devices:
         devices = [number for number in devices.split(",") if number.strip()]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kd.proof.paired import (
+    LARGEST_EXACT,
     PairedCounts,
     holm,
     largest_loss,
@@ -130,7 +131,10 @@ def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
 
 
 def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
-    """The exact test of two accuracies, its bound, and the tests that are usual beside it: keys of the certificate.
+    """The test of two accuracies and its bound: keys of the certificate.
+
+    Beside them, for comparison alone, Tango's two-sided interval of the difference (``tango``, candidate less reference)
+    and McNemar's mid-p. The test is exact up to :data:`kd.proof.paired.LARGEST_EXACT` pictures.
 
     Args:
         found: the certificate so far, with its counts.
@@ -148,8 +152,11 @@ def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
         loss = min(loss, wanted.margin)
     else:
         loss = max(loss, wanted.margin)
+    method = "exact test of paired accuracies, ordered by Tango's score"
+    if counts.pictures > LARGEST_EXACT:
+        method = "Tango's score test of paired accuracies, its score taken for normal"
     return {
-        "method": "exact test of paired accuracies, ordered by Tango's score",
+        "method": method,
         "shown": shown,
         "p_value": p_value,
         "difference": counts.difference,

@@ -143,14 +143,22 @@ class StepFacts:
 
     @cached_property
     def cores(self) -> int:
-        """Cores that the processes on one machine may use together, by affinity and by their container's quota."""
+        """Cores that the processes on one machine may use together, by affinity and by their container's quota.
+
+        A header's ``core_ids`` are those of its rank's affinity, its ``cores`` their number or the quota, if that is less.
+        """
         cores_of_all_ranks: set[int] = set()
+        quota = math.inf
         for header in self.run.headers.values():
             if header.get("host") == self.header.get("host"):
-                cores_of_all_ranks |= set(header.get("core_ids") or [])
+                core_ids = header.get("core_ids") or []
+                cores_of_all_ranks |= set(core_ids)
+                cores_of_rank = header.get("cores", 1)
+                if cores_of_rank < len(core_ids):
+                    quota = min(quota, cores_of_rank)
         cores_of_this_rank = self.header.get("core_ids") or cores_of_all_ranks
         if len(cores_of_all_ranks) > len(cores_of_this_rank):  # each rank has its own
-            return len(cores_of_all_ranks)
+            return int(min(len(cores_of_all_ranks), quota))
         return max(1, self.header.get("cores", 1))
 
     @cached_property

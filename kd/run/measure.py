@@ -51,6 +51,8 @@ Models = dict[str, Callable[[Tensor], Tensor]]
 """By name, what gives features ``(N, D)`` of pictures."""
 SAME_PICTURES = ("data.batch_size=", "data.num_workers=", "trainer.")
 """What a setting of ``kd-eval`` begins with that changes neither the pictures nor the teacher."""
+WEIGHTS_KEY = re.compile(r"(?<![\w./-])weights\.")
+"""Before a key in a message about a weights file, whose settings are typed without it."""
 OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
 FULL_PRECISIONS = ("32-true", "64-true")
@@ -318,7 +320,7 @@ def _foreign(
     try:
         built = build_teacher(spec, len(classes), classes, "weights", task.dense)
     except UserError as error:
-        raise UserError(str(error).removeprefix("weights.")) from error
+        raise UserError(WEIGHTS_KEY.sub("", str(error))) from error
     assert isinstance(built, FrozenTeacher)
     return built.in_the_datas_classes(), built.prepare, classes, data
 

@@ -39,7 +39,7 @@ MEASURED_ON = 256
 """Training pictures (or all, if there are fewer) for the units of int8 and the error that a cache states."""
 
 DISK_SHARE = 0.5
-"""Largest share of the free disk that pixels take without a setting."""
+"""Largest share of the free disk that answers (``cache=auto``) or pixels (``cache_pixels=auto``) take unasked."""
 
 KEPT = "they are kept already"
 

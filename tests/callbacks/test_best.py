@@ -67,6 +67,12 @@ def keeps(best: Best, values: dict[str, float], pictures: int) -> bool:
     return found
 
 
+def test_an_accuracy_that_is_no_share_has_no_standard_error() -> None:
+    """A user's own task may report it in per cent."""
+    best = Best("val/acc1", "max", {}, lambda *_: None)
+    assert [keeps(best, {"acc1": acc1}, 100) for acc1 in (80.0, 81.0, 80.5)] == [True, True, False]
+
+
 def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
     """`grocery_vit`, ten epochs: the fifth had one picture of 296 more than the tenth, and a KL a sixth higher."""
     best = Best("val/acc1", "max", {}, lambda *_: None)

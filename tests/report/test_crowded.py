@@ -1,5 +1,6 @@
 """Too many processes on the cores: KT's six iterations, where the data wait is nothing and backward swings."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,10 @@ def test_cores_are_the_machines_however_they_are_dealt() -> None:
     run.headers = {r: {**run.headers[0], "host": "a", "core_ids": list(range(12 * r, 12 * r + 12)), "cores": 12}
                    for r in range(8)}  # fmt: skip
     assert Facts(run).cores == 96  # each rank is bound to its own twelve
+    of_quota = {r: {**h, "cores": 6} for r, h in run.headers.items()}
+    assert (
+        Facts(replace(run, headers=of_quota)).cores == 6
+    )  # which the container's quota limits together
     run.headers = {
         r: {**h, "core_ids": list(range(96)), "cores": 12} for r, h in run.headers.items()
     }

@@ -361,18 +361,19 @@ def _jobs(settings: dict[str, Any]) -> int | TrialShare:
 
 
 def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...]:
-    """Checks that a run takes every value, and finds the keys that only some choices of another key bring about.
+    """Checks that a run takes each choice and both ends of each range, and finds the keys that only some choices of
+    another key bring about.
 
     Args:
         spaces: as parsed, in any order.
-        request: the trials' command line; each value is resolved with it.
+        request: the trials' command line; each choice and each end is resolved with it.
 
     Returns:
-        The spaces, a key before those below it; ``above`` and ``under`` are set where a key depends on another. A range
-        of integers becomes one of floats where the setting is a float.
+        The spaces, a key before those below it; ``above`` and ``under`` are set where a key lies below another searched key
+        with choices. A range of integers becomes one of floats where the setting is a float.
 
     Raises:
-        UserError: a value that no run takes.
+        UserError: a choice, or an end of a range, that no run takes.
     """
     ordered: list[Space] = []
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
@@ -383,7 +384,7 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
         if above is None:
             as_resolved = _as_resolved(request, [], space)
         else:
-            under, as_resolved = _under(above, space, request)
+            under, as_resolved = _under(above, space, request, _choices_for(above, ordered))
             space = replace(space, above=above.key, under=under)
         if space.integer and any(isinstance(value, float) for value in as_resolved):
             # 0..1 of a key whose value is a float
@@ -392,9 +393,32 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
     return tuple(ordered)
 
 
-def _under(above: Space, space: Space, request: Request) -> tuple[tuple[Any, ...], list[Any]]:
+def _choices_for(space: Space, spaces: Sequence[Space]) -> list[tuple[str, Any]]:
+    """The keys that a space lies below, from the top, each with a choice under which the next one exists.
+
+    Args:
+        space: any of ``spaces``.
+        spaces: whose ``above`` and ``under`` are set.
+    """
+    by_key = {other.key: other for other in spaces}
+    chosen: list[tuple[str, Any]] = []
+    while space.above is not None:
+        chosen.insert(0, (space.above, space.under[0]))
+        space = by_key[space.above]
+    return chosen
+
+
+def _under(
+    above: Space, space: Space, request: Request, chosen: Sequence[tuple[str, Any]]
+) -> tuple[tuple[Any, ...], list[Any]]:
     """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them
     under the last of these.
+
+    Args:
+        above: the nearest searched key that ``space`` lies below.
+        space: is tried.
+        request: the trials' command line.
+        chosen: the keys that ``above`` lies below, with a choice each under which it exists.
 
     Raises:
         UserError: no choice allows it; the message has the last refusal.
@@ -404,7 +428,7 @@ def _under(above: Space, space: Space, request: Request) -> tuple[tuple[Any, ...
     refusal = None
     for choice in above.choices or ():
         try:
-            as_resolved = _as_resolved(request, [(above.key, choice)], space)
+            as_resolved = _as_resolved(request, [*chosen, (above.key, choice)], space)
             allowed.append(choice)
         except UserError as error:
             refusal = error

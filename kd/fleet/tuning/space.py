@@ -1,7 +1,9 @@
 """What a search may vary: choices and ranges, by configuration key."""
 
 import json
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,12 +123,13 @@ def parse(key: str, text: object) -> Space:
 
 
 def _number(text: str) -> str | int | float:
-    """The number that a text is (YAML takes 1e-5 for a text); else the text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    """The finite number that a text is (YAML takes 1e-5 for a text); else the text."""
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        number = float(text)
+        if math.isfinite(number):
+            return number
     return text
 
 

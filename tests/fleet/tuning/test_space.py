@@ -1,11 +1,13 @@
 """What a search may vary: spaces as they are written, and those that ship with recipes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 import kd.losses
+from kd.fleet.tuning.plan import _choices_for
 from kd.fleet.tuning.space import Space, item, parse, short
 from tests._helpers import ROOT
 
@@ -46,3 +48,14 @@ def test_short() -> None:
     assert short(0.00123456) == "0.001235"
     assert short("KDLoss") == "KDLoss"
     assert short(True) == "True"
+
+
+def test_a_key_three_levels_down_is_tried_below_both_choices() -> None:
+    top = parse("model.task", "[A, B]")
+    middle = replace(parse("model.task.head", "[X, Y]"), above="model.task", under=("B",))
+    assert _choices_for(top, [top, middle]) == []
+    assert _choices_for(middle, [top, middle]) == [("model.task", "B")]
+
+
+def test_what_is_no_finite_number_is_a_word() -> None:
+    assert parse("a", "[inf, nan, 1e-5]").choices == ("inf", "nan", 1e-5)

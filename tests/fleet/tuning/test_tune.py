@@ -252,6 +252,7 @@ def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) ->
         (["search.optim.lr=[]"], "search.optim.lr: must have a choice at least"),
         (["search.optim.lr=2..1"], "search.optim.lr: an empty range, 2..1"),
         (["search.optim.lr=log:0..1"], "search.optim.lr: a log scale begins above 0"),
+        (["search.optim.lr=0.1..inf"], "search.optim.lr: "),
         (["search.optim.lr=fast"], "search.optim.lr: [a, b, c] a choice, 1..8 integers"),
         (["search.data.batch_size=[8, many]"], "data.batch_size"),
         (["search.optim.lr=0..1", "objective=val/acc2"], "objective: no run reports 'val/acc2'; it may be val/acc1"),
