@@ -128,8 +128,8 @@ def to_train(request: Request) -> Run:
         request: with a recipe or ``resume``; the launcher's settings, and of a resumed run its recipe, are set in it.
 
     Returns:
-        The run. Of a resumed one without a step left, on this disk and outside SageMaker's jobs, nothing is built:
-            :attr:`Run.finished` is set.
+        The run. Of one that the command line resumes and that has no step left, on this disk and outside SageMaker's
+            jobs, nothing is built: :attr:`Run.finished` is set.
 
     Raises:
         UserError: a mistake in the settings, or something that they name and is not there.

@@ -249,8 +249,8 @@ class DistillationModule(Inference):
             sample: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None: there are
                 none.
             data: labels them, for a new classifier that is fitted to labels; None: it is not.
-            device: where the run trains, and the fits run (that to the teacher's answers runs where the models are); all
-                models are where they were afterwards.
+            device: where the run trains, and the fits run (that to the teacher's answers runs where the models are); each
+                model is put back where it was.
 
         Returns:
             Messages for the user, of each student for which anything was done.
@@ -366,6 +366,7 @@ class DistillationModule(Inference):
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host.
 
+        Warns once of float pictures in 0..255.
         Lightning calls it before the batch goes to the device. A batch that was answered ahead
         (:mod:`kd.teachers.ahead`) is already there and stays as it is.
 

@@ -284,7 +284,9 @@ def _of_all_ranks(parts: list[Tensor]) -> Tensor:
 
 
 class Listener(Protocol):
-    """Takes in every batch's logits while a model is measured (:class:`kd.tasks.fidelity.Fidelity`, :class:`Answers`)."""
+    """Takes in every batch's logits while a model is measured, as :class:`kd.tasks.fidelity.Fidelity` and :class:`Answers`
+    do.
+    """
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
