@@ -178,7 +178,7 @@ class BlockTargets:
         self.guide = parts[:guide_parts]
         """The parts that decide which heads and units are kept."""
         self.moments: dict[object, Tensor] = {}
-        """Covariances of the guide's heads, variances of its hidden units; kept for students of all widths."""
+        """Covariances of the guide's heads, variances of its hidden units, by ``heads`` and ``units``; filled when read."""
         self.teacher = parts[0].block
         """The teacher's block."""
         self.passed: Callable[[], object] = lambda: None
@@ -313,6 +313,8 @@ def _fit_chosen_heads(
 ) -> Tensor:
     """Fits queries, keys and values to those of the teacher's heads that write most into the stream.
 
+    A gate of the attention is fitted too; norms of queries, of keys and of the heads' outputs are copied.
+
     Args:
         attention: the student's, with heads of the teacher's size.
         targets: of the teacher's block.
@@ -435,8 +437,8 @@ def _fit_mapped_heads(
     """Fits an attention whose heads have another size than the teacher's: see
     :func:`kd.distill.inherit.heads.map_heads`.
 
-    Arguments and result are those of :func:`_fit_chosen_heads`: the result, ``(D_student, H * S)``, is where the
-    attention's last layer starts.
+    Arguments are those of :func:`_fit_chosen_heads`. The result, ``(D_student, H_s * S_s)``, is where the attention's last
+    layer starts.
     """
     teacher = targets.teacher.attn
     student_heads = Heads(attention.num_heads, attention.head_dim)

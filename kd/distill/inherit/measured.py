@@ -82,7 +82,7 @@ class BlockActivations:
         Args:
             block: the teacher's.
             before: the stream before it, as the norms see it, ``(N, L_teacher, D)``.
-            rotation: its rotary positions.
+            rotation: its rotary positions; None: it has none.
             kept: places of the tokens that the student has too, ``(L,)``; None: all of them.
             guides: whether this is the part that decides which heads and units are kept.
 

@@ -170,7 +170,8 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
 
     Returns:
         The side, smaller than that of the student's own patches; None where a model has no patches, where the student's
-        pictures are no multiple of it, or where it is below :data:`NEAR` of its own.
+        are not square or its pictures no multiple of the side, or where the side is not smaller than that of its own
+        patches, or below :data:`NEAR` of it.
     """
     student_patches = getattr(backbone_of(student), "patch_embed", None)
     teacher_patches = getattr(backbone_of(teacher), "patch_embed", None)

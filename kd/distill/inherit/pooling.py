@@ -44,7 +44,9 @@ class PoolBlock:
 
 
 def pooled_tokens(model: ViT, stream: Tensor) -> Tensor:
-    """What the pooling reads of the stream after the last block, ``(N, L, D)`` -> ``(N, L, D)``, normalised."""
+    """What the pooling reads of the stream after the last block, ``(N, L, D)``: normalised, of fewer tokens where it leaves
+    out the prefix tokens.
+    """
     tokens = model.norm(stream)
     leaves_prefix_out = not getattr(model, "pool_include_prefix", True)  # Eva's reads all tokens
     if leaves_prefix_out:

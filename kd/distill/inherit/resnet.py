@@ -195,12 +195,15 @@ def inherit_resnet(
 ) -> None:
     """Overwrites a student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
 
+    The layers are fitted with the teacher at the student's input size. The classifier is fitted to the teacher's answers at
+    the teacher's own size, and only where both have a linear classifier of as many classes.
+
     Args:
         student: a ResNet that :func:`check_resnets` accepts.
         teacher: a ResNet.
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         student_input: how the student's pictures are resized and normalised.
-        teacher_input: how the teacher's are; it sees the student's size here.
+        teacher_input: how the teacher's are.
         taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
 
     Raises:
@@ -232,7 +235,7 @@ class _Guide(NamedTuple):
     rows: dict[nn.Module, list[Tensor]]
     """The stream after each block, likewise."""
     changes: dict[nn.Module, float]
-    """How much each block changes the stream, as a share of its norm, summed over the parts."""
+    """How much each block changes the stream, as a share of its norm, summed over the parts; 0 where its shape changes."""
 
 
 class _Fit:
@@ -390,7 +393,7 @@ class _Fit:
             after: those that it has after it.
 
         Returns:
-            The streams after it, part by part.
+            The streams after it and after all of ``group``, part by part.
         """
         place = next(i for i, other in enumerate(self.groups[stage]) if other is group)
         block: Any = stages_of(self.student)[stage][place]

@@ -41,9 +41,9 @@ def inherit_together(
 ) -> None:
     """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
 
-    What the teacher does is computed once for all students of one patch grid. The classifier is fitted where both have
-    as many classes. Of dense models: the backbone, then each level's 1x1 convolution, fitted; the rest of the head is
-    copied.
+    What the teacher does is computed once for students of one patch grid and the same prefix tokens. The classifier is
+    fitted where both have a linear one of as many classes. Of dense models: the backbone, then each level's 1x1
+    convolution, fitted; the rest of the head is copied.
 
     Args:
         students: each with how its pictures are resized and normalised.
@@ -150,7 +150,7 @@ class _StudentFit:
         block.load_state_dict(fitted_block.state_dict())
 
     def finish(self) -> None:
-        """Fits the classifier, and checks a student that is a copy of its teacher.
+        """Fits an attention pooling and the classifier, and checks a student that is a copy of its teacher.
 
         Raises:
             ValueError: such a copy answers otherwise than its teacher.
@@ -182,7 +182,9 @@ class _StudentFit:
 
 
 def _fit_students(fits: Sequence[_StudentFit]) -> None:
-    """Fits students of one grid, block by block and in place: a block of the teacher runs once for all ``fits``."""
+    """Fits students of one grid, block by block and in place: a block of the teacher runs once for groups in a row that
+    keep the same prefix tokens.
+    """
     groups = _groups_of_equal_targets(fits)
     numbers = sorted({number for each in fits for number in each.blocks})
     label = "the student's blocks"
