@@ -333,6 +333,29 @@ def test_a_row_without_a_label_is_named_with_its_split_of_the_data_set(tmp_path:
         HuggingFace(str(tmp_path)).load("val")
 
 
+def test_a_column_names_the_rows_of_a_split_that_the_data_set_lacks(tmp_path: Path) -> None:
+    """Rows of "test" were left out of the training split, and ``kd-eval split=test`` did not find them."""
+    pytest.importorskip("datasets")
+    rows = []
+    for i, split in enumerate(["train", "train", "val", "test", "test", "test"]):
+        file = tmp_path / "train" / f"{i}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(file)
+        rows.append(json.dumps({"file_name": file.name, "label": "ab"[i % 2], "subset": split}))
+    (tmp_path / "train" / "metadata.jsonl").write_text("\n".join(rows))
+    source = HuggingFace(str(tmp_path))
+    assert source.has("test") and len(source.load("test").targets) == 3
+    assert not source.has("other")
+
+
+def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path) -> None:
+    pytest.importorskip("datasets")
+    source = HuggingFace(str(pictures), val="validation")
+    assert not source.has("other")
+    with pytest.raises(UserError, match="split: .* has the splits .*train.*, got 'other'"):
+        source.load("other")
+
+
 def test_foodtag_mini_through_the_source() -> None:
     source = FoodTagMini(train_per_class=1, val_per_class=1)
     assert len(source.load("train").targets) == len(source.classes) >= 16

@@ -76,8 +76,8 @@ class HuggingFace(Source):
         """By the same name, kd's split of each row where a column names it."""
 
     def load(self, split: str) -> Split:
-        """See :meth:`Source.load`. Any other split is one that the data set has itself: rows of its training split that a
-        column calls ``test`` are not found.
+        """See :meth:`Source.load`. Any other split is one that the data set has, or that a column of its training split
+        names.
 
         Raises:
             UserError: no such split or pictures, or labels that are missing or unknown.
@@ -112,7 +112,7 @@ class HuggingFace(Source):
         return _HuggingFaceSplit(rows.data, column, targets, self.path)
 
     def _rows(self, split: str) -> LabelledRows:
-        """The rows of a split: of the data set's own split; of ``val`` in its training split where it has none.
+        """The rows of a split: of the data set's own split, or of its training split where it has no such split.
 
         Where a column names the rows' splits, those of ``split`` (:func:`numbers_in`); a UserError where there are none.
         """
@@ -120,6 +120,9 @@ class HuggingFace(Source):
         rows = self._read(name, split)
         by_row = self._by_row[name]
         if by_row is None:
+            if split not in self.given and self._name(split) is None:
+                there = ", ".join(self._split_names())
+                raise UserError(f"split: {self.path} has the splits {there}, got '{split}'")
             return rows
         chosen = numbers_in(by_row, split)
         if not chosen:
@@ -238,8 +241,8 @@ class HuggingFace(Source):
         return self._names
 
     def _name(self, split: str) -> str | None:
-        """The data set's name of a split; None where it has no ``val``, ``split`` itself where it has no other. A guess is
-        noted; a UserError where two fit.
+        """The data set's name of a split; None where it has no such split (but for ``train``). Where its splits can't be
+        listed, that is ``split``, and None of ``val``. A guess is noted; a UserError where two fit.
         """
         name = self.given.get(split)
         if name not in (None, "auto"):
@@ -256,16 +259,14 @@ class HuggingFace(Source):
         if chosen is not None:
             self.note(f"{chosen} of {self.path} is {split}")
             return chosen
-        return None if split == "val" else usual
+        return usual if split == "train" else None
 
     def _name_read(self, split: str) -> str:
-        """The data set's name of the split that a split's rows are in: its own; of a missing ``val`` the training split."""
+        """The data set's name of the split that a split's rows are in: its own, else the training split."""
         return self._name(split) or self._name("train") or "train"
 
     def has(self, split: str) -> bool:
-        """Whether the set has the split, or (``val``) rows of it; a name in the settings counts. May send a request to the
-        hub.
-        """
+        """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
         name = self._name(split)
         if name is not None:  # a name that was given must be there: load() says so
             return split in self.given or name in self._split_names()

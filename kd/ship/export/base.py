@@ -156,7 +156,8 @@ class Format(ABC):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime.
 
-        Timing calls it in a process of its own, on an object that has written nothing.
+        Timing calls it in a process of its own, on an object that has written nothing; not of all formats
+        (``kd.ship.latency.RUNNABLE``).
         """
 
     def open_written(self, job: ExportJob, file: Path) -> Runtime:
