@@ -134,11 +134,13 @@ class MultiLabel(Task):
 
     def compute(self) -> dict[str, Tensor]:
         """``map`` and ``f1`` as means over the labels that occur among the targets (0 where none does), and
-        ``agreement``.
+        ``agreement`` (with a teacher); {} where no process has a batch.
         """
         with warnings.catch_warnings():  # of labels without a positive, which are left out below
             warnings.filterwarnings("ignore", "No positive samples")
             metrics = super().compute()
+        if not metrics:
+            return {}
         occurs = metrics.pop("positives")[0] > 0
         for name in ("map", "f1"):
             of_labels = metrics[name]

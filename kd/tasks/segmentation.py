@@ -177,9 +177,13 @@ class Segmentation(Task):
         """``miou``, ``pixel_acc``, ``agreement`` (with a teacher), and the IoU of each class in targets or predictions.
 
         All are scalars in [0, 1]. A class's name is ``iou_`` and its id in two digits or more. ``miou_of_targets`` is there
-        where a class is predicted that is no target. Without a pixel of a known class ``miou`` is NaN, and only then.
+        where a class is predicted that is no target. Without a pixel of a known class ``miou`` is NaN, and only then. {}
+        where no process has a batch.
         """
-        confusion, alike = super().compute()["pixels"]
+        pixels = super().compute().get("pixels")
+        if pixels is None:
+            return {}
+        confusion, alike = pixels
         # Of each class c: IoU = pixels right / (pixels of c + pixels predicted as c - pixels right);
         # NaN where it is neither target nor predicted.
         right = confusion.diag()

@@ -16,7 +16,7 @@ from kd.losses import (
     NKDLoss,
     WSLDLoss,
 )
-from kd.tasks import Classification, Features, MultiLabel, Segmentation, Task
+from kd.tasks import Classification, Features, MultiLabel, Regression, Segmentation, Task
 
 NAMES = ["apple", "bread", "corn"]
 KINDS = {
@@ -124,6 +124,14 @@ def test_a_pixel_that_does_not_count_is_of_none_of_256_classes() -> None:
     task = Segmentation(256)
     sheet = np.asarray(task.drawn(picture, {"truth": truth, "student": truth * 0}, names))
     assert (sheet[16, 4 + 4 + 4 + 4] == 0).all()
+
+
+@pytest.mark.parametrize("make", [Classification, MultiLabel, Regression, Segmentation])
+def test_no_batch_makes_no_metric(make: type[Task]) -> None:
+    """As where all pictures of a user's own validation loader are padding."""
+    task = make()
+    task.settle(3)
+    assert task.compute() == {}
 
 
 def test_a_judgement_in_words() -> None:
