@@ -130,6 +130,7 @@ def test_ultralytics_names_the_split_of_each_picture(last: str, tmp_path: Path) 
         ("m.csv", "x,a.jpg\ny,b.jpg\n", {}, "data.source.path_column=1 data.source.label_column=0"),
         ("m.csv", "file,other,class\na.jpg,b.jpg,x\n", {}, "has no column path .*path_column=NAME"),
         ("m.csv", "path,kind\na.jpg,x\n", {}, r"has no column label .*data.source.label_column=NAME"),
+        ("m.csv", "path\na.jpg\n", {"label_column": "kind"}, r"has no column kind .*data.source.label_column=NAME"),
         ("m.csv", "path,class,tags\na.jpg,x,y\n", {}, r"has no column label .*data.source.label_column=NAME.*; a label in "
          r"each: 'data.source.label_column=\[class, tags\]'"),
         ("m.csv", "path,label\na,b.jpg,x\n", {}, "has 3 columns in line 2, 2 in the first"),

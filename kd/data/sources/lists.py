@@ -150,6 +150,8 @@ def _labelled_rows(
     if label in names:
         return [Row(str(record[path]), label=record.get(label)) for record in records], True
     if not rest:
+        if label != ListColumns().label:  # a column that the settings name
+            _check_there(label, names, "label_column")
         return [Row(str(record[path]), label=None) for record in records], False
 
     one_hot = [name for name, values in rest.items() if _is_one_hot(values)]

@@ -229,7 +229,7 @@ class RayCluster:
         Call it from the main thread: Ray ends with its thread.
 
         Raises:
-            UserError: no cluster was found, or none of its machines carries the label.
+            UserError: no cluster was found, none can be started here, or none of its machines carries the label.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = self.spec.address or os.environ.get("RAY_ADDRESS")
@@ -243,9 +243,8 @@ class RayCluster:
                     self._start_here()
         except Exception as error:
             self.leave()
-            raise UserError(
-                f"data.tier.address: no Ray cluster at {address}: {plain(error)}"
-            ) from error
+            problem = f"no Ray cluster at {address}" if address else "no Ray can be started here"
+            raise UserError(f"data.tier.address: {problem}: {plain(error)}") from error
         self.joined = True
         if self._mine:
             # It prints a failed machine's log into the training's output, unasked.

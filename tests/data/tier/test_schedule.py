@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from kd.cli import main
+from kd.data.tier import cluster
 from kd.data.tier.schedule import DEPTH, Machine, Made, Scheduler, Stream
 from kd.data.tier.schedule import Worker as TierMaker
-from kd.errors import needs_extra
+from kd.errors import UserError, needs_extra
 from kd.settings import TierSpec
 
 
@@ -193,3 +194,26 @@ def test_mistakes_are_told_in_a_line(
 
 def test_the_settings() -> None:
     assert TierSpec().selector == {"kd-role": "data"}
+
+
+def test_a_ray_that_can_not_be_started_here_names_no_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message was "no Ray cluster at None"."""
+
+    class Ray:
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, *_: object, **__: object) -> None:
+            raise RuntimeError("no room")
+
+        def shutdown(self) -> None:
+            pass
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "_ray", Ray)
+    with pytest.raises(
+        UserError, match="^data.tier.address: no Ray can be started here: .*no room"
+    ):
+        cluster.RayCluster(TierSpec()).join()
