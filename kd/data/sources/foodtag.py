@@ -8,6 +8,7 @@ from kd.data.sources.files import FileSplit
 from kd.data.sources.folder import ImageFolder
 from kd.data.sources.places import pictures_below
 from kd.data.targets import Numbers
+from kd.errors import UserError
 from kd.machine import cache_dir
 
 
@@ -61,7 +62,12 @@ class FoodTagCalories(Source):
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet (one process of a machine does); the target of a picture is ``[kcal]``,
         by the class and seed in its path.
+
+        Raises:
+            UserError: another split than ``train`` and ``val``.
         """
+        if not self.has(split):
+            raise UserError(f"split: FoodTagCalories has the splits train and val, got '{split}'")
         root = foodtag.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
         paths, _ = pictures_below(f"{root}/{split}")
         targets = []

@@ -41,7 +41,7 @@ class ExportManifest:
     size: tuple[int, int]
     """Height and width of the input in pixels."""
     crop_ratio: float
-    """Share of the scaled picture that the centre crop keeps, in (0, 1]."""
+    """Share of the scaled picture's side that the centre crop keeps, in (0, 1]."""
     layout: Layout
     """``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)."""
     mean: list[float]

@@ -159,7 +159,7 @@ def timm_config(
         made_with: arguments of ``timm.create_model``.
         prepare: the input that the student was trained with.
         classes: names by class id.
-        crop_ratio: share of a scaled picture that validation's crop keeps.
+        crop_ratio: share of a scaled picture's side that validation's crop keeps.
     """
     pretrained_cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     return {
