@@ -332,24 +332,25 @@ def _no_multiple(side: int, divisors: Sequence[int], arch: str) -> str:
 
 
 def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str]:
-    """Says where pictures of a typed ``data.img_size`` are resized, as models have sizes of their own: a line a size.
+    """Says where pictures are resized, as ``data.img_size`` and a model's size differ and one of them was typed: a line a
+    size.
 
     ``typed``: keys of the command line.
     """
-    if "data.img_size" not in typed:
-        return []
     size = height_width(config["data"]["img_size"])
     model = config["model"]
     keys_of_size: dict[tuple[int, int], list[str]] = {}
     for key, spec in {**teachers_in(model), "model.student": model["student"]}.items():
-        if spec["img_size"] and height_width(spec["img_size"]) != size:
+        is_typed = "data.img_size" in typed or f"{key}.img_size" in typed
+        if is_typed and spec["img_size"] and height_width(spec["img_size"]) != size:
             keys = keys_of_size.setdefault(height_width(spec["img_size"]), [])
             keys.append(f"{key}.img_size")
     notes = []
     height, width = size
     for (model_height, model_width), keys in keys_of_size.items():
         resized = f"its {height}x{width} pixels are resized to {model_height}x{model_width}"
-        notes.append(f"data.img_size: {resized}, as {' and '.join(keys)} say")
+        say = "say" if len(keys) > 1 else "says"
+        notes.append(f"data.img_size: {resized}, as {' and '.join(keys)} {say}")
     return notes
 
 

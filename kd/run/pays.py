@@ -127,7 +127,7 @@ class Starts:
 
 
 def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path]:
-    """Measures a run's backbone beside its other starts; writes ``pays.json`` and the answers into ``summary.json``.
+    """Measures a run's backbone beside its other starts; writes ``pays.json``, and the same as ``pays`` of ``summary.json``.
 
     Args:
         request: the command line; it names one run.
@@ -391,7 +391,7 @@ def _untrained(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]
 
 # -- both ------------------------------------------------------------------------------------------------------------
 def _written(folder: Path, part: str, figures: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-    """Writes the figures into ``pays.json``, and with their answers into ``summary.json``.
+    """Writes the figures into ``pays.json``, and its content as ``pays`` into ``summary.json``, where the run has one.
 
     The other part stays beside them, if it was measured of the same student (after as many steps).
 

@@ -136,7 +136,11 @@ def _source(source: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
 
 
 def _weights(model: Mapping[str, Any], resumed: bool) -> Iterator[tuple[str, str]]:
-    """The places of weights that the settings ``model`` name, each with its setting."""
+    """Each setting of ``model`` that names weights, with the place that it names.
+
+    These are a teacher's ``checkpoint``; its ``backbone``, with which its own training begins, where no checkpoint is given;
+    and the student's ``checkpoint``, but for a ``resumed`` run.
+    """
     for key, spec in teachers_in(model).items():
         if spec["checkpoint"] and spec["checkpoint"] != TRAIN:
             yield f"{key}.checkpoint", spec["checkpoint"]

@@ -355,6 +355,8 @@ def test_pictures_that_the_models_resize_are_reported() -> None:
         "model.student.img_size say"
     ]
     assert not notes_on_sizes(config, [])
+    (of_teacher,) = notes_on_sizes(config, ["model.teacher.img_size"])
+    assert of_teacher.endswith("as model.teacher.img_size says")
 
 
 def test_pictures_that_were_listed_are_taken_over_once(finished: Path) -> None:
