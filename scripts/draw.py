@@ -1,6 +1,6 @@
 """Draws functions at random, for fresh readers to explain: ``python scripts/draw.py --seed 52 --count 30``.
 
-Each line is ``file:line name``. Functions of at least four lines of all rooms below ``kd/`` count, each room as often as
+Each line is ``file:line name``. Functions of more than four lines of all rooms below ``kd/`` count, each room as often as
 any other, so that a small room is read too.
 """
 
@@ -14,7 +14,7 @@ LINES = 4
 
 
 def functions(file: Path) -> list[tuple[int, str]]:
-    """Line and name of each function of a file that has at least :data:`LINES` lines."""
+    """Line and name of each function of a file that has more than :data:`LINES` lines."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)]
     return [(node.lineno, node.name) for node in nodes if node.end_lineno - node.lineno >= LINES]  # type: ignore[operator]

@@ -322,8 +322,10 @@ def hot_cores(
 ) -> Finding | None:
     """A few cores are full while the others have time, and the GPUs are below ``busy`` %.
 
+    What counts as full, as a few and as time: :func:`kd.report.step_facts.hot_cores_text`.
+
     Args:
-        cores: use of each core in %, a row a sample.
+        cores: use of each core in %, a row a sample, without those of the start.
         gpu: use of all GPUs in %, of all samples; empty: none is known.
         busy: %, of their mean; GPUs at or above it have enough to do.
     """

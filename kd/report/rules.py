@@ -238,7 +238,7 @@ def _apply_machine_rules(facts: Facts, book: Rulebook, held_up: bool) -> None:
     for node, samples in facts.run.samples.items():
         apply = partial(_apply_rules_of_one_machine, samples, book, held_up)
         book.apply_group(f"the machine {node}", apply)
-    core_use = facts.core_use
+    core_use = facts.core_use_after_start
     gpu_use = known_utilisation(facts.samples)
     book.apply("HotCores", lambda rule: rule(core_use, gpu_use))
 

@@ -20,7 +20,7 @@ HAVE_TIME = 60.0
 A_FEW = 0.25
 """Share of the cores that is still a few."""
 OF_THE_START = 20
-"""Samples at a run's start in which cores do not count."""
+"""Samples of each machine at a run's start in which cores do not count."""
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
@@ -194,20 +194,28 @@ class StepFacts:
     @cached_property
     def core_use(self) -> list[list[float]]:
         """How busy each core was that the run may use, in %, a row for each of :attr:`samples`."""
+        return [row for node in self.run.samples for row in self._core_use_of(node)]
+
+    @cached_property
+    def core_use_after_start(self) -> list[list[float]]:
+        """:attr:`core_use` without each machine's samples :data:`OF_THE_START`."""
+        return [row for node in self.run.samples for row in self._core_use_of(node)[OF_THE_START:]]
+
+    def _core_use_of(self, node: str) -> list[list[float]]:
+        """The rows of :attr:`core_use` of one machine, in order of time."""
+        usable = self.run.nodes.get(node, {}).get("core_ids")
         rows = []
-        for node, samples in self.run.samples.items():
-            usable = self.run.nodes.get(node, {}).get("core_ids")
-            for sample in samples:
-                use = sample["cpu"]
-                if usable is not None:
-                    use = [use[core] for core in usable if core < len(use)]
-                rows.append(use)
+        for sample in self.run.samples[node]:
+            use = sample["cpu"]
+            if usable is not None:
+                use = [use[core] for core in usable if core < len(use)]
+            rows.append(use)
         return rows
 
     @cached_property
     def hot_cores(self) -> str:
         """Which few cores are full while the others have time, in words; "" where that is not so."""
-        return hot_cores_text(self.core_use)
+        return hot_cores_text(self.core_use_after_start)
 
     @cached_property
     def loading_cores(self) -> float:
@@ -399,12 +407,12 @@ def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
 def hot_cores_text(cores: Sequence[Sequence[float]]) -> str:
     """That a few cores are :data:`FULL` while the cores as a whole have time; empty where it is not so.
 
-    It is so in more than half of the samples, without those :data:`OF_THE_START`.
+    It is so in more than half of the samples. A few are :data:`A_FEW` of all; they have time up to :data:`HAVE_TIME`.
 
     Args:
-        cores: use of each core in %, a row a sample.
+        cores: use of each core in %, a row a sample, without those of the start.
     """
-    rows = [row for row in cores[OF_THE_START:] if row]
+    rows = [row for row in cores if row]
 
     # Full cores of each sample in which the cores as a whole have time.
     full_counts = []

@@ -150,7 +150,7 @@ def run_folder(path: Path) -> Path:
     if path.name == "latest" and path.is_symlink():
         return path.parent / plain_name(str(path.readlink()), str(path))
     if path.name == "latest" and path.is_file():
-        return path.parent / plain_name(text_of(path).strip(), str(path))
+        return path.parent / plain_name(text_of(path, errors="replace").strip(), str(path))
     if path.is_symlink():
         return path.parent / path.readlink()
     return path

@@ -114,6 +114,10 @@ class RefusedFile(OSError, UserError):
     """A file or folder that is not opened: ``filename`` names it, ``strerror`` says why."""
 
     def __str__(self) -> str:
+        if (
+            self.filename is None
+        ):  # raised again by torch from a loader process, with the text alone
+            return super().__str__()
         return f"{self.filename}: {self.strerror}"
 
 

@@ -41,6 +41,13 @@ STORES = (
 """Protocols that only carry bytes. Others of fsspec run a program's answers (``dask``), fetch more places
 (``reference``, ``github``) or open archives, so that a URL in a file could do more than name a place."""
 
+FACTS_OF_CONTENT = (
+    *("ETag", "etag", "md5Hash", "checksum", "blob_id", "xet_hash"),
+    *("LastModified", "last_modified", "Last-Modified", "mtime", "modify", "modificationTime"),
+    *("created", "creation_time", "generation"),
+)
+"""What the file systems of :data:`STORES` call a digest of a file's content, or the time of its last change."""
+
 Given = TypeVar("Given")
 
 
@@ -403,13 +410,13 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
 def _state(info: dict[str, object]) -> str:
     """``SIZE-HASH`` of a file in a store: another one where its content may be another.
 
+    A store that says nothing of :data:`FACTS_OF_CONTENT` (a plain ``http`` server may) is known by the size alone.
+
     Args:
-        info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of its ETag and times.
+        info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of what it says of its
+            content and times.
     """
-    facts = []
-    for name in ("ETag", "LastModified", "mtime", "created"):
-        fact = str(info.get(name))
-        facts.append(fact)
+    facts = [f"{name}={info[name]}" for name in FACTS_OF_CONTENT if info.get(name) is not None]
     text = "\0".join(facts)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f"{info['size']}-{digest[:16]}"

@@ -55,9 +55,10 @@ class CheckpointFiles(TorchCheckpointIO):
             if of_disk is None:
                 raise
             reason = of_disk.strerror or of_disk
-            raise RunError(
-                f"the checkpoint {path} can't be written: {reason}; the one before is as it was"
-            ) from error
+            before = "the one before is as it was"
+            if not path.is_file() and keep is not None and keep.is_file():
+                before = f"the one before is {keep}"
+            raise RunError(f"the checkpoint {path} can't be written: {reason}; {before}") from error
         if path.name == LAST:
             self._last_is_damaged = False
 

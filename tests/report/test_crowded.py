@@ -132,6 +132,14 @@ def test_cores_are_the_machines_however_they_are_dealt() -> None:
     assert Facts(run).cores == 12
 
 
+def test_the_start_of_each_machine_is_left_out() -> None:
+    run = crowded(16)
+    (samples,) = run.samples.values()
+    of_both = {"0-a": samples[:25], "1-b": samples[:30]}
+    facts = Facts(replace(run, samples=of_both))
+    assert (len(facts.core_use), len(facts.core_use_after_start)) == (55, 15)
+
+
 def test_full_cores_of_a_machine_that_has_no_others_are_no_news() -> None:
     assert "HotCores" in {f.rule for f in Explained(crowded(16)).findings}
     assert "HotCores" not in {f.rule for f in Explained(crowded(16, hot=96)).findings}

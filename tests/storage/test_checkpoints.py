@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kd.cli import train_main
-from kd.errors import RunError
-from kd.storage.checkpoints import claim, damage, newest_whole
+from kd.errors import RunError, UserError
+from kd.storage.checkpoints import claim, damage, newest_whole, run_folder
 from kd.storage.writing import write_whole
 from kd.strategies.checkpoint_files import CheckpointFiles
 from tests._forks import start, status_of
@@ -60,6 +60,36 @@ def test_the_last_but_one_is_kept(tmp_path: Path) -> None:
         p.name: float(torch.load(p, weights_only=True)["weights"][0]) for p in tmp_path.iterdir()
     }
     assert found == {"last.ckpt": 3.0, "previous.ckpt": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [(True, "the one before is as it was"), (False, "the one before is .*previous")],
+)
+def test_a_renaming_that_fails_says_where_the_checkpoint_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool, words: str
+) -> None:
+    """Without hard links ``last.ckpt`` has moved away by then."""
+    save(tmp_path / "last.ckpt", 1.0)
+    monkeypatch.setattr("kd.storage.writing._rename", lambda *_: no_space())
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_, **__: no_space())
+    with pytest.raises(RunError, match=f"No space left on device; {words}"):
+        save(tmp_path / "last.ckpt", 2.0)
+    newest, _ = newest_whole(tmp_path)
+    assert newest is not None
+    assert float(torch.load(newest, weights_only=True)["weights"][0]) == 1.0
+
+
+def no_space() -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe0", b"../other", b""])
+def test_a_latest_that_names_no_folder_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "latest").write_bytes(content)
+    with pytest.raises(UserError, match="must name a run's folder"):
+        run_folder(tmp_path / "latest")
 
 
 def test_a_damaged_last_does_not_push_out_the_good_one(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from kd.errors import UserError
-from kd.storage.objects import fetched, file_system, is_url, size_in
+from kd.storage.elsewhere import RefusedFile, refused_file
+from kd.storage.objects import _state, fetched, file_system, is_url, size_in
 
 
 def test_is_url() -> None:
@@ -13,6 +14,24 @@ def test_is_url() -> None:
 
 def test_size_in() -> None:
     assert size_in("1024-0123456789abcdef") == 1024
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ETag", "etag", "LastModified", "last_modified", "Last-Modified", "mtime", "modify", "modificationTime",
+     "created", "creation_time", "blob_id"],
+)  # fmt: skip
+def test_a_file_that_is_replaced_by_one_of_its_size_has_another_state(name: str) -> None:
+    """Each store has its own word for what tells them apart."""
+    before, after = ({"name": "a.jpg", "size": 7, name: value} for value in ("one", "two"))
+    assert _state(before) == _state({**before, "type": "file"}) != _state(after)
+    assert size_in(_state(after)) == 7
+
+
+def test_a_refused_file_of_a_loader_process_keeps_its_words() -> None:
+    """As torch raises it again: of its class, with the text alone."""
+    first = refused_file("a.jpg", "is a pipe")
+    assert str(RefusedFile(f"Caught it.\n{first}")) == "Caught it.\na.jpg: is a pipe"
 
 
 def test_a_server_that_cannot_be_reached_is_one_line() -> None:
