@@ -53,9 +53,9 @@ def pmf(k: np.ndarray, n: np.ndarray | int, p: np.ndarray | float) -> np.ndarray
 def at_least(k: np.ndarray | int, n: np.ndarray | int, p: np.ndarray | float) -> np.ndarray:
     """``P(X >= k)`` of ``X ~ Bin(n, p)``; the arguments broadcast.
 
-    It is the regularised incomplete beta function ``I_p(k, n - k + 1)``, by its continued fraction (Press et al.,
-    Numerical Recipes, 3rd edition, section 6.4), which converges fast for p below the mean ``(a + 1) / (a + b + 2)``;
-    above it ``I_p(a, b) = 1 - I_{1-p}(b, a)``.
+    It is the regularised incomplete beta function ``I_p(a, b)`` of ``a = k`` and ``b = n - k + 1``, by its continued
+    fraction (Press et al., Numerical Recipes, 3rd edition, section 6.4). That converges fast for p up to the threshold
+    ``(a + 1) / (a + b + 2)``; above it ``I_p(a, b) = 1 - I_{1-p}(b, a)``.
 
     >>> round(float(at_least(2, 3, 0.5)), 6)
     0.5
@@ -84,7 +84,7 @@ def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     ``I_x(a, b) = x^a (1 - x)^b / (a B(a, b)) F(a, b, x)`` with the continued fraction F of :func:`_beta_fraction` and
     ``B(a, b) = (a - 1)! (b - 1)! / (a + b - 1)!`` (Press et al., Numerical Recipes, 3rd edition, equation 6.4.5).
     """
-    # Where x is above the mean, I_x(a, b) = 1 - I_{1-x}(b, a) is computed: there F converges fast.
+    # Where x is above the threshold of at_least, I_x(a, b) = 1 - I_{1-x}(b, a) is computed: there F converges fast.
     trials = a + b
     mean = (a + 1) / (trials + 2)
     mirrored = x > mean
@@ -108,8 +108,8 @@ def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
 def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The continued fraction ``F = 1 / (1 + d_1 / (1 + d_2 / (1 + ...)))`` of the incomplete beta function, ``(M,)``.
 
-    The arguments are ``(M,)`` each, those of :func:`_incomplete_beta` with x at most the mean. Terms are taken until the
-    last changes no value by more than 1e-11 of it.
+    The arguments are ``(M,)`` each, those of :func:`_incomplete_beta` with x at most the threshold of :func:`at_least`.
+    Terms are taken until the last changes no value by 1e-11 of it or more; at most some 20,000.
 
     ``d_{2m} = m (b - m) x / ((a + 2m - 1) (a + 2m))`` and ``d_{2m+1} = -(a + m) (a + b + m) x / ((a + 2m) (a + 2m + 1))``,
     by Lentz's method (Press et al., Numerical Recipes, 3rd edition, equation 6.4.6 and section 5.2).

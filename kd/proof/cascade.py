@@ -13,7 +13,7 @@ from kd.proof.paired import PairedCounts, loss_p_value
 Score = Literal["probability", "margin", "entropy", "head"]
 SCORES: tuple[Score, ...] = ("probability", "margin", "entropy", "head")
 """How sure a student is: its largest probability, the distance to the next one, 1 less the entropy over its maximum, or
-what a small classifier of these makes of them."""
+what a small classifier makes of its largest probabilities and the entropy (:func:`fit_head`)."""
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 """Shares of pictures that the teacher is asked for, in the table."""
 THRESHOLDS = tuple(1 / (1 + np.exp(-np.linspace(-8, 14, 111)))) + (1.01,)

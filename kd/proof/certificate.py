@@ -231,8 +231,9 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
 def differs(reference: Outcomes, candidate: Outcomes) -> np.ndarray:
     """Whether the models differ on a picture by more than rounding, bool ``(N,)``.
 
-    A score differs where its place among the scores of the same label does, an error by a ten-thousandth of the
-    reference's mean error.
+    A score differs where its place among the scores of the same label does, an error where it does by more than a
+    ten-thousandth of the reference's mean error in the same number. The other measures' values are whole numbers: any
+    difference counts.
     """
     first = reference.values
     second = candidate.values
@@ -269,7 +270,7 @@ def by_class(
 ) -> dict[str, Any]:
     """Which classes are proven worse, and how many have too few pictures to tell.
 
-    Each class is tested by the exact conditional McNemar test, with Holm's correction over all classes.
+    Each class with pictures is tested by the exact conditional McNemar test, with Holm's correction over all of these.
 
     Args:
         reference: right or wrong by picture, with the pictures' classes.
@@ -278,9 +279,10 @@ def by_class(
         names: by class id.
 
     Returns:
-        ``tested`` classes; ``worse``, rows, by p-value, with ``name``, ``pictures``, the accuracies
-        ``reference`` and ``candidate``, ``p_value`` (Holm's) and ``least_p_value`` (uncorrected); ``too_few``,
-        classes beside these that could not be proven worse if the candidate lost all that the reference is right on.
+        ``tested``, how many classes; ``worse``, a row for each that is proven worse, by p-value, with ``name``,
+        ``pictures``, the accuracies ``reference`` and ``candidate``, ``p_value`` (Holm's) and ``least_p_value``
+        (uncorrected, if the candidate lost all that the reference is right on); ``too_few``, how many others could not be
+        proven worse even then.
     """
     assert reference.class_ids is not None
     rows: list[dict[str, Any]] = []
@@ -392,7 +394,7 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _what_would_do(found: dict[str, Any]) -> str:
-    """The end of a sentence: how many pictures would give a certificate, rounded up to two digits.
+    """The end of a sentence: how many pictures would give a certificate, rounded up to two digits; or that none would.
 
     "" where the certificate ``found`` shows its claim already.
     """
@@ -421,7 +423,8 @@ def _counted(found: dict[str, Any]) -> str:
 
 
 def _class_line(classes: dict[str, Any], reference: str) -> str:
-    """A sentence: which classes are proven worse, the first :data:`NAMED` by p-value with their accuracies.
+    """A sentence: which classes are proven worse, the first :data:`NAMED` by p-value with their accuracies, and how many
+    can't be.
 
     Args:
         classes: of :func:`by_class`.

@@ -10,7 +10,7 @@ import math
 from statistics import NormalDist
 
 SIGMAS = 3.5
-"""Standard errors of what counts as found: one wrong alarm in some thousand teachers."""
+"""Standard errors of what counts as found: one wrong alarm in some 4,000 teachers."""
 
 CHANCE_SIGMAS = 3.0
 """Standard errors above guessing that a teacher must reach."""
@@ -19,7 +19,7 @@ ERROR = 0.01
 """How often a teacher that is halfway between guessing and perfect would do as badly as one that is refused."""
 
 FEWEST_PICTURES = 10
-"""Where a metric is no share of the pictures: so many coins all fall on one side with p < 0.00135."""
+"""Where a metric is no share of the pictures: so many coins all show heads with p < 0.00135."""
 
 
 def p_value(sigmas: float) -> float:

@@ -139,7 +139,8 @@ def loss_p_value(counts: PairedCounts, margin: float) -> float:
         margin: m, in -1..1: by so much the candidate is worse.
 
     Returns:
-        In 0..1; a small one excludes a loss of ``margin`` or more.
+        In 0..1; a small one excludes a loss of ``margin`` or more. Where m is below 0 and ``-m`` above all shares that are
+        searched, it is gamma, which excludes m alone.
     """
     n = counts.pictures
     b = counts.only_reference

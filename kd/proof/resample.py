@@ -7,9 +7,9 @@ from statistics import NormalDist
 import numpy as np
 
 DRAWS = 4000
-"""Samples of the pictures, with replacement."""
+"""Samples of the groups of pictures, with replacement."""
 CHUNK = 250
-"""Samples that are computed at once."""
+"""Samples, or groups left out in turn, that are computed at once."""
 FEWEST = 20
 """Groups of pictures that a bootstrap needs; who calls it checks that."""
 SEED = 0
