@@ -27,7 +27,9 @@ class KeepsDtype(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Applies ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the like) to the tensors here and in all children."""
+        """Moves the tensors here, with ``recurse`` also in all children, by ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the
+        like), without its cast.
+        """
 
         return super()._apply(_of_the_same_type(fn), recurse)
 
@@ -57,7 +59,7 @@ class FirstClassifier(NamedTuple):
 
 
 class Task(KeepsDtype):
-    """Base of all tasks. A task owns its kind of target: whatever else depends on the kind is a method here.
+    """Base of all tasks. What depends on the kind of target is here, but for the data (:mod:`kd.data.targets`).
 
     Args:
         num_classes: classes of the data; default: as the data says.
@@ -72,7 +74,7 @@ class Task(KeepsDtype):
     labels = True  # it learns from targets at all
     one_class = False  # each picture has one class, which an answer names or not
     in_rows = False  # the answer to a picture fits a row of a table
-    draws = False  # it shows what models answer
+    draws = False  # it has `drawn`: a run keeps pictures of what models answer
     link = ""  # what makes probabilities of its logits, "softmax" or "sigmoid"; "": they are numbers or features
     no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
     primary = "acc1"  # the metric that describes a model best
@@ -231,7 +233,7 @@ class Task(KeepsDtype):
         """Logits, or targets, of N pictures as columns of a table.
 
         Returns:
-            N cells of text for each column; its key is what the column's name ends with (``""``: one column alone).
+            N cells of text for each column; its key is what the column's name ends with (``""``: nothing).
             The column ``""`` of a target and of an answer are compared as text to say who is right
             (:class:`kd.module.evaluation.Answers`), so both must spell a class alike.
         """
@@ -253,7 +255,7 @@ class Task(KeepsDtype):
         raise NotImplementedError
 
     def judged(self, value: float, total: int) -> str:
-        """What a value of the main metric on ``total`` targets means."""
+        """What a value of the main metric on ``total`` targets means, in words that follow a model's name."""
         return f"reaches {self.primary} {value:.1%} on the validation set"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
@@ -342,7 +344,7 @@ def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
     """How often each id occurs, without waiting for a GPU.
 
     Args:
-        ids: int64 ``(M,)``, below ``count`` where known.
+        ids: int64 ``(M,)``, from 0 to ``count`` - 1 where known.
         known: bool ``(M,)``: the ids that count.
         count: how many ids there are, C.
 
@@ -357,7 +359,10 @@ class ExactMetric(Metric):
     """Base of kd's metrics: their sums move between devices and never change their type, see :class:`KeepsDtype`."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
-        """Applies ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the like) to the sums."""
+        """Moves the sums by ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the like), without its cast.
+
+        ``exclude_state``: names of sums that are left where they are.
+        """
 
         return super()._apply(_of_the_same_type(fn), exclude_state)  # type: ignore[return-value]
 
@@ -372,7 +377,7 @@ class TargetCounts(ExactMetric):
     counts: Tensor
     """Targets of each class, ``(C,)``."""
     total: Tensor
-    """Targets in all: ids that count, or pictures with labels."""
+    """Targets in all: ids that count, or the pictures of rows of labels or numbers, also those of NaN."""
 
     def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Begins without targets; ``counts`` ``(C,)`` and ``total`` are added up over processes."""

@@ -8,9 +8,9 @@ sure of, right or wrong, so there the second decides the order.
 
 A label is disputed where the second names another class. The least likely labels come first (other scores:
 scripts/bench/log/disputed.md). How many labels are wrong is estimated as in confident learning (Northcutt, Jiang and
-Chuang, *Confident Learning: Estimating Uncertainty in Dataset Labels*, JAIR 70, 2021): another class is at least as
-likely as that class is, on average, among the pictures that carry its name. That estimate reads the second classifier
-alone.
+Chuang, *Confident Learning: Estimating Uncertainty in Dataset Labels*, JAIR 70, 2021): of the classes that are at least
+as likely as they are, on average, among the pictures that carry their name, the likeliest is not the label. That estimate
+reads the second classifier alone.
 
 N pictures, D features, C classes.
 """

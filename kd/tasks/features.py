@@ -128,7 +128,8 @@ def starting_numbers(bank: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, flo
         targets: ``(M, C)``, finite.
 
     Returns:
-        Weight ``(C, D)``, bias ``(C,)``, float64, and R2 on pictures left out one by one, the mean over the targets.
+        Weight ``(C, D)``, bias ``(C,)``, float64, and R2 on pictures left out one by one, the mean over the targets
+        that vary (0 where none does).
     """
     targets_MC = targets.double()
     quality = partial(_closeness, targets_MC)

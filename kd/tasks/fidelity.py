@@ -94,7 +94,7 @@ class Fidelity:
     hits: dict[str, Tensor] = field(default_factory=dict)
     """By model, int64 ``(3, C)``: true positives, false positives, false negatives of each class."""
     pairs: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
-    """By model: how often a class is answered with a class. Not of multilabel."""
+    """By model: how often a class is answered with a class, by (true, answered). Not of multilabel."""
     mistakes: dict[str, list[Mistake]] = field(default_factory=dict)
     """By kind, ``lost`` or ``both_wrong``: a heap of the worst :data:`KEPT`."""
 
@@ -299,7 +299,7 @@ class Fidelity:
 
     # -- all together ------------------------------------------------------------------------------------------------
     def add(self, other: "Fidelity") -> None:
-        """Adds the counts of another process, which has seen other pictures."""
+        """Adds what another process, which has seen other pictures, has counted and kept."""
         self.pictures += other.pictures
         self.compared += other.compared
         self.agreed += other.agreed
@@ -393,7 +393,7 @@ class Fidelity:
 
         Returns:
             Rows with ``is`` and ``called``, names of the true and the answered class, and how often the ``student`` and
-            the ``teacher`` answer so: pictures, or pixels. Empty for multilabel.
+            the ``teacher`` (0 without one) answer so: pictures, or pixels. Empty for multilabel.
         """
         student_pairs = self.pairs.get("student", Counter())
         teacher_pairs = self.pairs.get("teacher", Counter())

@@ -24,7 +24,7 @@ class MultiLabel(Task):
     The loss is the sum over labels, as for every loss of ours, so its size is that of
     :func:`kd.losses.functional.binary_kd_loss`.
 
-    Average precision is exact: the logits and the labels of all validation pictures are kept for it, twice ``num_classes``
+    Average precision is exact: the answers and the labels of all validation pictures are kept for it, twice ``num_classes``
     numbers a picture. It and F1 are means over the labels that occur: one without a positive has neither.
 
     Args:
@@ -94,7 +94,7 @@ class MultiLabel(Task):
         return (logits > 0).long()
 
     def refuses(self, loss: LogitLoss) -> str:
-        """Refuses losses that let classes compete (softmax); several labels may hold at once."""
+        """Refuses losses that let classes compete (softmax), as several labels may hold, and what the base refuses."""
         if not loss.exclusive:
             return super().refuses(loss)
         return REFUSED_LOSSES["MultiLabel"]
@@ -154,7 +154,7 @@ class MultiLabel(Task):
         """The mean average precision up to which a model is no better than a random order of the pictures.
 
         A random order reaches the share of pictures that have a label, here the mean over the labels that occur. A fifth of
-        it is added for luck, or of 1 less it where that is smaller.
+        it is added for luck, or of 1 less it where that is smaller. It is 1 where every picture has all of them.
 
         Args:
             counts: pictures with each label, ``(C,)``.

@@ -132,7 +132,7 @@ class Regression(Task):
         return logits
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
-        """Where numbers ``(N, C)`` differ by at most one per cent of the first, and 1e-6: bool ``(N, C)``."""
+        """Where numbers ``(N, C)`` differ by at most one per cent of the first plus 1e-6: bool ``(N, C)``."""
         return (logits - others).abs() <= 0.01 * logits.abs() + 1e-6
 
     def refuses(self, loss: LogitLoss) -> str:
@@ -235,7 +235,7 @@ class NumberErrors(ExactMetric):
         self.sums += sums_5C
 
     def compute(self) -> dict[str, Tensor]:
-        """``r2`` (0 where the targets are all the same), ``mae`` and ``rmse``, float32 ``(C,)``.
+        """``r2`` (0 where the targets are all the same), ``mae`` and ``rmse``, float32 ``(C,)``; without a target all are 0.
 
         ``r2 = 1 - sum e^2 / (sum y^2 - (sum y)^2 / n)``.
         """
