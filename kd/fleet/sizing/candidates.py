@@ -34,7 +34,7 @@ class Candidate:
 
     name: str
     """w192d12h3 for width, depth and heads, or timm's name; with the input's side where ``img_sizes`` gives
-    several, or of timm's models any."""
+    several, or of ``archs`` any. The recipe's own student has its ``arch`` alone, or ``ARCH_own``."""
     run_spec: StudentSpec
     """The settings that a run gets."""
     spec: StudentSpec
@@ -151,7 +151,7 @@ def _by_cost(candidate: Candidate) -> tuple[int, str]:
 def _of_recipe(
     student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int]
 ) -> Candidate:
-    """The recipe's student; each of the sizes is checked with it.
+    """The recipe's student, at its own input size; each of the ``sizes`` is checked with it.
 
     Args:
         student: the recipe's.
@@ -179,9 +179,10 @@ def _of_recipe(
 def _named(
     arch: str, side: object, student: Student, teacher: RunTeacher, several_sizes: bool
 ) -> Candidate:
-    """A model of timm's by its name, which inherits where it can.
+    """A model of timm's by its name, which starts as ``model.student.inherit=auto`` says.
 
-    It has the recipe's other settings, but none of the student's ``kwargs`` except ``patch_size: auto``.
+    Thus it does not inherit where the recipe's student is ``pretrained``, or from one of several teachers. It has the
+    recipe's other settings, but none of the student's ``kwargs`` except ``patch_size: auto``, and no ``checkpoint``.
 
     Args:
         arch: its name.
@@ -219,7 +220,10 @@ def smallest(sizes: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _undercuts(other: Candidate, size: Candidate) -> bool:
-    """Whether ``other`` has the same architecture, is as shallow and as cheap, and less in one of the two."""
+    """Whether ``other`` has the same architecture, is as shallow and as cheap, and less in one of the two.
+
+    A size whose settings give no ``depth`` counts as the deepest.
+    """
     if other.spec.arch != size.spec.arch:
         return False
     depth = size.spec.kwargs.get("depth", inf)

@@ -1,8 +1,8 @@
 """What ``kd-size`` writes and prints: the table, ``sizes.json``, ``sizes.html`` and ``student.yaml``.
 
-``sizes`` is the content of ``sizes.json`` in all functions, ``row`` one of its candidates: ``latency_ms``, ``mb``,
-``params``, and ``score``, where it was scored: the metric in its own unit, of accuracies a share in [0, 1]. Other
-programs read that file: its keys stay.
+``sizes`` is the content of ``sizes.json`` in all functions, ``row`` one of its candidates: ``mb``, ``params``,
+``latency_ms``, where it was timed, and ``score``, where it was scored: the metric in its own unit, of accuracies a share in
+[0, 1]. Other programs read that file: its keys stay.
 """
 
 from collections.abc import Mapping
@@ -180,8 +180,8 @@ def _scores_over_latency(sizes: Mapping[str, Any], conditions: Conditions) -> di
         "kind": "points",
         "title": f"{sizes['metric']} {when} over latency ({conditions})",
         "points": points,
-        "log": True,
-        "labels": None,
+        "log": True,  # the axis of x is logarithmic
+        "labels": None,  # names of places on x; here x is a number
         "x_name": "ms",
         "y_name": sizes["metric"],
         "note": "Held-out training pictures, which the teacher may have been trained on: to compare sizes by.",
@@ -235,7 +235,7 @@ def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
 def _trained(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
     """The table of trained students that ``kd-size RUN_FOLDER`` has compared; None without any.
 
-    ``score`` is on the run's own validation split; the candidates' are on held-out training pictures.
+    ``score`` is on the run's own validation split; the candidates' are on held-out training pictures, or on the probe's.
     """
     rows = []
     for run in sizes.get("trained", []):

@@ -62,7 +62,7 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         drawn = {candidate.name for candidate in group if not candidate.inherits}
         scores = {}
         for name, value in measured(module, data).items():
-            # weights as drawn say nothing yet
+            # of others, with drawn or pre-trained weights, none is kept before a distillation
             scores[name] = {} if name in drawn else {"before": value}
         keep(scores)
         if not steps:
@@ -144,7 +144,7 @@ def _students(
 
 
 def fitted_on(student: Student) -> int:
-    """How many training pictures a candidate's inherited layers are fitted on."""
+    """How many training pictures a candidate's inherited layers are fitted on, at most."""
     return min(PICTURES, student.sample_size)
 
 
@@ -172,7 +172,7 @@ def measured(
 ) -> dict[str, float]:
     """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`split_of`.
 
-    Of several teachers their mean's; by features they have none.
+    Of several teachers their mean's, by features none; a teacher without a classifier has one by features alone.
 
     Args:
         module: its students are the candidates.

@@ -40,7 +40,7 @@ class Drawn:
     spec: StudentSpec
     """Its settings."""
     size: tuple[int, int]
-    """Height and width of the pictures."""
+    """Height and width of the pictures, which the preprocessing resizes."""
     threads: int
     """CPU threads."""
 
@@ -60,7 +60,7 @@ class Drawn:
 
 
 def _as_if_trained(model: nn.Module) -> nn.Module:
-    """Adds noise to each constant weight or buffer, in place; returns the model.
+    """Adds noise to each weight or buffer whose numbers are all the same, in place; returns the model.
 
     Exporters leave out scales of ones and biases of zeros, which no trained model has: it would be timed as too fast.
     """
@@ -97,7 +97,7 @@ def latencies(
     data: DistillationDataModule,
     conditions: Conditions,
 ) -> dict[str, dict[str, float]]:
-    """Exports all candidates, and times them in one process, in turns.
+    """Exports all candidates (not for torch), and times them in one process, in turns.
 
     Args:
         candidates: to be timed.
