@@ -116,8 +116,8 @@ def evaluated(request: Request) -> "Evaluation":
     """Measures the models of a command line; prints no table.
 
     The figures are written into each run's folder (``eval_<split>.json`` or ``eval_<folder>.json``, and by what is
-    measured ``fidelity.json``, ``cascade.json``, ``disputed_labels.csv``, ``looks.json``; with ``pays=`` ``pays.json``
-    and ``summary.json`` alone), and to the file of ``out=``.
+    measured ``fidelity.json``, ``cascade.json``, ``looks.json``, ``disputed_labels.csv`` with ``disputed.json`` and an
+    entry in ``summary.json``; with ``pays=`` ``pays.json`` and ``summary.json`` alone), and to the file of ``out=``.
 
     Args:
         request: its ``rest`` names the models; loses the command's own keys.

@@ -77,7 +77,8 @@ def run(request: Request) -> int | None:
 def _print(latencies: dict[str, Any]) -> None:
     """Prints the content of ``latency.json`` (:func:`kd.ship.latency.measure`) as a table, a line for each of its rows.
 
-    A warning follows where rounds differ much. What a row lacks is left empty: ``times_the_teacher`` of the teacher.
+    A warning follows where rounds differ much (:func:`unsteady`). What a row lacks is left empty: ``times_the_teacher`` of
+    the teacher, and of all where it is not timed.
     """
     from kd.report.terminal import print_table
 
@@ -100,7 +101,7 @@ def _print(latencies: dict[str, Any]) -> None:
 
 
 def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A warning of the row whose rounds differ most: its figure may be as far off; "" where no row's differ much.
+    """A warning of the row whose rounds differ most, by their ratio; "" where that is at most :data:`UNSTEADY`.
 
     Args:
         rows: of ``latency.json``, one at least; ``fastest_round_ms`` and ``slowest_round_ms`` are medians of a round.

@@ -14,6 +14,7 @@ from kd.run.request import Request
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
            "torchrun": "Torchrun"}  # fmt: skip
 SEARCH = "sagemaker search"
+"""The place of ``--tune``, as a job's record names it."""
 HELP = """\
 kd-launch: sends a run to other machines, follows it and fetches its folder.
 
@@ -118,7 +119,8 @@ def run(request: Request) -> int | None:
 
 
 def _local_paths(job: Job, place: str) -> list[str]:
-    """A line for each folder or file of the job that the place's machines can't see; [] where they share this disk.
+    """A line for each folder or file in the job's ``data.*`` and ``model.*`` that the place's machines can't see; [] where
+    they share this disk.
 
     Args:
         job: to be sent.

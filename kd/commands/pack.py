@@ -27,7 +27,7 @@ def run(request: Request) -> int | None:
         The exit status; None to show the help.
 
     Raises:
-        UserError: a wrong key, or a place that can't be written.
+        UserError: a mistake in the command line or the settings, or a place that can't be written.
     """
     options = take(request, "out", "short_side")
     if "help" in request.flags or not request.recipe or "out" not in options:

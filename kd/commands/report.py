@@ -48,7 +48,7 @@ def run(request: Request) -> int | None:
         The exit status, None to show the help.
 
     Raises:
-        UserError: no run's folder, or a wrong word.
+        UserError: no run's folder, a wrong word, or a page that can't be written.
     """
     from kd.report.rules import Explained
 
@@ -117,7 +117,7 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
 
 
 def _alarms(request: Request) -> int:
-    """``--alarms NAMESPACE``: prints two requests for CloudWatch as JSON, alarms and a dashboard; sends nothing.
+    """``--alarms NAMESPACE``: prints CloudWatch's requests as JSON, an alarm for each rule and a dashboard; sends nothing.
 
     The dashboard is of the region AWS_DEFAULT_REGION; without it, the word REGION stands in its place.
     """
@@ -180,7 +180,9 @@ def _write(request: Request, flag: str, name: str, text: str) -> int:
 
 
 def _what_if(request: Request) -> int:
-    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes."""
+    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes; of a
+    changed data tier also whether it pays.
+    """
     from kd.report.facts import Facts
     from kd.report.input_costs import tier_pays
     from kd.report.what_if import KEYS, lines, read_change

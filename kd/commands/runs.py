@@ -239,10 +239,10 @@ def _described(folder: Path) -> dict[str, Any]:
 
     Returns:
         ``run`` (RECIPE/NAME), ``folder``, ``status``, ``metric`` (the first of :data:`MAIN` that it has, else its first),
-        the best value of the ``student`` and that of the ``teacher`` in it, ``images_per_s`` and ``verdict`` (what limits
-        it), each None where the summary lacks it; ``limit``, the verdict up to its colon; ``changed`` (Unix time of its
-        newest file but pages), ``bytes`` of its files, and ``safe_to_delete``: it is a run of kd's without
-        weights that no process trains, however new it is.
+        the value in it of the ``student`` (of several the first; the best, else the newest) and of the ``teacher``,
+        ``images_per_s`` and ``verdict`` (what limits it), each None where the summary lacks it; ``limit``, the verdict up
+        to its colon; ``changed`` (Unix time of its newest file but :data:`PAGES`), ``bytes`` of its files, and
+        ``safe_to_delete``: it is a run of kd's without weights that no process trains, however new it is.
     """
     summary = mapping_of(folder / "summary.json")
     training = bool(holder_of(folder))

@@ -39,7 +39,7 @@ def run(request: Request) -> int | None:
     A teacher without weights is trained first. One process is measured in any case, as all others are compared with it.
 
     Raises:
-        UserError: a wrong key, or a short run that fails.
+        UserError: a mistake in the command line or the settings, or a short run that fails.
     """
     if "help" in request.flags or not request.recipe:
         return None

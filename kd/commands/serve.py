@@ -114,7 +114,7 @@ def _model(request: Request, int8: bool) -> Path:
     """The ONNX file that the command line's first word means: an export's own, or that of a run.
 
     Args:
-        request: its first word is an export's folder, its ``model.onnx``, or a run's folder, which is exported where it has
+        request: its first word is an export's folder, a ``.onnx`` file, or a run's folder, which is exported where it has
             no such export.
         int8: a run's int8 export is wanted.
 

@@ -94,8 +94,8 @@ def _compare(place: str, request: Request) -> int:
     """Times a run's student under the conditions of the newest search that has its size, and adds it to that search.
 
     ``sizes.json`` and the page get a row of ``trained``: ``run``, ``name`` of the candidate, ``latency_ms`` (the median of a
-    batch), ``score`` (the run's own best validation, of the search's metric; None where it has none) and ``verdict`` (within
-    the budget or over it; "" without a budget of latency). A row of the same run is replaced.
+    batch), ``score`` (the run's own best validation, else its newest, of the search's metric; None where it has none) and
+    ``verdict`` (within the budget or over it; "" without a budget of latency). A row of the same run is replaced.
 
     Args:
         place: the run's folder, or its URL.

@@ -207,7 +207,7 @@ def _join_cluster(request: Request) -> Cluster | None:
     """Joins the job of the launcher that started this process: its settings and environment variables are set.
 
     Variables that are set already stay. A launcher that starts one process on each machine is passed over where the
-    settings say how many machines there are (``trainer.num_nodes``).
+    command line says how many machines there are (``trainer.num_nodes``); recipe and overlays do not count.
 
     Args:
         request: gets the launcher's settings, unless it names ``trainer.num_nodes``.
