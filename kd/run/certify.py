@@ -39,7 +39,7 @@ def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.
         pattern: with brackets; searched for in each name.
 
     Raises:
-        UserError: a name in which the pattern is not found, or too few groups.
+        UserError: a name in which the pattern is not found, or fewer groups than :data:`kd.proof.resample.FEWEST`.
     """
     names = []
     for number in numbers.tolist():
@@ -85,7 +85,7 @@ def check_pictures(
         Lines for the certificate, on what speaks against it; [] where nothing does.
 
     Raises:
-        UserError: the student was trained on some of these pictures, or they chose its epoch and ``despite_choice`` is
+        UserError: the student was trained on some of these pictures, or some chose its epoch and ``despite_choice`` is
             not given.
     """
     if run is None:
@@ -182,7 +182,7 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
     Args:
         run: the run's folder, or that of one of its students.
         judged: the pictures.
-        what: was measured, for the reader of the file.
+        what: the command that looks, for the reader of the file.
 
     Returns:
         ``looks``: how often these pictures (by their ``identity``) were looked at so far, this time included;
@@ -263,7 +263,8 @@ def _certified(
         claim: margin, confidence and groups.
 
     Raises:
-        UserError: groups that can't be had, too few of them or no pictures, or answers that are NaN or infinite.
+        UserError: groups that can't be had, too few of them or of the pictures, or answers that are NaN (of numbers also
+            infinite).
     """
     group = None
     if claim.groups is not None:

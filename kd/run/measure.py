@@ -64,8 +64,8 @@ class Options:
     """What ``kd-eval`` was given, checked."""
 
     split: str = ""
-    """Split of the data; "": ``val``, for a certificate or a cascade ``test`` where the data has one, and ``train`` for
-    disputed labels (:func:`evaluate_models` fills it in).
+    """Split of the data; "": ``val``, for a certificate or a cascade that of :func:`kd.run.certify.usual_split`, and
+    ``train`` for disputed labels (:func:`evaluate_models` fills it in).
     """
     folder: str | None = None
     """Folder of other pictures."""
@@ -82,7 +82,7 @@ class Options:
     despite_choice: bool = False
     """Pictures that chose a student's epoch are taken for a certificate or a cascade all the same."""
     disputed: bool = False
-    """Whether labels that the teacher's features dispute are listed."""
+    """Whether labels are listed that the teacher's features dispute, or the student's where the teacher's can't be had."""
     pays: PaysWish | None = None
     """What a distilled backbone is compared with (``pays=``)."""
 
@@ -102,7 +102,8 @@ class Options:
     def file(self) -> str:
         """Name of the JSON file in the run's folder, once :attr:`split` is filled in.
 
-        A folder's results never take the name of a split's.
+        Of a folder called ``train``, ``val`` or ``test`` it has ``folder_`` in it, and is not the split's; a folder called
+        as any other split shares that one's.
         """
         if not self.folder:
             return f"eval_{self.split}.json"
@@ -117,7 +118,7 @@ class Subject:
     """A model and the pictures that it is measured on."""
 
     name: str
-    """As it was given."""
+    """The run's folder, or a weights file as it was given."""
     run: Path | None
     """The run's folder; None for a bare weights file."""
     model: nn.Module
@@ -139,21 +140,21 @@ class Evaluation:
     """What an evaluation has found."""
 
     results: list[dict[str, Any]]
-    """The figures of each model: the content of ``eval_*.json`` (:func:`measure`)."""
+    """The figures of each model: the content of ``eval_*.json`` (:func:`measure`), with ``pays=`` that of ``pays.json``."""
     files: list[Path]
     """Files that the figures were written to."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
     """For each model but the first: on how many pictures the first alone is right, and on how many it alone; [] for tasks
     whose answers are not names of classes."""
     notes: list[str] = field(default_factory=list)
-    """What the sources of the pictures report about them, each line once."""
+    """Lines below the table (:func:`_notes`)."""
 
     @classmethod
     def written(
         cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options
     ) -> "Evaluation":
-        """Writes the figures into each run's folder, and to ``options.out`` where that is JSON; a table is written by the
-        caller, its file is among :attr:`files` all the same.
+        """Writes the figures into each run's folder, beside what :func:`_proven_before` keeps, and to ``options.out`` where
+        that is JSON; a table is written by the caller, its file is among :attr:`files` all the same.
 
         Args:
             results: of each model.
@@ -178,14 +179,16 @@ class Evaluation:
 def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """The certificate and the cascade in a run's file that are about the same student on the same pictures; {} without.
 
-    The caller keeps them where the new figures have none: the page and the card show them.
+    The same pictures are those of one ``identity``, the same student one of equal figures (``student``: parameters and
+    metrics), not of equal weights. The caller keeps them where the new figures have none: the page and the card show them.
 
     Args:
         file: of earlier figures, or missing.
         result: the new figures.
     """
     before = mapping_of(file)
-    for key in ("identity", "student"):  # the same folder may be spelled in two ways
+    # not compared by `data`, as the same folder may be spelled in two ways
+    for key in ("identity", "student"):
         if key not in before or before[key] != result.get(key):
             return {}
     return {key: before[key] for key in ("certificate", "cascade") if key in before}
@@ -240,7 +243,7 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
         options: of the command.
 
     Raises:
-        UserError: no pictures are named, or a student's file without a trained classifier.
+        UserError: no pictures are named, a student's file without a trained classifier, or as of :func:`_foreign`.
     """
     file = weights_file(Path(word), "weights")
     overridden = {item.split("=", 1)[0] for item in request.overrides}
@@ -351,7 +354,8 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
         prints features where the first has ``rankme`` (students without a classifier), else accuracies.
 
     Raises:
-        UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table.
+        UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table; pictures or
+            models that can't prove what is asked.
     """
     if options.disputed and not (options.split or options.folder):
         options = replace(options, split="train")
@@ -440,7 +444,7 @@ class _Proof:
     sureness: Sureness | None = None
     """For the cascade of a single model."""
     disputes: Disputes | None = None
-    """For the labels that a single model disputes."""
+    """For the disputed labels, of a single model."""
 
     @classmethod
     def of(cls, measured: Sequence[Subject], options: Options) -> "_Proof":
@@ -468,7 +472,7 @@ class _Proof:
 
     def add_to(self, results: list[dict[str, Any]]) -> None:
         """Puts certificates, the cascade and disputed labels into the models' figures, and counts the looks at these
-        pictures.
+        pictures (:func:`_look`), also where nothing is to be proven.
         """
         options = self.options
         place = options.place
@@ -770,7 +774,8 @@ def _notes(of_data: Iterable[str], runs: Iterable[Path | None], options: Options
 
 
 def _note_on_precision(run: Path, options: Options) -> str:
-    """Why a run's figures are not to the digit those of its own validations; "" where they should be.
+    """Why a run's figures are not to the digit those of its own validations; "" where they should be, and for other
+    pictures than ``val``.
 
     Args:
         run: its folder, or that of one of its students.

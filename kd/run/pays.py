@@ -1,8 +1,8 @@
 """``kd-eval RUN pays=DIR``: what a distilled backbone is worth, by a linear probe on its frozen features, or by a detector.
 
-In the probe each start has the same layers: those that the run's losses have taught. Each seed fits a ridge classifier
-(:func:`kd.tasks.features.ridge_classifier`) to another half of the labelled training pictures, the same half for all
-starts, and all are judged by the same validation pictures.
+In the probe each start has the same layers: those that the run's losses have taught, else the classifier's input. Each
+seed fits a ridge classifier (:func:`kd.tasks.features.ridge_classifier`) to another half of the labelled training
+pictures, the same half for all starts, and all are judged by the same validation pictures.
 """
 
 import copy
@@ -68,8 +68,8 @@ class TaughtFeatures:
         self.taps = Taps(model, [layers], prepare)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The mean of each layer over its positions, one layer after the other: float32 ``(N, D)`` of uint8
-        ``(N, 3, H, W)``.
+        """The mean of each layer over its positions (of tokens, the patch tokens), one layer after the other: float32
+        ``(N, D)`` of uint8 ``(N, 3, H, W)``.
         """
         with self.taps as caught:
             self.model(self.prepare(images))
@@ -160,8 +160,8 @@ def _taught_layers(config: Mapping[str, Any]) -> list[str]:
 
 
 def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
-    """The student's architecture with the weights of ``pretrained=``, or with those that the run began with; None where
-    there are neither.
+    """The student's architecture with the weights of ``pretrained=``, or with those of ``model.student.checkpoint`` or
+    ``.pretrained`` that the run began with; None where there are neither. Layers that it inherited are no such weights.
 
     Raises:
         UserError: they can't be had, or do not fit.
@@ -209,7 +209,7 @@ def _settle_norms(
     data: DistillationDataModule,
     device: torch.device,
 ) -> None:
-    """Gives the batch norms of random starts the statistics of the labelled training pictures.
+    """Gives the batch norms of random starts the statistics of labelled training pictures, :data:`OF_NORMS` at most.
 
     As drawn they hold mean 0 and variance 1; a training gives them its pictures' statistics in its first steps. Models
     without batch norms are left as they are.
@@ -334,7 +334,9 @@ def _points(gain: Gain) -> dict[str, float]:
 
 
 def _notes(data: DistillationDataModule, judged: int) -> list[str]:
-    """What speaks against the figures: judging pictures that the student has seen without their labels."""
+    """What speaks against the figures: judging pictures that are among the run's training pictures, without those of
+    ``data.unlabeled``.
+    """
     with suppress(UserError, OSError):  # the pictures of the distillation may be gone
         distilled = files_of(data.splits.listed("train")[0])
         shared = files_of(data.splits.listed("probe")[1]) & distilled
@@ -348,7 +350,8 @@ def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str,
     """The mAP of detectors that were fine-tuned from all starts, and what the distilled one gains over each other.
 
     Returns:
-        The part ``detector`` of ``pays.json``, as of :func:`_probed`; scores are in 0..1, by metric.
+        The part ``detector`` of ``pays.json``, as of :func:`_probed`; scores are in 0..1, by metric, which a gain names as
+        ``of``.
     """
     from kd.run.pays_boxes import Budget, check_extra, detectors, gains_of
 
