@@ -140,7 +140,7 @@ def batch_size(
 def gpu_memory_increase(
     memory: Sequence[float], increase: float = 0.1, window: int = 500, skip: int = 100
 ) -> Finding | None:
-    """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window`` samples.
+    """GPU memory grew steadily by ``increase`` from the first to the last tenth of the newest ``window`` samples.
 
     Args:
         memory: of one GPU in %, a value a sample.
@@ -155,7 +155,7 @@ def gpu_memory_increase(
 def memory_leak(
     rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20
 ) -> Finding | None:
-    """Memory of the training process and its children grows in nearly all tenths after the first third of the run.
+    """Memory of the training processes and their children grows in nearly all tenths after the first third of the run.
 
     Args:
         rss_mb: MB in use, a value a sample.
@@ -196,7 +196,7 @@ def _steady_growth(
     growth = last - first
     needed = max(increase * first, least)
 
-    # Steadily: at most one tenth fell, and the median rise is no less than half of the mean one.
+    # Steadily: at most one tenth did not rise, and the median rise is no less than half of the mean one.
     rises = [after - before for before, after in pairwise(tenths)]
     rises.sort()
     median_rise = percentile(rises, 50)
@@ -286,7 +286,8 @@ def dataloader(
 ) -> Finding | None:
     """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare.
 
-    One thread more than there are cores is usual, as are the threads of a single loader process.
+    One more than there are cores is usual. Where each training process has one loader process or none, its compute threads
+    do not count.
 
     Args:
         data_share: share of the step that waits for its batch, 0 to 1.
@@ -295,7 +296,7 @@ def dataloader(
         cores: that the processes of one machine may use.
         low: fires above this ``data_share``.
         processes: training processes of a machine.
-        others: cores that other programs use.
+        others: cores that other programs use; they are not to spare.
     """
     loaders = processes * num_workers
     taken = processes * (num_workers + threads)
@@ -340,7 +341,8 @@ def efa_missing(network: str) -> Finding | None:
     """NCCL sends over TCP between machines that have AWS's faster network, EFA.
 
     Args:
-        network: NCCL's name of what it sends over (``Socket`` is TCP); empty where the machines have no EFA.
+        network: NCCL's name of what it sends over (``Socket`` is TCP); empty on one machine, without EFA, or where NCCL
+            names none.
     """
     if network != "Socket":
         return None
@@ -351,7 +353,10 @@ def efa_missing(network: str) -> Finding | None:
 
 
 def phase_variation(swing: Swing | None) -> Finding | None:
-    """A computing phase swings although nothing changes its shapes: its threads wait for a core, or a clock changes."""
+    """A computing phase swings although nothing changes its shapes: its threads wait for a core, or a clock changes.
+
+    ``swing``: of :func:`kd.report.limits.swing`, which says how far it must swing; None: no phase does.
+    """
     if swing is None:
         return None
     lever = "check for other programs on the machine, and for a device that lowers its clocks"
@@ -370,8 +375,8 @@ def scheduler_delay(
     """Threads wait for a core for ``at`` of the time.
 
     Args:
-        training: share of the time, of the training processes' most delayed thread.
-        loading: of the loader processes.
+        training: share of the time, of the training processes' most delayed thread; None: not recorded.
+        loading: likewise, of a loader process.
         thread: name of that thread.
         at: fires from here.
         processes: training processes of a machine.

@@ -24,7 +24,7 @@ OF_THE_START = 20
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
-    """A step's length, without validation and profiling."""
+    """A step's length in ms: the sum of its phases', without validation and profiling."""
     return sum(ms for name, ms in phases.items() if name in PHASES)
 
 
@@ -39,7 +39,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 class StepFacts:
-    """What steps and machines say. ``rank`` is the typical one: neither the straggler nor the one that waits most.
+    """What steps and machines say. Where it is of one rank, that is the typical one, :attr:`rank`.
 
     Args:
         run: the records.
@@ -50,7 +50,7 @@ class StepFacts:
 
     @cached_property
     def phases_by_rank(self) -> dict[int, dict[str, float]]:
-        """Mean ms a step by phase, validation too; the first step of the process left out."""
+        """Mean ms a step by phase, validation and profiling too; the first step of the process left out."""
         ranks = self.run.totals or self.run.steps
         return {rank: _mean_phases(self.run, rank) for rank in ranks}
 
@@ -64,7 +64,7 @@ class StepFacts:
 
     @cached_property
     def rank(self) -> int:
-        """The typical rank, whose phases are shown: that with the median computing time."""
+        """The typical rank, whose phases are shown: that with the median computing time, of the middle two the faster."""
         ranks = sorted(self.compute_ms, key=lambda rank: self.compute_ms[rank])
         if not ranks:
             return 0
@@ -87,7 +87,7 @@ class StepFacts:
 
     @cached_property
     def total(self) -> dict[str, Any]:
-        """Sums over all steps of the typical rank, also those that were not recorded one by one."""
+        """Sums over all steps of the typical rank but each process's first, also those that were not recorded one by one."""
         return self.run.totals.get(self.rank, {})
 
     @cached_property
@@ -138,7 +138,7 @@ class StepFacts:
     # -- processes, cores and GPUs -------------------------------------------------------------------------------------
     @cached_property
     def cpu(self) -> bool:
-        """Whether the run trains on CPUs."""
+        """Whether the run trains on CPUs; True also where no record says."""
         return self.header.get("device", "cpu") == "cpu"
 
     @cached_property
@@ -264,13 +264,13 @@ class StepFacts:
 
     @cached_property
     def delayed_thread(self) -> str:
-        """The thread that was seen waiting for a core most often; "" without any."""
+        """The name that training's most delayed thread had in most samples; "" without any."""
         names = [sample["thread"] for sample in self.samples if sample.get("thread")]
         return max(set(names), key=names.count) if names else ""
 
     @cached_property
     def loader_wait(self) -> float | None:
-        """Share of the time that a loader process's threads waited for a core; ``None``: not recorded."""
+        """Share of the time that a loader process's most delayed thread waited for a core; ``None``: not recorded."""
         shares = [wait / 100 for sample in self.samples for wait in sample.get("loader_wait", [])]
         return mean(shares) if shares else None
 
@@ -287,8 +287,8 @@ class StepFacts:
         """Whether processes other than the job's have the cores that it lacks.
 
         They do where they use more than half a core (of a single core, which is shared fairly, more than a quarter), and
-        all processes together more than three quarters of the cores. If the job alone needs more cores than there are,
-        they must use more than its processes beside this one.
+        this and a core for each of the job's loader processes and threads are more than three quarters of the cores. If
+        the job alone needs more cores than there are, they must use more than its processes beside this one.
         """
         wanted = self.processes * (self.workers + self.threads)
         least = min(0.5, 0.25 * self.cores)
@@ -312,7 +312,10 @@ class StepFacts:
 
     @cached_property
     def ready_ms(self) -> float:
-        """Ms a step that training waits for a core: its main thread, or a more delayed one; 0 behind a GPU."""
+        """Ms a step that training waits for a core; 0 where a GPU hides it (:attr:`hidden`).
+
+        Of its main thread, or of a more delayed one; with one thread on a CPU the main thread alone counts.
+        """
         if self.hidden:
             return 0.0
         main_thread_ms = self.per_step("ready_ms")
@@ -323,7 +326,7 @@ class StepFacts:
 
     @cached_property
     def ready_thread(self) -> str:
-        """Whose delay :attr:`ready_ms` is, where it is not the main thread's."""
+        """Whose delay :attr:`ready_ms` is, where it is not the main thread's; else ""."""
         return self.delayed_thread if self.ready_ms > self.per_step("ready_ms") else ""
 
     def larger_batch(self, times: float) -> str:
@@ -362,7 +365,7 @@ class StepFacts:
     def gpu_busy(self) -> float | None:
         """Share of the time that the GPUs compute, 0 to 1: of the newest kernel profile, without one NVML's mean.
 
-        ``None``: not known. A training that runs keeps its GPU busy, so 0 % is what NVML reports where it can't
+        ``None``: not known, or on CPUs. A training that runs keeps its GPU busy, so 0 % is what NVML reports where it can't
         measure (MIG slices, vGPUs).
         """
         if self.cpu:
@@ -407,7 +410,8 @@ def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
 def hot_cores_text(cores: Sequence[Sequence[float]]) -> str:
     """That a few cores are :data:`FULL` while the cores as a whole have time; empty where it is not so.
 
-    It is so in more than half of the samples. A few are :data:`A_FEW` of all; they have time up to :data:`HAVE_TIME`.
+    In more than half of the samples the cores have time: their mean is :data:`HAVE_TIME` at most. In the median of these
+    samples a few are full: one at least, and at most a share :data:`A_FEW` of all.
 
     Args:
         cores: use of each core in %, a row a sample, without those of the start.
