@@ -146,7 +146,7 @@ def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | None]:
     return [
         {
             "kind": "verdict",
-            "bound": "size",
+            "bound": "size",  # an attribute of the box in HTML
             "text": headline(sizes),
             "others": _how(sizes, conditions),
         },

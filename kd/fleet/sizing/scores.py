@@ -157,9 +157,10 @@ def split_of(student: Student) -> str:
 
 
 def hold_out(module: DistillationModule, data: DistillationDataModule) -> DistillationDataModule:
-    """Makes :data:`HELD_OUT` of the training pictures the validation split, in place; returns ``data``.
+    """Makes :data:`HELD_OUT` of each class of the labelled training pictures the validation split, in place.
 
     Training leaves them out. Students without a classifier are scored on the probe's pictures: then nothing changes.
+    Returns ``data``.
     """
     if split_of(module.student_of_one) == "val":
         data.splits.validate_in_training(HELD_OUT)

@@ -29,7 +29,8 @@ from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 from kd.storage.writing import write_json
 
 Row = dict[str, Any]
-"""A candidate as ``sizes.json`` has it: numbers by name; a number that is not known is missing."""
+"""A candidate as ``sizes.json`` has it: its settings, and what is known of it by name; a number that is not known is
+missing."""
 
 
 class Results:
@@ -153,9 +154,13 @@ class SizeSearch:
             "conditions": asdict(self.plan.conditions),
             "machine": processor(),
             "steps": self.plan.steps,
+            # pictures that score the candidates
             "held_out": len(self.data.split(split_of(self.student)).targets),
+            # how many scored candidates have the size of a finished run
             "evidence": evidence,
+            # training pictures, at most, that inherited layers are fitted on
             "fitted_on": fitted_on(self.student),
+            # as a candidate, where it can be timed, with ``before``, where it was scored
             "teacher": teacher_row | self.results.of("score", TEACHER, self._basis()),
             "candidates": sorted(rows.values(), key=lambda row: row["params"]),
             "choice": choice,
