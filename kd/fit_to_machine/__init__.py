@@ -28,12 +28,13 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
     whether a cache pays, depends on the batch size and the loader processes.
 
     Args:
-        run: the module, attached to its trainer; its teacher is in place and its losses are settled.
+        run: the module, attached to its trainer; its teacher is in place, and its losses are settled unless it resumes.
         data: gets the batch size and workers that were measured, and follows the cache.
 
     Raises:
-        UserError: a batch too small for a loss that compares its samples, ``auto`` where it can't be measured, or a cache
-            beside a teacher in shards or that can't be opened.
+        UserError: a batch too small for a loss that compares its samples, or larger than the training set; ``auto`` where
+            it can't be measured; ``data.batch_size=auto`` without ``optim.lr_batch``; a cache beside a teacher in shards, or
+            one that can't be opened.
 
     Returns:
         The teacher, behind a cache of its answers where that is set, or pays, and a loss reads the teacher; None without
@@ -50,13 +51,13 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
 
 
 def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) -> None:
-    """Lets the data repeat the views that a cache has answers for, and read the pixels that it keeps.
+    """Lets the data repeat the views that a cache has answers for, and its loaders read what the cache keeps.
 
     Without a cache each epoch has views of its own, and pictures are decoded; that undoes an earlier call.
 
     Args:
-        data: its ``views`` (how many views of a picture before they repeat; None: they never do) and ``reading`` are
-            set.
+        data: its ``views`` (how many views of a picture before they repeat; None: they never do) and ``reading`` (how
+            loaders read the caches; None: without one) are set.
         answering_teacher: behind a cache or not; None without a teacher.
     """
     caches = list(caches_of(answering_teacher).values())
@@ -161,7 +162,7 @@ def restore_auto(
     """The teacher with or without a cache, whichever the resumed run had, where ``cache=auto`` chose.
 
     A cache repeats its views, so with another choice the resumed run would see other pictures than the one before. The
-    module calls it on every rank when a checkpoint is loaded, after :func:`apply_auto` has chosen anew.
+    module calls it on every rank when a checkpoint is loaded, in a fit after :func:`apply_auto` has chosen anew.
 
     Args:
         run: the module, attached to its trainer.

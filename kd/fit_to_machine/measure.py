@@ -37,14 +37,14 @@ TRIED_ROOM = 0.1
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
-    """Median of three calls of ``call`` in milliseconds, after one that warms up; waits for the device."""
+    """Median of three calls of ``call`` in milliseconds, after one that warms up; waits for a CUDA device."""
     call()
     seconds = timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3)
     return 1000 * statistics.median(seconds)
 
 
 def _clock(device: torch.device) -> float:
-    """Seconds on a clock without a date, read once the device has done what was queued: two readings bound its work."""
+    """Seconds on a clock without a date, read once a CUDA device has done what was queued: two readings bound its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -57,9 +57,9 @@ class StepCost:
     teacher_ms: float
     """The teacher's forward pass."""
     student_ms: float
-    """The student's forward and backward pass."""
+    """The forward and backward passes of all students."""
     loading_ms: float
-    """From disk to batch, if one process makes all batches."""
+    """From disk to batch, as :func:`step_cost` loads it, if one process makes all batches."""
     num_workers: int
     """Loader processes; with 0, loading and computing take turns."""
 
@@ -98,8 +98,9 @@ class StepCost:
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     """Times the parts of a step, in ms, on a batch of the training set; leaves the students as they are.
 
-    Loading is timed on 32 pictures at most and scaled to the batch. Compute is timed on a whole batch, in this process
-    alone; the optimizer's step is left out. A teacher that answers from elsewhere (a file, an address), or several of which
+    Loading is timed on 32 pictures at most, which this process decodes as validation shows them (no augmentation), and
+    scaled to the batch. Compute is timed on a whole batch of them, repeated, in this process alone; the optimizer's step is
+    left out. A teacher that answers from elsewhere (a file, an address), or several of which
     one does, count as 0 ms.
 
     Args:
@@ -129,6 +130,7 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
     """A function that costs what learning costs: forward and backward of copies of all students.
 
     The run's own students get no gradients, and their BatchNorm averages stay. The copies live as long as the function.
+    Dropout in them draws from torch's generators.
 
     Returns:
         Takes pictures ``(N, 3, H, W)``, uint8, on ``device``; returns nothing.

@@ -75,8 +75,8 @@ class Memory:
         run: attached to its trainer.
 
     Attributes:
-        teacher: bytes of its weights; 0 without one.
-        student: bytes of the students' weights in this process, averages left out.
+        teacher: bytes of its weights, all of them wherever ``placement`` puts them; 0 without any.
+        student: bytes of the students' weights in this process, their moving averages (``ema_decay``) left out.
         gradients: bytes of the gradients in this process, those of the losses' own weights among them.
         optimizer: bytes of its state in this process, taken as two numbers for each trained one (Adam's).
         unsharded: bytes that the last three have together where nothing is in shards.
@@ -175,7 +175,7 @@ class Memory:
 
 def _shards(run: AttachedModule) -> tuple[int, bool]:
     """Over how many processes the optimizer's state lies (1: each has all of it), and whether weights and gradients do
-    too (FSDP).
+    too (FSDP; not so DeepSpeed at any stage). ``optim.zero`` of one student counts for all.
     """
     strategy = run.trainer.strategy
     if isinstance(strategy, Sharding):

@@ -37,14 +37,15 @@ _rank_is_done = threading.Event()  # set by leave_starter()
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
-    """Starts ``kd-train``; on Linux it gets a SIGTERM when this thread, which counts as its parent, ends in any way.
+    """Starts ``kd-train``, or the command that the first word names (``eval``); on Linux it gets a SIGTERM when this thread,
+    which counts as its parent, ends in any way.
 
-    It trains on this machine alone: the variables by which a launcher describes a job are not passed on, and SageMaker's
+    It works on this machine alone: the variables by which a launcher describes a job are not passed on, and SageMaker's
     description of the job in files is not read. The folders of SageMaker's channels stay known.
 
     Args:
         items: the words of its command line, without the name.
-        popen: further arguments of ``subprocess.Popen``; ``env`` is added to this process's environment.
+        popen: further arguments of ``subprocess.Popen``; ``env`` is added to what it gets of this process's environment.
     """
     env = {}
     for name, value in os.environ.items():
@@ -82,8 +83,8 @@ def with_outer_keys(message: str) -> str:
 
 
 def reason_in(log: Path) -> str:
-    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, from the log of its output: the last reason that
-    the log has, else its last line; then the path of the log.
+    """Why a ``kd-train``, ``kd-latency`` or ``kd-eval`` failed, in a line, from the log of its output: its last line that
+    begins with such a name and may be a reason, else its last line; 200 characters at most, then the path of the log.
     """
     text = ""
     if log.is_file():
@@ -96,16 +97,19 @@ def reason_in(log: Path) -> str:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel (Linux) for a SIGTERM at the parent's end; on other systems nothing.
+    """Asks the kernel (Linux) for a SIGTERM at the end of the thread that has started this process; on other systems
+    nothing.
 
-    It runs in the child, also between ``fork`` and ``exec`` (``preexec_fn``): so it imports nothing and takes no lock.
+    It runs in the child, also between ``fork`` and ``exec`` (``preexec_fn``): so it imports nothing and takes no lock of
+    Python's.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_with_parent() -> None:
-    """In a child of kd's that was given :data:`PARENT`, as it starts: asks the kernel for a SIGTERM at the parent's end.
+    """In a child of kd's that was given :data:`PARENT`, as it starts: asks the kernel for a SIGTERM at the parent's end,
+    and ends at once where that has come already.
 
     In any other process, and on systems other than Linux, nothing.
     """

@@ -16,7 +16,8 @@ from kd.errors import UserError
 from kd.launch import groups
 
 PORT = "29500"
-"""TCP port of rank 0 where the processes meet, unless ``MASTER_PORT`` is set."""
+"""TCP port of rank 0 where the processes of several machines meet, where neither ``MASTER_PORT`` nor the launcher names
+another one."""
 RANKS: tuple[str, ...] = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 """Variables in which launchers put the number of a process or of its machine."""
 INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
@@ -34,7 +35,7 @@ class Cluster:
     devices: int | None
     """Processes on each; None leaves it to the trainer."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables that the processes need and the launcher does not set; the caller puts them there."""
+    """Environment variables that the processes need; the caller puts those there that are not set."""
     job: str | None = None
     """Name of the job, the same after a restart; None: the launcher gives none."""
     role: Literal["train", "data"] = "train"
@@ -56,7 +57,9 @@ class Cluster:
 
     @property
     def starts_each_process(self) -> bool:
-        """Whether the launcher has started every process itself, so that none may start more."""
+        """Whether the launcher has started every process itself, so that none may start more; of SLURM also True for a job
+        of a single task, which may start others (``trainer.devices``).
+        """
         return self.launcher in ("torchrun", "mpirun", "SLURM")
 
 
@@ -289,7 +292,8 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
 def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     """The job as SLURM's variables describe it; None outside a job, or in a shell within one that has a single task.
 
-    ``srun`` has started each process. A batch script's single task counts as a job only where ``srun`` starts it.
+    ``srun`` has started each process; but a single task may start others (``trainer.devices``). A batch script's single
+    task counts as a job only where ``srun`` starts it.
 
     Raises:
         UserError: several tasks, and ``srun`` has not started this process; or tasks that are not the same number on each
@@ -397,7 +401,7 @@ def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
     Args:
         job: its name; None: it has none.
         runs: the folder of the recipe's runs, on a file system that all machines share.
-        command: the command line: a job may run several.
+        command: the command line's words ``KEY=VALUE``, without its overlays: a job may run several.
     """
     if job is None:
         return None
@@ -410,7 +414,8 @@ def _digest(*parts: str) -> str:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process speaks for the job, by its environment: known before any process group exists.
+    """Whether this process speaks for the job, by its environment: known before any process group exists. Of SageMaker,
+    SkyPilot and TrainJob, each machine's first process does until :attr:`Cluster.variables` are set.
 
     Of a process that torchrun or mpirun has started only the rank that these gave it counts: inside a SLURM job, SLURM's
     variables number the tasks that started torchrun or mpirun.

@@ -52,8 +52,8 @@ class MachineNames:
 
 
 def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None:
-    """The machines of a SageMaker job; None outside such a job. Of several instance groups one trains, the others prepare
-    data.
+    """The machines of a SageMaker job; None outside such a job, and in a child that is no process of it. Of several instance
+    groups one trains, the others prepare data.
 
     Where both say something, the environment counts before the file; the hosts must be the same in both.
 
@@ -62,8 +62,9 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
         resource_file: SageMaker's description of the cluster; it may be missing.
 
     Raises:
-        UserError: the two name other hosts, or no host; this machine or a group's is not one of them; not exactly one group
-            is found to train, or it has no GPUs while another has.
+        UserError: the two name other hosts, or no host; this machine is not one of them; the groups' hosts are not the
+            job's; this machine's group is named otherwise than it is listed; not exactly one group is found to train, or it
+            has no GPUs while another has.
     """
     if OUTSIDE in env:
         return None
@@ -106,7 +107,7 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
 
 
 def read_json(text: str, where: str, kind: type[T]) -> T:
-    """The list or mapping in a JSON text that SageMaker has written.
+    """The list or mapping in a JSON text that SageMaker, or ``kd-launch``, has written.
 
     Args:
         text: JSON.

@@ -32,7 +32,7 @@ class Started:
     """On how many machines; None: not known."""
 
 
-# launcher, the variable that counts its processes
+# launcher, a variable by which it is recognised, the variable that counts its processes
 LAUNCHERS = (
     ("torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
@@ -96,15 +96,16 @@ def processes_asked_for(trainer: Mapping[str, Any]) -> int:
 def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> None:
     """Refuses a trainer that wants other processes than there are. Nothing has been waited for yet.
 
-    Every process calls it, as soon as the trainer is made.
+    Every process calls it, as soon as the trainer is made, unless a plugin of the user's is the cluster's environment.
 
     Args:
         trainer: Lightning's, which wants ``num_nodes * num_devices`` processes.
         env: the process's environment.
 
     Raises:
-        UserError: names the variable of the environment, how many processes there are, and how many are wanted; or this
-            process should start others of its machine, and its program has no file to start.
+        UserError: a launcher has started another number of processes (names the variable that counts them), or on another
+            number of machines; it is ``mpiexec``, whose processes do not know each other; or this process should start
+            others of its machine, and its program has no file to start.
         UserErrorOfAll: no launcher, and a rank or a count in the environment (:func:`_check_alone`).
     """
     nodes = trainer.num_nodes

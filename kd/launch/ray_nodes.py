@@ -191,7 +191,7 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
     Raises:
         UserError: the job has machines that prepare data, and the run does not use them; Ray is not installed; or a
             machine has not come in :data:`WAIT_S` seconds.
-        RunError: Ray has ended on this machine.
+        RunError: Ray has ended on this machine while this process waited.
     """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         yield

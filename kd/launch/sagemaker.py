@@ -20,10 +20,10 @@ _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")
 
 @dataclass(frozen=True)
 class Container:
-    """The folders below ``/opt/ml``."""
+    """A training job's container: its folders and hyperparameters."""
 
     base: Path
-    """``/opt/ml``."""
+    """``/opt/ml``, or where :func:`kd.launch.groups.base` finds it."""
     settings: dict[str, str]
     """The job's hyperparameters: keys of ``kd-train`` and their values as text."""
     trial: str = ""
@@ -53,7 +53,7 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
     The hyperparameters come from the variable ``SM_HPS``, which SageMaker's toolkit sets, else from SageMaker's file.
 
     Raises:
-        UserError: hyperparameters that are no mapping.
+        UserError: hyperparameters that are not JSON, or no mapping.
     """
     config = job_folder(env)
     if config is None:
