@@ -93,7 +93,11 @@ class DistillationModule(Inference):
         prepare: Callable[[Tensor], Tensor] | None = None,
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Arguments as of the class. The teacher is not registered: it is neither trained nor saved."""
+        """Arguments as of the class. The teacher is not registered: it is neither trained nor saved.
+
+        A ``student`` that is a :class:`~kd.distill.student.Student` brings its task, losses and optimizer: beside it
+        ``teacher`` and ``teacher_prepare`` alone are read.
+        """
         super().__init__()
         object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
         self.teacher: RunTeacher | None
@@ -109,7 +113,7 @@ class DistillationModule(Inference):
             )
         self.take(Students(student))
         self._range = RangeCheck()
-        self.memory: Memory | None = None  # bytes of a step's parts, on rank 0 once a fit is set up
+        self.memory: Memory | None = None  # bytes of a step's parts: rank 0, in a fit on kd's data
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
@@ -144,7 +148,7 @@ class DistillationModule(Inference):
             The first of the modules, which now has all students; the others are not needed any more.
 
         Raises:
-            UserError: students with different teachers or tasks.
+            UserError: students with different teachers, or with tasks of different kinds.
         """
         first = next(iter(modules.values()))
         students = {}
@@ -243,7 +247,8 @@ class DistillationModule(Inference):
         """Gives the students their first weights, while the teacher is whole and not yet placed.
 
         Each student starts from its teacher's layers where its settings say so; else a new classifier on pre-trained
-        weights is fitted, to labels, or without them to the teacher's answers. A resumed run does not call it.
+        weights is fitted: to labels where they train it, or to the teacher's answers where these alone do. A resumed run
+        does not call it.
 
         Args:
             sample: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None: there are
@@ -253,7 +258,7 @@ class DistillationModule(Inference):
                 model is put back where it was.
 
         Returns:
-            Messages for the user, of each student for which anything was done.
+            Messages for the user about the students' first weights; none of a student where nothing is unusual.
         """
         self.begun = True
         labelled = None
@@ -346,8 +351,8 @@ class DistillationModule(Inference):
         return notes
 
     def on_fit_start(self) -> None:
-        """Keeps the optimizers' settings before Lightning loads a checkpoint's over them; the students' inputs get the
-        dtype that ``trainer.precision`` has given to their weights.
+        """Keeps the optimizers' settings before Lightning loads a checkpoint's over them; the students' inputs (of a
+        :class:`kd.Preprocess`) get the dtype that ``trainer.precision`` has given to their weights.
 
         Raises:
             UserError: the checkpoint's optimizers or schedules do not fit this run's
@@ -366,8 +371,8 @@ class DistillationModule(Inference):
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host.
 
-        Warns once of float pictures in 0..255.
-        Lightning calls it before the batch goes to the device. A batch that was answered ahead
+        Warns of float pictures in 0..255 in the first batch, the only one that is looked at.
+        Lightning calls it before the batch goes to the device. A batch that was copied or answered ahead
         (:mod:`kd.teachers.ahead`) is already there and stays as it is.
 
         Returns:
@@ -388,7 +393,7 @@ class DistillationModule(Inference):
         return batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Sets the losses' epoch of all planned ones, which schedules of weights and temperatures follow."""
+        """Tells the losses the epoch, and how many are planned: schedules of weights and temperatures follow them."""
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
@@ -490,8 +495,9 @@ class DistillationModule(Inference):
         """Refuses another teacher, other data or classes, or states that do not fit; restores what ``auto`` had chosen.
 
         Lightning calls it with the checkpoint as read, before it loads anything of it (FSDP has loaded weights and
-        optimizers itself). Without a trainer nothing is compared. Weights, loops, optimizers and schedules are compared for
-        a fit alone; the batch size and the cache that ``auto`` had chosen are restored in any case.
+        optimizers itself). Without a trainer nothing is compared. Weights, loops, and states of optimizers and schedules
+        are compared for a fit alone; with kd's data module the batch size and the cache that ``auto`` had chosen are
+        restored in any case.
 
         Raises:
             UserError: the first difference, by its key.

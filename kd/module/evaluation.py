@@ -55,12 +55,12 @@ def warn_of_repeats(loaders: object) -> None:
 
 @dataclass
 class Seen:
-    """What models answered to the N real pictures of a batch, on one device; padding is left out."""
+    """What models answered to the N real pictures of a batch, on one device (but for ``index``); padding is left out."""
 
     target: Tensor
     """Labels: class ids ``(N,)``, or what else the task has as targets ``(N, ...)``."""
     index: Tensor | None
-    """Numbers of the pictures ``(N,)``; None where the loader gives none."""
+    """Numbers of the pictures ``(N,)``, on the batch's device; None where the loader gives none."""
     taught: dict[str, Tensor] = field(default_factory=dict)
     """The teacher's logits ``(N, C, ...)``, of several their mean, under :data:`kd.teachers.answer.ALL`; with ``members``
     of :func:`look` also each one's under its name. Empty without a teacher that has run."""
@@ -157,15 +157,16 @@ class Validation:
     def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
         """Adds a batch to the metrics; padding is left out.
 
-        Students without a classifier are compared with the teacher's features instead; without a teacher nothing is added.
+        Students without a classifier are compared with the teacher's features instead; of them nothing is added without
+        a teacher.
 
         Args:
             batch: on the students' device.
             in_step: all processes must run the students equally often, as they are in shards.
 
         Returns:
-            By student: logits, targets and numbers of the pictures that were added; {} where all was padding, and for
-                students without a classifier.
+            By student: logits, targets and numbers of the pictures that were added; {} where all was padding, for
+                students without a classifier, and where no student is measured.
         """
         measured = self.students.measured
         headless = [s for s in measured.values() if isinstance(s, HeadlessStudent)]
@@ -224,8 +225,8 @@ class Labelled:
         """The share of classified pictures, in 0..1, that the features of the model ``name`` classify rightly.
 
         Returns:
-            ``knn1`` by the nearest neighbours, ``probe1`` by a ridge regression (:data:`kd.report.metric.PROBE`),
-                rounded to six digits.
+            ``knn1`` by the nearest neighbours (:func:`knn_accuracy`), ``probe1`` by a ridge regression
+                (:func:`ridge_accuracy`), rounded to six decimals.
         """
         features = self.features[name]
         bank = self.bank
@@ -319,8 +320,9 @@ def metrics_of_student(
         student: gives logits; moved to the device and in eval mode afterwards.
         prepare: uint8 pictures -> its input.
         batches: of one split, in one process.
-        task: its metrics are computed; moved to the device, and added to what it has counted before.
-        teacher: for ``agreement`` and its own metrics; None: without.
+        task: its metrics are computed; moved to the device, and added to what it has counted before: for the teacher,
+            whose metrics a copy counts, too.
+        teacher: for ``agreement`` and its own metrics; moved to the device, in float32; None: without.
         device: of the computation; None: the CPU.
         listeners: receive each batch's logits, in order; nothing from a loader that gives no numbers of pictures.
     """
@@ -395,12 +397,12 @@ class Answers:
         return "label" in first_row
 
     def right(self) -> dict[int, bool]:
-        """Whether the student's answer equals the label, by the picture's number."""
+        """Whether the student's answer equals the label, by the picture's number; only where :attr:`are_names`."""
         return {i: row["student"] == row["label"] for i, row in self.rows.items()}
 
     def only(self, other: "Answers") -> tuple[int, int]:
         """How many pictures this student alone is right on, and how many the ``other`` alone; the pictures are the
-        same.
+        same, and the answers names (:attr:`are_names`).
         """
         others_right = other.right()
         this_alone = 0

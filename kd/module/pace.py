@@ -45,9 +45,10 @@ def scales_gradients(trainer: Trainer) -> bool:
 
 
 def keep_targets_exact(trainer: Trainer) -> None:
-    """Makes precisions that convert inputs (``bf16-true``) leave a batch's targets as they are, which Lightning would round.
+    """Makes Lightning's half precisions (``bf16-true``), FSDP's and DeepSpeed's leave a batch's targets as they are.
 
-    It replaces a method of the trainer's precision plugin. Precisions that convert no inputs need nothing.
+    Lightning would round them with the other inputs. It replaces a method of the trainer's precision plugin; nothing is
+    done with other precisions.
     """
     if not isinstance(trainer.precision_plugin, HalfPrecision | FSDPPrecision | DeepSpeedPrecision):
         return
@@ -131,7 +132,7 @@ def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor
 
 
 def logs_now(module: LightningModule) -> bool:
-    """Whether a logger takes this step's values: Lightning's ``log`` takes 0.7 ms a value, with or without a logger.
+    """Whether this step's values are logged: Lightning's ``log`` takes 0.7 ms a value, with or without a logger.
 
     It is so every ``trainer.log_every_n_steps`` optimizer steps, in an epoch's first and last batch and in the run's last
     step, and always in a module without a trainer. Called from ``on_train_batch_start`` to ``training_step``, for the step
@@ -161,7 +162,8 @@ def clip(
     Args:
         module: attached to its trainer.
         optimizer: one, or several as one (:class:`kd.optim.Together`).
-        value: the largest norm of all gradients together, or the largest number in any; None or 0: no clipping.
+        value: the largest norm of one optimizer's gradients together, or the largest size of any number in them; None or
+            0: no clipping.
         algorithm: ``norm`` or ``value``; None: ``norm``.
     """
     strategy = module.trainer.strategy

@@ -29,12 +29,12 @@ class Resume:
     """
 
     optim_before: dict[str, Any] | None = None
-    """Settings of the optimizers of the run that is resumed, by student ("" for a single one); None: nothing is
-    resumed."""
+    """Settings of the optimizers of the run whose checkpoint :meth:`check` has read, by student ("" for a single one);
+    None: it has read none."""
     _made_with: list[list[dict[str, Any]]]
     """Settings of each of this run's optimizers, by parameter group; set by :meth:`note`."""
     _schedules: object = None
-    """States of a checkpoint's schedules, from :meth:`check_states` to :meth:`note`; not with FSDP."""
+    """States of a checkpoint's schedules, from :meth:`check_states` on; None: before it."""
     _optimizer_states: tuple[object, Mapping[str, Any]] | None = None
     """States of a checkpoint's optimizers, and the weights by name that they are for, from :meth:`check_states` to
     :meth:`note`; None: there is nothing to check."""
@@ -45,7 +45,8 @@ class Resume:
         self._classes = list(students.data_info.classes)
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
-        """What a checkpoint stores beside Lightning's own parts, for :meth:`check` and :meth:`settle` of a later run.
+        """What a checkpoint stores beside Lightning's own parts, for :meth:`check` and :meth:`settle` of a later run;
+        ``kd_cached`` is for :func:`kd.fit_to_machine.restore_auto`.
 
         Args:
             data: of this run; None where the loader is the user's own.
@@ -145,7 +146,7 @@ class Resume:
         """Keeps the rates and decays of this run's optimizers, before Lightning loads a checkpoint's over them.
 
         :meth:`settle` applies them afterwards. Of a resumed run the checkpoint's states are checked against the optimizers
-        here, where these exist and nothing is loaded yet.
+        here, where these exist and nothing is loaded yet; with FSDP, which reads the checkpoint later, they are not.
 
         Raises:
             UserError: the checkpoint's optimizers or schedules do not fit this run's.
@@ -173,7 +174,8 @@ class Resume:
         Args:
             trainer: with one optimizer (several students' as one), and its schedule.
             data: its position says how many epochs and samples of the next one were seen, so that another batch size or
-                number of processes goes on at the same share of the schedule.
+                number of processes goes on at the same share of the schedule. Where it has none, the checkpoint's step of
+                the schedule stays.
         """
         if self.optim_before is None or data is None:
             return

@@ -29,10 +29,11 @@ def check_form(value: object, expected: object, place: str) -> None:
     """Compares a state with the run's own: the same kind, the same keys or fewer, the same lengths, finite numbers.
 
     It looks into mappings and lists, part by part. What is true or false in the run's own may be null; a number may not.
+    Words and dtypes must be equal.
 
     Args:
         value: as it is in a checkpoint.
-        expected: the same part of this run's state; None takes null, true, false or any finite number.
+        expected: the same part of this run's state; None takes null, true, false or any number below :data:`MOST`.
         place: names it in the message.
 
     Raises:

@@ -18,7 +18,8 @@ def settle_once(
 ) -> None:
     """Settles the students' losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
 
-    To settle is to standardise the teacher's features and to fit the projections of feature losses, from the sample.
+    To settle is to standardise the teacher's features and, of inherited students alone, to fit the projections of feature
+    losses, from the sample.
     Every process must call it.
 
     A teacher whose weights the processes share answers only where all ask: then each computes, and takes over the first

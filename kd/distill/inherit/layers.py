@@ -155,7 +155,7 @@ class BlockTargets:
     Args:
         parts: the teacher's block on each part of the sample.
         guide_parts: how many of these decide which heads and units are kept.
-        projection: M, ``(D_student, D_teacher)``.
+        projection: M, ``(D_student, D_teacher)``; of an attention pooling P (:mod:`kd.distill.inherit.pooling`).
         shares: how much each of a picture's tokens counts, ``(L,)``; None: all alike.
         several: whether more than one student uses it: then what they have in common is kept.
     """
@@ -198,11 +198,11 @@ class BlockTargets:
     ) -> Iterator[CentredRows]:
         """The teacher's own outputs that a student's layer is fitted to, one part of the sample after the other.
 
-        They are of the chosen heads or units (queries, gates, hidden values), as many as the student's layer gives;
-        :attr:`projection` is not applied to them, as it is in :meth:`missing`.
+        They are of the chosen (or mapped) heads, or of the chosen units: queries, gates, hidden values, as many as the
+        student's layer gives. :attr:`projection` is not applied to them, as it is in :meth:`missing`.
 
         Args:
-            centre: whether their mean is subtracted: that of a layer with a bias.
+            centre: whether their mean is subtracted: for a student's layer with a bias.
             key: of :meth:`once`. Students with one key get the values that ``select`` gave for the first of them, so
                 it names all that ``select`` depends on.
             select: takes the outputs, ``(N, L, D_out)``, from a part.
@@ -253,7 +253,7 @@ def inherit_block(
             (:func:`kd.distill.inherit.stream.reset_norms`).
         targets: of the teacher's block that it follows.
         streams: the student's stream before the block, ``(N, L, D)`` of each part of the sample.
-        rotation: the student's rotary positions in this block; those that are learnt are overwritten.
+        rotation: the student's rotary positions in this block; those that are learnt are overwritten. None: it has none.
 
     Returns:
         The student's stream after the block, likewise.
@@ -284,7 +284,7 @@ def _fit_attention(
         """What multiplies the teacher's heads' outputs, mapped onto the student's stream: ``M diag(gamma) W``."""
         return targets.projection @ _last_weight(teacher, 1, teacher.attn.proj)
 
-    # Queries, keys and values: those of chosen heads, or of all heads mapped to another size.
+    # Queries, keys and values: those of chosen heads, or of chosen heads mapped to another size.
     write = targets.once("proj", teacher_write)
     if attention.head_dim == teacher.attn.head_dim:
         write = _fit_chosen_heads(attention, targets, normed, write, rotation)
@@ -437,8 +437,8 @@ def _fit_mapped_heads(
     """Fits an attention whose heads have another size than the teacher's: see
     :func:`kd.distill.inherit.heads.map_heads`.
 
-    Arguments are those of :func:`_fit_chosen_heads`. The result, ``(D_student, H_s * S_s)``, is where the attention's last
-    layer starts.
+    Arguments are those of :func:`_fit_chosen_heads`; there are no rotary positions. The result, ``(D_student, H_s * S_s)``,
+    is where the attention's last layer starts.
     """
     teacher = targets.teacher.attn
     student_heads = Heads(attention.num_heads, attention.head_dim)
@@ -480,8 +480,9 @@ def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> li
     """Fits the MLP's first layers, then its second.
 
     Args:
-        block: the student's, changed in place.
-        targets: of the teacher's block.
+        block: the student's, changed in place; of an attention pooling a
+            :class:`~kd.distill.inherit.pooling.PoolBlock`.
+        targets: of the teacher's block, or of its pooling.
         streams: the student's between attention and MLP, ``(N, L, D)`` of each part.
 
     Returns:
@@ -565,16 +566,19 @@ def _fit_first_layer(
 def inherit_head(
     student: ViT, teacher: ViT, streams: Sequence[Tensor], projection: Tensor, logits: Tensor
 ) -> None:
-    """Fits the classifier to the teacher's logits by ridge regression, starting from the teacher's projected head.
+    """Fits the classifier to the teacher's logits by ridge regression, drawn to the teacher's projected head.
+
+    Where the teacher alone pools by attention, its head reads another thing than the student's: the fit is drawn to 0.
 
     Args:
         student: its layers below are fitted already.
-        teacher: whose head is the start.
+        teacher: whose head is the start, but where it alone pools by attention.
         streams: the student's tokens after the last block, ``(N, L, D)`` of each part.
-        projection: M, ``(D_student, D_teacher)``; of two models that pool by attention: P of what is pooled.
+        projection: M, ``(D_student, D_teacher)``; of two models that pool by attention: P of what is pooled; where the
+            teacher alone does, not read.
         logits: the teacher's, ``(N, C)``, one row a picture of all parts; where targets are numbers, in their units.
     """
-    # There is one row a picture: where they are few, the start weighs more.
+    # There is one row a picture: where they are few, the start weighs more; a start of 0 keeps RIDGE.
     ridge = min(1.0, GUIDE / len(logits))
     if not pools_by_attention(teacher):
         every_row = torch.arange(teacher.num_classes)

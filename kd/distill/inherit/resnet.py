@@ -252,7 +252,7 @@ class _Fit:
         """Of each stage, of each of the student's blocks: the numbers of the teacher's blocks whose work it does."""
 
     def largest_maps(self, size: tuple[int, int]) -> int:
-        """Numbers in the teacher's largest maps of one picture.
+        """Numbers in the teacher's largest stream after a stage, of one picture; maps inside stem and blocks don't count.
 
         Args:
             size: height and width of the picture in pixels; the first stage has a quarter of each.
@@ -453,7 +453,7 @@ class _Fit:
         """
         layer, norm = shortcut
         teacher_layer = shortcut_layer(followed)
-        if teacher_layer is None:  # the student's first block is narrower than its stem
+        if teacher_layer is None:  # the student's first block is not as wide as its stem
             start = torch.eye(followed.conv1.in_channels)[after][:, before, None, None]
         else:
             start = folded_with_norm(*teacher_layer)[after][:, before]
