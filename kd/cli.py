@@ -109,8 +109,8 @@ def _status(command: str, argv: Sequence[str]) -> int:
     """Runs a command; the one place that turns errors into a line and an exit status.
 
     Args:
-        command: its name; ``run`` of its file takes the request and returns the status, None where its help is to be
-            shown.
+        command: its name; ``run`` of its file takes the request and returns the status, None where only its help, or how
+            it is called, can be shown.
         argv: its arguments.
 
     A user's mistake is printed by the first process of a job alone, as all of them find it (but for a UserErrorOfAll);

@@ -25,7 +25,9 @@ class NoMoreAnswers(UserError):
 
 
 class UserErrorOfAll(UserError):
-    """A mistake that every process prints: the ranks in the environment are wrong, so it is not known which is the first."""
+    """A mistake that every process prints: what the environment says of ranks and machines is wrong, or too little to know
+    which process is the first.
+    """
 
 
 class RunError(RuntimeError):

@@ -54,8 +54,8 @@ def own_muon() -> type[Optimizer]:
     def step(
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
-        """One optimizer step of all weights of a group, in place: by shapes on a device, one by one on a CPU or where
-        weights are shards.
+        """One step, in place, of the weights of a group that Muon trains (timm's class has AdamW for the rest): by shapes on
+        a device, one by one on a CPU or where weights are shards.
 
         timm's class calls it, with arguments as of :func:`step_by_shapes`.
         """

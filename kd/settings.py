@@ -115,8 +115,8 @@ class Checked:
     Every limit in a field's type is applied, those of all parts of a union too; a limit lets pass what it is not about:
     None, or a text where it is a range of numbers. A subclass's own ``__post_init__`` calls this one.
 
-    The refusal is a ``ValueError`` from the constructor; :mod:`kd.run.build` puts the key before its text and makes it a
-    user's message.
+    The refusal is a ``ValueError`` from the constructor; :func:`kd.run.typed.make_object` puts the key before its text and
+    makes it a user's error.
     """
 
     def __post_init__(self) -> None:
@@ -248,10 +248,11 @@ class ModelSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Checks mean and std, and takes timm's prefix off the architecture's name.
+        """Checks the fields, of mean and std also the numbers, and takes timm's prefix off the architecture's name.
 
         Raises:
-            ValueError: not three finite numbers, or a std that is not above 0; begins with the field's name.
+            ValueError: a value out of range, not three finite numbers, or a std that is not above 0; begins with the field's
+                name.
         """
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)

@@ -78,7 +78,8 @@ class CheckpointFiles(TorchCheckpointIO):
             weights_only: of Lightning's interface; not read, as no file may run code.
 
         Raises:
-            ValueError: it is no training checkpoint, or a tensor in it is larger than its storage.
+            ValueError: it is no training checkpoint, or one of its tensors is refused
+                (:func:`kd.storage.tensors.check_sizes`).
             Exception: whatever torch raises for a damaged file, or for one that holds other objects.
         """
         # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt

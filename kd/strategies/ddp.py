@@ -31,8 +31,8 @@ class DDP(HookedDDP):
             ``timeout``, ``gradient_as_bucket_view``, ...).
 
     Raises:
-        UserError: the module is not installed, or does not register the backend; compression over smddp; a rank or
-            a step that torch would refuse once the run has begun.
+        UserError: the module is not installed, or does not register the backend; compression over smddp; a rank
+            below 1, with which torch sends nothing or fails, or a step below :data:`LEAST_START`.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class DeepSpeed(DDPStrategy):
         engine and ``self.optimizers`` holds its sharded optimizer.
 
         Raises:
-            UserError: an optimizer, a precision or a clipping that ZeRO's flat shards do not allow.
+            UserError: an optimizer, a precision or a clipping that does not work here (:meth:`_check`).
         """
         super().setup_optimizers(trainer)
         (optimizer,) = self.optimizers
@@ -114,7 +114,7 @@ class DeepSpeed(DDPStrategy):
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-        # else it takes the GPU that is numbered as the rank, whatever trainer.devices says
+        # else it takes the GPU that is numbered as the local rank, whatever trainer.devices says
         place = None
         if self.root_device.type == "cuda":
             place = Namespace(device_rank=self.root_device.index)
@@ -163,9 +163,10 @@ class DeepSpeed(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Inside, gradients add up in this process; Lightning enters it for all batches but the last one before a step.
+        """Inside, gradients only add up; Lightning enters it for all batches but the last one before a step.
 
-        The last batch's backward pass, outside, averages the sums over the processes.
+        In stage 1 each process adds up its own, and the last batch's backward pass, outside, averages the sums over the
+        processes. In stages 2 and 3, which keep the sums in shards, each batch's gradients are averaged.
         """
         self.engine.set_gradient_accumulation_boundary(False)
         try:
