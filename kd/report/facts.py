@@ -31,15 +31,15 @@ class TierFacts:
     may_ask: int
     """Batches that a training process may have requested and not used, at the end."""
     ranks: int
-    """Training processes."""
+    """Training processes with two readings or more."""
     made_again: int
-    """Batches made again because a process or its machine had ended."""
+    """Batches made again because their maker or its machine had ended."""
     made_twice: int
     """Batches that a second machine made too because the first was late."""
 
     @property
     def makers(self) -> int:
-        """Makers at work at the end of the records."""
+        """Makers that were ready to work at the end of the records."""
         return sum(machine["makers"] for machine in self.present)
 
     @property
@@ -88,7 +88,10 @@ class Facts(StepFacts):
 
     @cached_property
     def epochs(self) -> float:
-        """Epochs that the run is to have, whichever limit comes first; infinite where no setting limits them."""
+        """Epochs that the run is to have, by ``max_epochs`` or ``max_steps``, whichever comes first.
+
+        Infinite where neither limits them, or steps alone do and an epoch's length is not known.
+        """
         trainer = self.run.config.get("trainer") or {}
         max_epochs = self.header.get("max_epochs", trainer.get("max_epochs"))
         limits = []
@@ -111,7 +114,7 @@ class Facts(StepFacts):
 
     @cached_property
     def startup(self) -> dict[str, Any]:
-        """The newest start: ``s``, seconds until the first step was done (0: not recorded), and ``parts``, by name."""
+        """The newest start: ``s``, seconds until the first step was done (0: not recorded), and ``parts``, those by name."""
         return self.run.event("startup") or {"s": 0.0, "parts": {}}
 
     @cached_property
@@ -150,14 +153,16 @@ class Facts(StepFacts):
 
     @cached_property
     def left_s(self) -> float | None:
-        """Seconds until the end of a run that trains; None for a finished run, without a limit, or without steps."""
+        """Seconds until the end of a run that trains; None for a finished run, without a limit or steps, or where an epoch's
+        length is not known.
+        """
         if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
             return None
         return max(0.0, self.epoch_s * (self.epochs - (self.epochs_done or 0.0)))
 
     @cached_property
     def images_per_s(self) -> float | None:
-        """Pictures a second of all processes, from the mean step without validation; None without steps."""
+        """Pictures a second of all processes, from the mean step without validation; None without steps or batch size."""
         if not self.header or not self.step_ms:
             return None
         batch_size = self.header.get("batch_size", 0)
@@ -174,12 +179,14 @@ class Facts(StepFacts):
 
     @cached_property
     def devices(self) -> int:
-        """Training processes of all machines: one a GPU, or one a process on CPUs."""
+        """Training processes of all machines; each has a GPU, or trains on CPUs."""
         return self.header.get("world_size") or self.run.summary.get("world_size") or 1
 
     @cached_property
     def length(self) -> float | None:
-        """Epochs of the whole run: as many as it had, or is to have where it still trains; None: nothing is known."""
+        """Epochs of the whole run: as many as it had, or is to have where it still trains; of a run without a limit those so
+        far; None: nothing is known.
+        """
         has_ended = "status" in self.run.summary
         if has_ended or not math.isfinite(self.epochs):
             return self.epochs_done
@@ -187,7 +194,7 @@ class Facts(StepFacts):
 
     @cached_property
     def hours(self) -> float | None:
-        """Hours of the run so far, from the process's start; None where nothing is known."""
+        """Hours of the run so far, by its clock or by :attr:`recorded_s`, if that is more; None where nothing is known."""
         wall = (
             self.run.summary.get("wall_s") or self.wall_s or 0.0
         )  # the first: from the start of its fit
@@ -266,7 +273,7 @@ class Facts(StepFacts):
 
     @cached_property
     def views_before(self) -> float:
-        """Views that were in the cache before the run; 0 without a cache.
+        """Views that were in the cache before the run; 0 without a cache, or where no epochs are known.
 
         Of the views that its epochs needed, those that it did not have to compute.
         """
@@ -282,7 +289,7 @@ class Facts(StepFacts):
         """Bytes of a full cache, with the answers in half precision; None before the run's end.
 
         Of each view of each picture: 8 bytes for a checksum and the largest logit; 2 for each class, or 4 for each of
-        the largest ``cache_topk`` with its class; and the features.
+        the largest ``cache_topk`` with its class; and the features. A run with fewer epochs than views fills so many.
         """
         data = self.run.summary.get("data")
         if not data:
@@ -316,7 +323,9 @@ class Facts(StepFacts):
         return best(values)
 
     def exports_its_start(self, student: str = "") -> bool:
-        """Whether a student is exported as it was before the first step, as no epoch was as good."""
+        """Whether a student is exported as it was before the first step, as each epoch was worse by more than the metric's
+        error.
+        """
         best = self.run.model_of(student).get("best_val") or {}
         start = self.run.model_of(student).get("start_val")
         return bool(start) and best.get("epoch") == 0

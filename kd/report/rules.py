@@ -89,7 +89,7 @@ RULES: dict[str, Rule] = {
     "Confusion": training_rules.confusion,
     "FeaturesCollapse": training_rules.features_collapse,
 }
-"""All rules by name; the arguments with defaults are their thresholds."""
+"""All rules by name; the numbers among their arguments' defaults are thresholds, without :data:`NOT_THRESHOLDS`."""
 
 NOT_THRESHOLDS = (
     "processes",
@@ -306,7 +306,8 @@ def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list
 def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
     """Applies the rules over steps, ranks, network and the start.
 
-    A run whose summary has no status yet is also checked for a stall: it still trains, or was killed.
+    A run whose summary has no status yet is also checked for a stall: it still trains, or was killed. Loader processes
+    that are not known, or a data tier, leave out the rule ``Dataloader``.
 
     Args:
         facts: of the run.
@@ -572,11 +573,15 @@ LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
 
 
 def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) -> list[Limit]:
-    """All limits of a run, the headline first, then by their gain. A limit that fails does not stop the others.
+    """The limits of a run whose lever is worth naming, the headline first, then by their gain.
+
+    That is from a gain of about :data:`kd.report.limits.WORTH` on; a headline needs :data:`kd.report.limits.LEADS`. A
+    limit that fails does not stop the others.
 
     Args:
         facts: of the run.
-        shown: the bound that a display shows now; it stays first unless another gains :data:`AHEAD` times as much.
+        shown: the bound that a display shows now; it stays first while it gains :data:`STAYS`, unless another gains
+            :data:`AHEAD` times as much.
         failures: gets the name of each limit that can't be worked out, and why; None: they are not reported.
 
     Returns:
