@@ -1,4 +1,4 @@
-"""Where a step's time goes: a clock that always runs for exactly one phase."""
+"""Where a step's time goes: a clock that always runs for exactly one phase. Likewise the parts of a run's start."""
 
 import os
 import threading
@@ -16,7 +16,8 @@ import torch
 import kd
 from kd.report.records import PHASES
 
-REST = "logging"  # the phase of all that no other one covers: callbacks, loggers, the training loop itself
+# the phase of all that no other one covers: callbacks, loggers, the training loop itself; a plain loop turns to "rest"
+REST = "logging"
 PENDING = 64  # of so many ended steps whose last event the device has not reached, the host waits for the oldest
 
 
@@ -54,8 +55,8 @@ class Clock:
     Inside a *scope* (``validation``; :meth:`within`) all time counts as the scope in place of the open phase, but for
     ``checkpoint``.
 
-    All its methods are called in the thread that trains, but for :meth:`turn`. A step lasts from one :meth:`cut` to the
-    next.
+    All its methods are called in the thread that trains, but for :meth:`turn`. A step lasts from one :meth:`cut`, or from
+    :meth:`restart`, to the next cut.
 
     Args:
         event: makes an event of the GPU (``torch.cuda.Event(enable_timing=True)``), called when none is left to use
@@ -194,8 +195,8 @@ class Clock:
             self._data_ready = self._ready_ms()
 
     def within(self, scope: str | None) -> None:
-        """From now on all time but that of the phase ``checkpoint`` counts as ``scope`` (``validation``), which is no part
-        of the step; None ends it, and the open phase counts again.
+        """From now on all time but that of the phase ``checkpoint`` counts as ``scope`` (``validation``), which is no
+        phase of the step; :attr:`StepTimes.host_ms` includes it. None ends it, and the open phase counts again.
 
         A scope within a scope replaces it: after its end none is open.
         """
@@ -262,7 +263,7 @@ class Clock:
         return done
 
 
-_called_at: float | None = None
+_called_at: float | None = None  # Unix time; None outside of kd's functions
 
 
 @contextmanager

@@ -32,12 +32,12 @@ class OptimSpec(OptimSettings):
     """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments.
 
     Raises:
-        ValueError: a value out of range, or an optimizer that can't be used; begins with the field's name.
+        ValueError: a value out of range, a name that timm does not have, or ``adahessian``; begins with the field's name.
         UserError: ``kwargs`` that the optimizer does not take; names the key.
     """
 
     def __post_init__(self) -> None:
-        """Checks the optimizer's name, and its further arguments by a step on a few numbers."""
+        """Checks the fields, the optimizer's name, and its further arguments by a step on a few numbers."""
         super().__post_init__()
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")
@@ -49,6 +49,8 @@ class OptimSpec(OptimSettings):
 
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
+
+        But ``kwargs`` are not compared: one that needs a state of its own (``amsgrad``) and is new fails in the first step.
 
         Three settings decide which groups of parameters there are: whether there is weight decay, whether norms and biases
         have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number.
@@ -282,7 +284,7 @@ def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     """The settings with the peak learning rate for this run's batch::
 
-        lr <- lr * (global_batch / lr_batch)         SGD, and its kinds SGDW, SGDP and FusedSGD
+        lr <- lr * (global_batch / lr_batch)         SGD, and its kinds SGDW, SGDP, FusedSGD and SGD8bit
         lr <- lr * (global_batch / lr_batch) ** 0.5  all others
 
     Without ``lr_batch`` they stay as they are.
@@ -602,7 +604,7 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float])
     Args:
         step: optimizer steps done.
         warmup_steps: of the warm-up; milestones within it count from its end.
-        milestones: optimizer steps, ascending; fractions where an epoch has a fraction of a step.
+        milestones: optimizer steps, ascending; a fraction where a part of an epoch is no whole number of steps.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -610,8 +612,8 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float])
 
 
 def steps_of_warmup(warmup_epochs: float, total_steps: float, steps_per_epoch: float) -> int:
-    """How many optimizer steps the warm-up has: as set, or a tenth of the run, rounded down, where the run would have no
-    step after it.
+    """How many optimizer steps the warm-up has: as set, to the nearest step, or a tenth of the run (:data:`SHORT_WARMUP`),
+    rounded down, where the run would have no step after it.
 
     Args:
         warmup_epochs: as set, fractions allowed.
@@ -634,7 +636,7 @@ def build_schedule(
     milestones, steps.
 
     Args:
-        optimizer: its groups' rates are multiplied by the factor of each step, from now on.
+        optimizer: from now on each group's rate is the one that it was made with, times the factor of the step.
         spec: warm-up in epochs, milestones, the least rate.
         total_steps: optimizer steps of the run; infinite: its end is not known, and the rate stays at its peak in place of
             the cosine.
