@@ -623,10 +623,10 @@ def measure(
             the split ``val``.
 
     Returns:
-        The content of ``eval_*.json``: ``run``, ``data``, ``pictures`` (how many), ``identity`` (of pictures and labels),
-        ``left_out`` (how many files beside the pictures are none, by the ending of their names), ``student`` and ``teacher``
-        (``params`` and the task's metrics), ``fidelity``, ``robust`` (of damaged pictures) and ``robust_metric`` (its
-        metric's name); what does not apply is missing.
+        The content of ``eval_*.json``, but for what :class:`_Proof` adds: ``run``, ``data``, ``pictures`` (how many),
+        ``identity`` (of pictures and labels), ``left_out`` (how many files beside the pictures are none, by the ending of
+        their names), ``student`` and ``teacher`` (``params`` and the task's metrics), ``fidelity``, ``robust`` (of damaged
+        pictures) and ``robust_metric`` (its metric's name); what does not apply is missing.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = subject.data
