@@ -90,7 +90,7 @@ def look(
         students: what gives each student's logits ``(N, C, ...)`` of pictures ``(N, 3, H, W)``; called once for each.
         device: to run on; None: the batch's.
         members: keep the logits of each of several teachers, not only of all together.
-        in_step: the students are in shards, so other ranks wait for this one's: the students run although all is
+        in_step: the students may be in shards, so other ranks may wait for this one's: the students run although all is
             padding. With it or without, a teacher in shards runs on padding too, unless its decisions are known.
 
     Returns:
@@ -162,7 +162,7 @@ class Validation:
 
         Args:
             batch: on the students' device.
-            in_step: all processes must run the students equally often, as they are in shards.
+            in_step: all processes must run the students equally often, as they may be in shards.
 
         Returns:
             By student: logits, targets and numbers of the pictures that were added; {} where all was padding, for

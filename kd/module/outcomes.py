@@ -17,7 +17,8 @@ class PictureOutcomes:
     """Says what is counted of an answer: whether it is right, or its error."""
     values: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """By model, ``student`` and ``teacher``: rows ``(N, ...)`` of :meth:`kd.tasks.Task.outcome`, batch by batch; NaN
-    where a picture has no label. ``kd-export`` compares an export as ``student`` with the student as ``teacher``."""
+    where a picture has no label, of a regression or of several labels a picture also where the answer is NaN.
+    ``kd-export`` compares an export as ``student`` with the student as ``teacher``."""
     numbers: list[np.ndarray] = field(default_factory=list)
     """The pictures' numbers ``(N,)``, batch by batch."""
     class_ids: list[np.ndarray] = field(default_factory=list)
@@ -55,7 +56,8 @@ class PictureOutcomes:
     def order(self) -> np.ndarray:
         """The places of the labelled pictures in the joined batches, ordered by the pictures' numbers.
 
-        Of a regression all places: its NaN rows stay, for :class:`kd.proof.certificate.Outcomes`.
+        Of a regression all places: its NaN rows stay, for :class:`kd.proof.certificate.Outcomes`. Of several labels a
+        picture those, too, are left out to which the student's answer has a NaN.
         """
         places = np.argsort(np.concatenate(self.numbers))
         values = np.concatenate(self.values["student"])
