@@ -25,11 +25,11 @@ class TierFacts:
     """By node: ``name``, ``cores`` and ``gone`` at the end, ``makers`` of all training processes, and since the first
     reading ``batches``, ``busy_s`` (seconds that makers worked, added up) and ``mb`` (sent)."""
     seconds: float
-    """Between the first reading and the last."""
+    """Between the first reading and the last, of the training process that was read longest."""
     ready: float
     """Batches that waited to be used, on average, of a training process."""
     may_ask: int
-    """Batches that a training process may have requested and not used, at the end."""
+    """Batches that a training process, the first of these, may have requested and not used, at the end."""
     ranks: int
     """Training processes with two readings or more."""
     made_again: int

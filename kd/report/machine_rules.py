@@ -3,9 +3,9 @@
 Names, thresholds and warm-up lengths are those of the SageMaker Debugger's built-in rules where it has such a rule
 (samples every 500 ms).
 
-Series are in order of time, a value a sample, use in %; ``skip`` is how many samples of the start do not count. A share
-is in [0, 1]. The first line of a rule's docstring is the text of its alert; thresholds are arguments with a default,
-which ``monitor.thresholds`` changes by name.
+Series are in order of time, a value a sample, use in %; ``cpu``, ``gpu`` and ``gpu_memory`` are means over a machine's
+cores or GPUs. ``skip`` is how many samples of the start do not count. A share is in [0, 1]. The first line of a rule's
+docstring is the text of its alert; thresholds are arguments with a default, which ``monitor.thresholds`` changes by name.
 """
 
 import math
