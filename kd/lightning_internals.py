@@ -49,8 +49,8 @@ def runs_in_child_processes(trainer: Trainer) -> bool:
 
 
 def log_this_step(trainer: Trainer) -> None:
-    """Gives the step's values to the loggers now, where Lightning would at the step's end (``trainer.log_every_n_steps`` is
-    due, or ``fast_dev_run``): for a step that does not reach its end, as the run is stopped in it.
+    """Gives the values of an optimizer step to the loggers now, where Lightning would at its end (``log_every_n_steps`` is
+    due, ``should_stop`` or ``fast_dev_run``): for a step that does not reach its end, as the run is stopped in it.
     """
     trainer._logger_connector.update_train_step_metrics()
 
@@ -88,7 +88,8 @@ def make_loader_again(trainer: Trainer) -> None:
 def prepare_data_without_groups() -> None:
     """Removes Lightning's barrier around ``prepare_data``, for which it makes a gloo group that not every backend allows.
 
-    It is removed for the rest of the process, from all trainers. To be called before the process group is joined.
+    It is removed for the rest of the process, from all trainers. To be called before Lightning calls ``prepare_data``, which
+    it does once the process group is joined.
     """
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
 
@@ -191,8 +192,8 @@ class HookedDDP(DDPStrategy):
         self.register_hooks()
 
     def register_hooks(self) -> None:
-        """Registers communication hooks on ``self.model``. This one registers Lightning's, which it does on GPUs alone; a
-        subclass may register its own.
+        """Registers communication hooks on ``self.model``. This one registers that of the argument ``ddp_comm_hook``, which
+        Lightning does on GPUs alone; a subclass may register its own.
         """
         super()._register_ddp_hooks()
 

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, a cache folder, a Ray of its own, the network EFA."""
+"""What this process may use of its machine: cores, a cache folder, a Ray of its own, the network EFA; and signals to it."""
 
 import os
 import platform
@@ -15,8 +15,8 @@ from types import FrameType
 def core_ids() -> list[int] | None:
     """Numbers of the cores that this process may run on, ascending; None where the system does not say (macOS).
 
-    The headers of a run's records have them: reports see by them whether each rank has cores of its own. ``kd-tune`` deals
-    them to its trials.
+    The headers of a run's records have them: reports see by them whose use counts, and whether each rank has cores of its
+    own. ``kd-tune`` deals them to its trials.
     """
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
@@ -50,8 +50,8 @@ def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def cache_dir() -> Path:
-    """The folder of data and teachers made by kd: ``KD_CACHE``, else ``kd`` in the user's cache folder
-    (``XDG_CACHE_HOME``, else ``~/.cache``). It may not exist yet. An empty variable counts as none.
+    """The folder of what kd keeps from run to run (:data:`kd.storage.cache_parts.PARTS`): ``KD_CACHE``, else ``kd`` in the
+    user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``). It may not exist yet. An empty variable counts as none.
     """
     if os.environ.get("KD_CACHE"):
         return Path(os.environ["KD_CACHE"]).expanduser()
@@ -73,7 +73,8 @@ def is_about_cache(error: BaseException) -> bool:
     return not folder.is_dir() or not os.access(folder, os.W_OK)
 
 
-LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ray's own part is long
+# characters of the temporary folder: the system allows a socket's path 107, and Ray's own part is long
+LONGEST_FOLDER = 40
 
 
 def own_folder() -> Path:
@@ -142,7 +143,7 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of a Ray error, at most 200 characters: it has the library's own reason, below Ray's traceback.
+    """The last line of a Ray error, at most 200 characters: it has the reason, below the traceback.
 
     The name of the error's class where it has no text.
     """

@@ -52,8 +52,8 @@ _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | N
 def local_processes() -> int:
     """How many processes of the training share this machine; 1 in a run of one process.
 
-    As the launcher says (``LOCAL_WORLD_SIZE``). Without its word one for each of the machine's GPUs is assumed, or, without
-    GPUs, that all processes are here; never more than the training has.
+    As the launcher says (``LOCAL_WORLD_SIZE``). Without its word one for each GPU that this process sees is assumed, or,
+    without GPUs, that all processes are here; never more than the training has.
     """
     if not _together():
         return 1
@@ -76,7 +76,7 @@ def of_all_processes(mine: T) -> list[T]:
 def total(strategy: Strategy, number: float) -> float:
     """The sum of a number over all processes; every process must call this.
 
-    Whole numbers are added exactly, as int64; fractions in float32.
+    An ``int`` is added exactly, as int64; a ``float`` in float32, also one without a fraction.
     """
     return total_of_tensors(strategy, torch.tensor(number)).item()
 
@@ -232,9 +232,9 @@ def in_each(compute: Callable[[], T]) -> T:
         compute: called in every process, which keeps its own value: values are not sent, so they need not pickle.
 
     Raises:
-        UserError: ``compute`` has raised it in one of the processes; in every process.
-        RunError: ``compute`` has failed otherwise in one process; raised in the others, for the lowest rank of several.
-            A process whose own ``compute`` has failed raises its own error.
+        UserError: ``compute`` has raised it in one of the processes; raised in the others too.
+        RunError: ``compute`` has failed otherwise in one process; raised in the others. Where several have failed, whichever
+            way, the others raise what the lowest rank reports, and each that has failed its own error.
     """
     if not _together():
         return compute()
