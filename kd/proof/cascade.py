@@ -252,7 +252,7 @@ def features_of(probabilities: np.ndarray) -> np.ndarray:
 
 
 def score_of(features: np.ndarray, score: Score, head: list[float] | None = None) -> np.ndarray:
-    """How sure the student is, ``(N,)`` in 0..1; 0 where its probabilities are NaN, so that the teacher is asked.
+    """How sure the student is, ``(N,)`` in 0..1; 0 where all its probabilities are NaN: the teacher is asked.
 
     Args:
         features: of :func:`features_of`, ``(N, 6)``.
