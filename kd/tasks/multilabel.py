@@ -154,7 +154,7 @@ class MultiLabel(Task):
         """The mean average precision up to which a model is no better than a random order of the pictures.
 
         A random order reaches the share of pictures that have a label, here the mean over the labels that occur. A fifth of
-        it is added for luck, or of 1 less it where that is smaller. It is 1 where every picture has all of them.
+        it is added for luck, or of 1 less it where that is smaller. It stays below 1, also where every picture has all.
 
         Args:
             counts: pictures with each label, ``(C,)``.
@@ -164,4 +164,5 @@ class MultiLabel(Task):
         labels = max(1, int(occurs.sum()))
         positives = counts[occurs].sum().item()
         share = positives / labels / total
-        return share + 0.2 * min(share, 1 - share)
+        by_luck = share + 0.2 * min(share, 1 - share)
+        return min(by_luck, 1 - 1 / (labels * total))

@@ -55,6 +55,11 @@ class Segmentation(Task):
         self.class_weights = class_weights
         self.register_buffer("weights", None, persistent=False)
 
+    @property
+    def settings_of_the_loss(self) -> list[str]:
+        """``class_weights``, where they are given."""
+        return [] if self.class_weights is None else ["class_weights"]
+
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
         """Makes the loss's weights from ``class_weights``: ``(C,)``, float32; None where all pixels count alike.
 

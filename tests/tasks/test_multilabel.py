@@ -147,3 +147,5 @@ def test_metrics_are_exact_over_the_labels_that_occur(shift: float, scale: float
     assert found["f1"].item() == pytest.approx(np.mean(f1), abs=1e-6)
     chance = task.chance(torch.tensor([90.0, 90, 90, 0]), 100)
     assert 0.9 < chance < 1
+    every_label = task.chance(torch.tensor([100.0, 100, 100, 0]), 100)
+    assert 0.99 < every_label < 1, "a teacher that is right on all would be no better than luck"

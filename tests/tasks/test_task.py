@@ -147,3 +147,5 @@ def test_settings_without_effect_are_named_where_no_picture_has_a_label() -> Non
         "model.task_loss_weight, model.task.label_smoothing, model.task.class_weights: without effect"
     )
     assert "class_weights" not in Classification(3).note_on_labels(False)
+    masks = Segmentation(2, class_weights=[1.0, 2.0])
+    assert "model.task.class_weights: without effect" in masks.note_on_labels(False)

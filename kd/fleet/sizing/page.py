@@ -74,7 +74,8 @@ def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
             row for row in rows if row["front"] or row.get("own") or row["name"] == sizes["choice"]
         ]
     if sizes["teacher"]:
-        rows.append({**sizes["teacher"], "front": True})
+        # several teachers, and one that can't be timed, have a score alone
+        rows.append({"name": "teacher", **sizes["teacher"], "front": True})
     cells = [_cells(row, sizes) for row in rows]
     columns = [
         "size",
@@ -113,7 +114,7 @@ def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:
         format_metric(metric, row["before"]) if "before" in row else "",
         format_metric(metric, row["after"]) if "after" in row else "",
         " ".join(format_metric(metric, value) for value in row.get("predicted", [])),
-        f"{row['params_m']:.2f}",
+        f"{row['params_m']:.2f}" if "params_m" in row else "",
         f"{row['mb']:.1f}" if "mb" in row else "",
         _remarks(row, sizes),
     ]

@@ -278,6 +278,14 @@ def content(**more: object) -> dict:
             "candidates": rows, "choice": "small", "took_s": 1.0, **more}  # fmt: skip
 
 
+def test_a_teacher_that_was_not_timed_has_its_score() -> None:
+    """Several teachers, or one that is not timm's."""
+    untimed = content(teacher={"before": 0.9})
+    _, rows = table(untimed)
+    assert rows[-1][0] == "teacher" and "90.0%" in rows[-1]
+    assert len(sections(untimed)) == 4
+
+
 def test_the_page_and_the_table_say_what_was_not_scored() -> None:
     columns, rows = table(content())
     assert "predicted" not in columns
