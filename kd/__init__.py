@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 # Unix time. The process itself may be older: a shell, or an installation, that became this program.
 _IMPORTED = time.time()
 
-# Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
+# Public name -> the module that it is taken from. Imported on first use, so that `import kd` costs nothing.
 _PUBLIC = {
     "Classification": "kd.tasks",
     "DataInfo": "kd.data.info",
@@ -39,7 +39,7 @@ _PACKAGES = ("losses", "tasks")
 def __getattr__(name: str) -> Any:
     """What ``kd.NAME`` is: a public class or function, or one of the packages ``losses`` and ``tasks``.
 
-    The module that defines it (:data:`_PUBLIC`) is imported at the first use. Python calls this for each name that ``kd``
+    The module that has it (:data:`_PUBLIC`) is imported at the first use. Python calls this for each name that ``kd``
     does not hold: for a package until it is imported, for a public name each time.
 
     Raises:

@@ -118,9 +118,10 @@ def _status(command: str, argv: Sequence[str]) -> int:
     environment an error that nobody foresaw is raised instead.
 
     Returns:
-        The command's own status; 0 for help that was asked for; 2 for a user's mistake, an error that nobody foresaw, or
-        help that was not asked for (no arguments); 1 for a disk that can't be written, or a failure that a RunError
-        explains; 130 after Ctrl-C; 128 + the signal's number for work that a signal has stopped outside of a run's folder.
+        The command's own status; 0 for help that was asked for; 2 for a user's mistake, an error that nobody foresaw, a
+        cache folder that can't be written, or help that was not asked for (no arguments); 1 for a disk that can't be
+        written, or a failure that a RunError explains; 130 after Ctrl-C; 128 + the signal's number for work that a signal
+        has stopped outside of a run's folder.
     """
     try:
         module = import_module(f"kd.commands.{command}")

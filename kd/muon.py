@@ -98,7 +98,7 @@ def step_by_shapes(
         W <- W - lr * scale * orthogonal(U)
 
     Args:
-        module: the copy of timm's module, whose iteration, scale and reshaping are used.
+        module: the copy of timm's module, whose iteration, coefficients and scale are used.
         params: weights, each ``(out, in, ...)``; changed in place.
         grads: of the weights, one for each; they stay as they are.
         momenta: the running means M, one for each; changed in place.

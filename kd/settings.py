@@ -39,7 +39,7 @@ class Range:
     def refuses(self, value: object) -> str:
         """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
 
-        Of a list each number must be inside. NaN is outside of every range.
+        Of a list each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
         """
         several = [value]
         if isinstance(value, list | tuple):
@@ -164,7 +164,9 @@ SomeBatches: TypeAlias = Annotated[
 Action: TypeAlias = Literal["log", "webhook", "stop"]
 Check: TypeAlias = Literal["all", "headers", "off", False]
 Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
+# where a teacher answers, as a pattern
 DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
+# a number of epochs or steps: any but 0
 NOT_EMPTY = Like(
     r"(?!0(\.0)?$).+",
     "must be >= 1, or -1 for no limit (trainer.fast_dev_run=true tries all parts on one batch)",

@@ -203,7 +203,7 @@ class DeepSpeed(DDPStrategy):
             What the closure returned.
 
         Raises:
-            RunError: a gradient is NaN or infinite: the engine would skip this step, and every later one.
+            RunError: the engine has left its step out, without a word, as a gradient is NaN or infinite.
         """
         assert self.lightning_module is not None
         loss = run_closure(self.precision_plugin, self.lightning_module, optimizer, closure)

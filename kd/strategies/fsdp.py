@@ -43,7 +43,6 @@ class FSDP(ShardedDataParallel):
         """
         mesh = self.device_mesh["data_parallel"]
         mixed = self.precision_plugin.precision == "bf16-mixed"
-        # losses compute in float32, outside of autocast
         gathered_as = None
         if mixed:
             gathered_as = torch.bfloat16
@@ -59,7 +58,7 @@ class FSDP(ShardedDataParallel):
             shard(student.model, mesh, gathered_as=gathered_as)
             for loss in student.objective.losses.values():
                 if any(parameter.requires_grad for parameter in loss.parameters()):
-                    shard(loss, mesh)
+                    shard(loss, mesh)  # a loss computes in float32, outside of autocast
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it.
@@ -86,7 +85,8 @@ class FSDP(ShardedDataParallel):
         """Loads weights and optimizer state of any strategy's checkpoint into the shards; Lightning calls it on every rank.
 
         Raises:
-            UserError: weights or states that are not those of this run.
+            UserError: weights of another kind than this run's (fractions, whole numbers), or states that don't fit.
+            RuntimeError: torch's, for weights of unknown names or other shapes; one that is missing keeps this run's value.
 
         Returns:
             The whole checkpoint, of which Lightning takes the rest (loops, callbacks, schedules).
