@@ -266,10 +266,10 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     """The fewest loader processes of a rank with which a step is within :data:`NEAR` of the fastest, and a message; all
     ranks must call it together.
 
-    It tries 0, 1, 2, ... under the real step, and ends when two more processes have not made it faster by :data:`NEAR`, or
-    at a rank's share of its machine's cores less one (at 1 where that is less and there are two cores or more), the
-    smallest of all ranks. All ranks find the same, as each trial's time is the slowest rank's. torch's random generators
-    are as before afterwards.
+    It tries 0, 1, 2, ... under the real step. It ends when two more processes have not made it faster by :data:`NEAR`, or at
+    the number of cores that this rank may run on, divided by its machine's ranks, less one: at 1 where that is less and
+    there are two cores or more, and at the smallest of all ranks' numbers. All ranks find the same, as each trial's time is
+    the slowest rank's. torch's random generators are as before afterwards.
 
     Args:
         run: the module, attached to its trainer.
