@@ -486,7 +486,7 @@ class DistillationModule(Inference):
         """Stores what a run that resumes from it needs, as :meth:`kd.module.resume.Resume.content` lists it.
 
         Lightning calls it with all other parts in ``checkpoint`` already. Classifiers that are made of the teacher's are
-        brought up to date first (SimKD).
+        brought up to date first (SimKD), and so are they in ``checkpoint``, but where its weights are copies (DeepSpeed's).
         """
         self.students.take_classifiers()
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))

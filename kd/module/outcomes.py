@@ -1,4 +1,4 @@
-"""What models made of each picture, kept while they are evaluated: for certificates and the cascade."""
+"""What models made of each picture, kept while they are evaluated: for certificates."""
 
 from dataclasses import dataclass, field
 

@@ -103,7 +103,10 @@ def _check_number(value: object, expected: float, place: str) -> None:
 
 
 def check_numbers(value: object, place: str) -> None:
-    """Raises a UserError unless ``value`` is a mapping of names to numbers (also NaN and infinite) or such mappings."""
+    """Raises a UserError unless ``value`` is a mapping of names to numbers (also NaN and infinite) or such mappings.
+
+    The names of inner mappings themselves are not checked.
+    """
     if not isinstance(value, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
     for key, part in value.items():
