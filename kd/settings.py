@@ -835,7 +835,7 @@ class TrainerSettings:
 
     logger: Any = False  # RunFolder adds metrics.csv; others by trainer.logger
     enable_model_summary: bool | None = False
-    num_sanity_val_steps: int | None = 0  # the preflight runs the validation set already
+    num_sanity_val_steps: int | None = 0  # with a teacher the preflight reads these pictures
     use_distributed_sampler: bool = False  # the order of samples is ours: kd/data/sampler.py
     gradient_clip_val: Annotated[float, Range(">= 0")] | None = (
         1.0  # torch would turn every gradient round below 0

@@ -107,7 +107,9 @@ def _check_overlap(model: dict[str, Any]) -> None:
 
 
 def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
-    """Refuses optimizers that need whole weights under DeepSpeed, whose shards are flat."""
+    """Refuses optimizers other than AdamW, Adam and SGD under DeepSpeed: in its flat shards those that need whole weights
+    would go wrong.
+    """
     if "deepspeed.DeepSpeed" in str(strategy) and optimizer not in (
         "adamw",
         "adam",

@@ -66,6 +66,7 @@ def with_teacher(run: Run) -> list[str]:
 
     Raises:
         UserError: no such file, or the teacher's training failed.
+        Stopped: by a signal, while a teacher was trained; the training has saved.
     """
     from_files = what_files_say(run.config, run.overrides)
     run.change(from_files)
@@ -98,6 +99,7 @@ def teacher_settings(
 
     Raises:
         UserError: settings of a teacher that do not fit each other, or its training failed.
+        Stopped: as :func:`with_teacher`.
     """
     refuse_random_weights(config)
     teacher = config["model"]["teacher"]
