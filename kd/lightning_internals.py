@@ -1,4 +1,4 @@
-"""All uses of Lightning's private names; ``tests/test_lightning_internals.py`` tests each by itself."""
+"""All uses of Lightning's private names; ``tests/test_lightning_internals.py`` tests most of them, each by itself."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -460,7 +460,10 @@ class Together(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all, in order, as a list under ``optimizers``: another form than that of one optimizer."""
+        """The states of all, in order, as a list under ``optimizers``: another form than that of one optimizer.
+
+        One of ZeRO's (``optim.zero``) must have been consolidated before, which Lightning does for a single one alone.
+        """
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
