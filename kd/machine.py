@@ -125,7 +125,7 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
     Args:
         handler: called with the signal's number and the frame, as by :func:`signal.signal`; None: what runs inside sets
-            its own (Ray does when it is joined).
+            its own (``ray.init`` does).
     """
     # Python sets and runs handlers of signals in this thread alone
     main = threading.current_thread() is threading.main_thread()
