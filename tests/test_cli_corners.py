@@ -252,6 +252,25 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
     )
 
 
+@pytest.mark.parametrize(
+    ("program", "own"),
+    [("train", []), ("pack", ["out=o"]), ("cache", []), ("scale", []), ("size", []),
+     ("tune", ["search.optim.lr=0..1"])],
+)  # fmt: skip
+def test_a_word_that_is_no_setting_is_refused(
+    recipe: Path, capsys: pytest.CaptureFixture[str], program: str, own: list[str]
+) -> None:
+    said = told([f"recipe={recipe}", *own, "junk"], capsys, program)
+    assert "junk" in said
+
+
+def test_an_overlay_without_a_recipe_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = told(["--describe", str(tmp_path), "config=debug"], capsys, "cache")
+    assert "config: debug changes a recipe, and none is given" in said
+
+
 def test_kd_pack_and_kd_report(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,7 @@
 """``kd-cache``: computes the teacher's answers ahead."""
 
 from kd.errors import UserError
-from kd.run.own_keys import take, take_all
+from kd.run.own_keys import refuse_words, take, take_all
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -39,10 +39,9 @@ def run(request: Request) -> int | None:
         return None
     if describing and len(request.rest) != 1:
         raise UserError(f"--describe: needs one folder, got {', '.join(request.rest) or 'none'}")
-    if request.rest and not describing:
-        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
     if describing:
         return _describe(request)
+    refuse_words(request)
     return _fill(request)
 
 
@@ -86,6 +85,8 @@ def _describe(request: Request) -> int:
 
     if not request.recipe:
         take_all(request, "recipe", of_data=False)  # it refuses all other keys
+        if request.overlays:
+            raise UserError(f"config: {request.overlays[0]} changes a recipe, and none is given")
     cache = held_in(request.rest[0])
     print(describe(cache), flush=True)
     if not request.recipe:

@@ -3,7 +3,7 @@
 import re
 
 from kd.errors import UserError
-from kd.run.own_keys import take
+from kd.run.own_keys import refuse_words, take
 from kd.run.present import check_data
 from kd.run.request import Request
 from kd.run.run import Run
@@ -32,6 +32,7 @@ def run(request: Request) -> int | None:
     options = take(request, "out", "short_side")
     if "help" in request.flags or not request.recipe or "out" not in options:
         return None
+    refuse_words(request)
     out = options["out"]
     if not out:
         raise UserError("out: must name a folder or a URL, got nothing")

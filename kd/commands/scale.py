@@ -8,7 +8,7 @@ from kd.errors import UserError
 from kd.fleet.scaling.measure import STRATEGIES, ScalingPlan, reading, ring_times
 from kd.fleet.scaling.model import Network, fit, fit_ring
 from kd.machine import cores
-from kd.run.own_keys import positive, take, whole_number, whole_numbers
+from kd.run.own_keys import positive, refuse_words, take, whole_number, whole_numbers
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -43,8 +43,7 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or not request.recipe:
         return None
-    if request.rest:
-        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
+    refuse_words(request)
     options = take(request, "processes", "strategies", "steps", "network")
     processes = whole_numbers(options, "processes", "1,2")
     if processes[0] != 1:

@@ -7,7 +7,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.fleet.sizing.plan import plan
 from kd.run.open import open_run
-from kd.run.own_keys import take_all
+from kd.run.own_keys import refuse_words, take_all
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -46,10 +46,7 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or not (request.recipe or request.rest):
         return None
-    if len(request.rest) > bool(not request.recipe):
-        raise UserError(
-            f"what is '{request.rest[-1]}'? Settings are key=value, recipes recipe=NAME"
-        )
+    refuse_words(request, most=0 if request.recipe else 1)
     if request.rest:
         return _compare(request.rest[0], request)
     sizes, folder = sized(request)

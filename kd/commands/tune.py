@@ -4,6 +4,7 @@ import errno
 from dataclasses import replace
 
 from kd.errors import UserError
+from kd.run.own_keys import refuse_words
 from kd.run.request import Request
 
 HELP = """\
@@ -45,10 +46,7 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or not request.recipe:
         return None
-    if request.rest:
-        raise UserError(
-            f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE"
-        )
+    refuse_words(request, hint="spaces search.KEY=SPACE")
     replace(request, overrides=[]).resolved()  # reports a wrong name before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - reports a missing extra before torch is imported
     from kd.fleet.tuning.plan import plan

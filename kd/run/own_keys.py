@@ -26,6 +26,21 @@ def take(request: Request, *keys: str) -> dict[str, str]:
     return taken
 
 
+def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:
+    """Refuses words of a command line that are no settings, of a command that takes at most so many.
+
+    Args:
+        request: the command line.
+        most: how many words the command takes (a run's folder is one).
+        hint: what the command's words look like, beside ``key=value``.
+
+    Raises:
+        UserError: the first word too many.
+    """
+    if len(request.rest) > most:
+        raise UserError(f"what is '{request.rest[most]}'? Settings are key=value, {hint}")
+
+
 def whole_number(
     own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None
 ) -> int:

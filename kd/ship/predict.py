@@ -276,7 +276,7 @@ def _write_mask(
     """
     logits_1CHW = F.interpolate(logits[None], shape, mode="bilinear")
     class_ids_HW = logits_1CHW[0].argmax(0).numpy()
-    small_enough = mask_type(len(palette))
+    small_enough = mask_type(len(logits))
     ids_HW = class_ids_HW.astype(small_enough)
     masks = {"ids": ids_HW, "colours": palette[ids_HW]}
     for name, pixels in masks.items():
