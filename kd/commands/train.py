@@ -154,7 +154,7 @@ def to_train(request: Request) -> Run:
     job = cluster.job if cluster else None
     if sagemaker.container() and not by_url:  # a later job of SageMaker's may get its folder
         job = "checkpoints"
-    run.place = place_of(run.config, resumed, job, request.overrides, together)
+    run.place = place_of(run.config, resumed, job, request.named(), together)
     if run.place.folder:
         check_start(run.place.folder, run.config)
     run.change({"resume": str(run.place.folder) if run.place.folder else None})

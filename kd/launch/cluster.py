@@ -401,7 +401,7 @@ def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
     Args:
         job: its name; None: it has none.
         runs: the folder of the recipe's runs, on a file system that all machines share.
-        command: the command line's words ``KEY=VALUE``, without its overlays: a job may run several.
+        command: all that the command line names, recipe and overlays included: a job may run several commands.
     """
     if job is None:
         return None

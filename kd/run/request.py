@@ -222,6 +222,20 @@ class Request:
             value = _read(text)
         return key, Word(text, value)
 
+    def named(self) -> list[str]:
+        """All that the command line names, as ``KEY=VALUE`` and flags: a restarted job finds its run by these words.
+
+        Two requests with the same words describe the same run. Paths are as they were typed.
+        """
+        words = []
+        if self.recipe:
+            words.append(f"recipe={self.recipe}")
+        words += [f"config={overlay}" for overlay in self.overlays]
+        words += self.overrides
+        words += [f"--trust={module}" for module in self.trust]
+        words += [f"--{flag}" for flag in sorted(self.flags)]
+        return words
+
     def value_of(self, key: str) -> str | None:
         """The value that ``key=value`` items give a key, the last one; None without any."""
         for item in reversed(self.overrides):
