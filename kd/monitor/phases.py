@@ -187,6 +187,7 @@ class Phases(Recording):
         """The header of this rank's file; {} before the training."""
         self._shown = ""  # the limit that the bar named last
         self._total: dict[str, Any] = {}
+        self._callbacks_before: dict[str, float] = {}  # ms by hook, of the run's earlier starts
         self._last_total = 0.0  # Unix time at which the step ended after which totals were written
         self._step: dict[str, Any] | None = None  # what the record of the open step begins with
         self._epoch: int | None = None  # of the newest step
@@ -251,6 +252,7 @@ class Phases(Recording):
         name = f"phases.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(self.watched.folder(trainer) / "records" / name, self.header)
         self._total = self._writer.last_total or _no_steps()
+        self._callbacks_before = self._total.pop("callbacks", {})
         model = trainer.strategy.model
         timed = model if self._times_communication else None
         if isinstance(timed, DistributedDataParallel) and not timed._comm_hooks:
@@ -367,14 +369,21 @@ class Phases(Recording):
         return f"data wait {wait:.0%}, {NAMES[self._shown]}"
 
     def _write_total(self) -> None:
-        """Writes the sums over all steps so far, in ms, with the eight hooks of callbacks that took the most time."""
+        """Writes the sums over all steps so far, in ms, with the eight hooks of callbacks that took the most time.
+
+        Both are over all starts of the run; of earlier starts the eight hooks are known that were written.
+        """
         assert self._writer is not None and self.profiler is not None
-        costly = sorted(self.profiler.callbacks_ms.items(), key=lambda item: -item[1])[:8]
+        spent = dict(self._callbacks_before)
+        for name, ms in self.profiler.callbacks_ms.items():
+            written = name[:80]
+            spent[written] = spent.get(written, 0.0) + ms
+        costly = sorted(spent.items(), key=lambda item: -item[1])[:8]
         self._writer.write(
             {
                 **self._total,
                 "t": round(time.time(), 3),
-                "callbacks": {name[:80]: round(ms, 1) for name, ms in costly},
+                "callbacks": {name: round(ms, 1) for name, ms in costly},
             }
         )
 

@@ -116,7 +116,7 @@ class StepFacts:
 
     @cached_property
     def callbacks_ms(self) -> dict[str, float]:
-        """Milliseconds a step by callback hook: of the eight that took the most time since the newest start."""
+        """Milliseconds a step by callback hook: of the eight that took the most time, over all starts."""
         steps = max(1, self.total.get("steps", 1))
         return {name: ratio(ms, steps) for name, ms in self.total.get("callbacks", {}).items()}
 

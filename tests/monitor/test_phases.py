@@ -2,13 +2,16 @@
 
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -196,6 +199,30 @@ def test_the_progress_bar_says_what_limits_the_run_so_far() -> None:
     assert phases.so_far() == "data wait 1%, host-bound"
     phases.recent.extend([{**step, "p": {"teacher": 60.0, "student": 40.0}}] * 50)
     assert phases.so_far() == "data wait 0%, teacher-bound"
+
+
+def test_a_resumed_runs_callbacks_are_counted_over_all_starts_as_its_steps_are() -> None:
+    """The totals count the steps of all starts: so must the time by which they are divided."""
+    written: list[dict[str, Any]] = []
+    earlier = {"kind": "total", "steps": 100, "callbacks": {"Slow.on_train_batch_end": 5000.0}}
+    phases = Phases(Watched(Path()))
+    writer: Any = SimpleNamespace(last_total=earlier, write=written.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kd.monitor.phases.Writer", lambda *_: writer)
+        trainer: Any = MagicMock(global_rank=0, num_nodes=1, num_training_batches=math.inf)
+        patch.setattr("kd.monitor.phases.device_of", lambda _: torch.device("cpu"))
+        phases.watched = MagicMock(step_phase="loss", rest_phase="logging")
+        phases.watched.header.return_value = {}
+        phases.on_fit_start(trainer, MagicMock())
+        phases.on_train_start(trainer, MagicMock())
+    assert phases.profiler is not None
+    phases.profiler.callbacks_ms = {"Slow.on_train_batch_end": 50.0, "New.on_fit_end": 7.0}
+    phases._write_total()
+    phases._write_total()
+    run_clock(None)
+    phases.clock.close()
+    expected = {"Slow.on_train_batch_end": 5050.0, "New.on_fit_end": 7.0}
+    assert [record["callbacks"] for record in written] == [expected, expected]
 
 
 COUNTED = ("host_ms", "ready_ms", "data_ready_ms", "data_cpu_ms", "launch_ms")
