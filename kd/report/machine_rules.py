@@ -214,19 +214,22 @@ def load_balancing(
     """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's.
 
     Args:
-        gpus: use in % by GPU, a value a sample.
+        gpus: use in % by GPU, a value a sample; empty of a GPU whose use is not known.
         imbalance: as a share of the busiest one's, in [0, 1].
         skip: samples of the start that do not count.
     """
-    means = [mean(values[skip:]) for values in gpus if len(values) > skip]
+    means = {}  # by the GPU's number
+    for number, values in enumerate(gpus):
+        if len(values) > skip:
+            means[number] = mean(values[skip:])
     if len(means) < 2:
         return None
-    most = max(means)
-    least = min(means)
+    busiest = max(means, key=means.__getitem__)
+    idlest = min(means, key=means.__getitem__)
+    most = means[busiest]
+    least = means[idlest]
     if share(most - least, most) < imbalance:
         return None
-    busiest = means.index(most)
-    idlest = means.index(least)
     text = f"GPU {busiest} is used {most:.0f} %, GPU {idlest} {least:.0f} %"
     return Finding("LoadBalancing", text, "give all devices the same share of work")
 

@@ -260,7 +260,8 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
             complete.append(sample)
     readings = gpus_of(complete)
 
-    # Of each GPU, a value a sample. NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
+    # Of each GPU, a value a sample; [] of one whose use is not known: the place in the list is the GPU's number.
+    # NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
     gpu_use = _by_gpu(readings, "util")
     gpu_memory = _by_gpu(readings, "mem")
     if not any(any(use) for use in gpu_use):
@@ -268,8 +269,10 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
 
     # The mean over cores and over GPUs, a value a sample.
     cpu = [mean(sample["cpu"]) for sample in complete]
-    mean_gpu_use = [mean(values) for values in zip(*gpu_use, strict=True)]
-    mean_gpu_memory = [mean(values) for values in zip(*gpu_memory, strict=True)]
+    known_use = [use for use in gpu_use if use]
+    known_memory = [used for used in gpu_memory if used]
+    mean_gpu_use = [mean(values) for values in zip(*known_use, strict=True)]
+    mean_gpu_memory = [mean(values) for values in zip(*known_memory, strict=True)]
     io_wait = [sample.get("iowait", 0.0) for sample in complete]
 
     book.apply("CPUBottleneck", lambda rule: rule(cpu, mean_gpu_use))
@@ -277,7 +280,7 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
     book.apply_to("LowGPUUtilization", mean_gpu_use)
     if not held_up:
         book.apply("BatchSize", lambda rule: rule(cpu, mean_gpu_use, mean_gpu_memory))
-    for used_memory in gpu_memory:
+    for used_memory in known_memory:
         book.apply_to("GPUMemoryIncrease", used_memory)
     book.apply_to("LoadBalancing", gpu_use)
     for reading in readings:
@@ -290,7 +293,7 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
 
 
 def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
-    """The values of ``key``, a list for each GPU; a GPU that lacks one is left out: unknown is not 0.
+    """The values of ``key``, a list for each GPU; empty for a GPU that lacks one: unknown is not 0.
 
     Args:
         readings: of each GPU, one a sample.
@@ -298,8 +301,10 @@ def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list
     """
     series = []
     for readings_of_gpu in readings:
+        values = []
         if all(reading.get(key) is not None for reading in readings_of_gpu):
-            series.append([reading[key] for reading in readings_of_gpu])
+            values = [reading[key] for reading in readings_of_gpu]
+        series.append(values)
     return series
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kd.report.limits import Swing
+from kd.report.machine_rules import load_balancing
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import RULES, Explained, by_rule, counts_of, thresholds_of
 from kd.report.training_rules import student_under_trained, teacher_near_chance
@@ -289,3 +290,13 @@ def test_by_rule() -> None:
     assert by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}}) == {
         "Overfit": {"drop": 0.1, "patience": 5}
     }
+
+
+def test_a_gpu_whose_use_is_not_known_does_not_renumber_the_others() -> None:
+    unknown, busy, idle = {"mem": 50.0}, {"util": 95.0, "mem": 50.0}, {"util": 20.0, "mem": 50.0}
+    sample = {"cpu": [50.0], "gpu": [unknown, busy, idle]}
+    run = RunRecords(Path(), samples={"0": [sample] * 50})
+    (found,) = [f for f in Explained(run).findings if f.rule == "LoadBalancing"]
+    assert found.text == "GPU 1 is used 95 %, GPU 2 20 %"
+    by_series = load_balancing([[], [20] * 50, [95] * 50])
+    assert by_series is not None and by_series.text == "GPU 2 is used 95 %, GPU 1 20 %"
