@@ -459,10 +459,19 @@ class Together(Optimizer):
             optimizer.step()
         return loss
 
+    def consolidate_state_dict(self) -> None:
+        """Collects the sharded states of ZeRO's optimizers on the first rank; all ranks must call it.
+
+        Lightning calls it on every rank before it saves. Optimizers that are not sharded need nothing.
+        """
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, ZeroRedundancyOptimizer):
+                optimizer.consolidate_state_dict()
+
     def state_dict(self) -> dict[str, Any]:
         """The states of all, in order, as a list under ``optimizers``: another form than that of one optimizer.
 
-        One of ZeRO's (``optim.zero``) must have been consolidated before, which Lightning does for a single one alone.
+        Those of ZeRO (``optim.zero``) must be consolidated first: :meth:`consolidate_state_dict`.
         """
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
