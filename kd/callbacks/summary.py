@@ -281,9 +281,10 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         together, and ``sharded_over``: the number of ranks that share one state, 1 where each has all of it.
     """
     sharded = isinstance(trainer.strategy, Sharding) or any(
-        isinstance(optimizer, ZeroRedundancyOptimizer)
-        or any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
+        isinstance(part, ZeroRedundancyOptimizer)
+        or any(isinstance(p, DTensor) for group in part.param_groups for p in group["params"])
         for optimizer in trainer.optimizers
+        for part in each_of(optimizer)
     )
     mine = _state_bytes(trainer) / 1e6
     whole = mine

@@ -145,6 +145,7 @@ def test_several_students_with_sharded_optimizers_are_saved_and_resumed(recipe: 
     train(recipe, "trainer.max_epochs=2", resume=folder)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["epochs"]) == ("done", 2)
+    assert summary["optimizer_state"]["sharded_over"] == 2
 
 
 @pytest.mark.parametrize(
