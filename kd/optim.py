@@ -249,17 +249,18 @@ def _try_kwargs(spec: OptimSpec) -> None:
     torch's random generator is as before afterwards. Without ``kwargs`` nothing is tried.
 
     Raises:
-        UserError: an argument that has a key of its own, or that the optimizer or its step refuses.
+        UserError: an argument that has a key of its own, or that the optimizer or its step refuses; a name as of
+            :func:`_kind_and_kwargs`.
     """
     for name in ("lr", "weight_decay"):
         if name in spec.kwargs:
             raise UserError(f"optim.kwargs.{name}: is optim.{name}")
     if not spec.kwargs:
         return
+    kind, kwargs = _kind_and_kwargs(spec)
     try:
         with torch.random.fork_rng(devices=[]):
             model = nn.Linear(8, 8)  # of smaller weights timm's Muon leaves the step to AdamW
-        kind, kwargs = _kind_and_kwargs(spec)
         optimizer = kind(model.parameters(), weight_decay=spec.weight_decay, **kwargs)
         model(torch.ones(1, 8)).sum().backward()
         optimizer.step()
@@ -392,8 +393,14 @@ def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
 
     Arguments are ``lr``, timm's for the optimizer's name, ``momentum`` 0.9 where it has one (Muon and AdaMuon keep their
     0.95), and over them ``optim.kwargs``. timm's Muon is replaced by kd's (:mod:`kd.muon`).
+
+    Raises:
+        UserError: an optimizer of apex or bitsandbytes without a GPU or without that package; names ``optim.name``.
     """
-    kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
+    try:
+        kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
+    except (AssertionError, ImportError) as error:  # timm's, without a GPU or without the package
+        raise UserError(f"optim.name: {spec.name} can't be used here: {error}") from error
     # timm gives one class several names, each with arguments of its own
     info = get_optimizer_info(spec.name)
     kwargs = {"lr": spec.lr, **(info.defaults or {})}
@@ -414,7 +421,8 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
             ``fused`` in ``optim.kwargs`` counts in its place, and ``foreach: true`` there turns it off.
 
     Raises:
-        UserError: ``optim.zero`` without a process group, or ``optim.layer_decay`` below 1 without a model of timm's.
+        UserError: ``optim.zero`` without a process group, ``optim.layer_decay`` below 1 without a model of timm's, or an
+            optimizer that needs a GPU or a package that is missing.
     """
     modules = list(modules)
     groups = parameter_groups(modules, spec.weight_decay, spec.decay_norm_and_bias)

@@ -45,6 +45,16 @@ def test_a_resumed_run_keeps_its_optimizer() -> None:
             resumed.check_resumed(earlier.settings())
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"eps": 1e-6}])
+@pytest.mark.parametrize("name, needs", [("bnbadam", "bitsandbytes"), ("fusedsgd", "apex")])
+def test_an_optimizer_that_needs_a_gpu_or_a_package_is_refused_in_a_line(
+    name: str, needs: str, kwargs: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=f"^optim.name: {name} .*CUDA required for (?i:{needs})"):
+        build_optimizer([nn.Linear(4, 4)], OptimSpec(name, kwargs=kwargs))
+
+
 def test_scaled_to_batch() -> None:
     assert scaled_to_batch(OptimSpec("adamw", lr=0.001, lr_batch=256), 1024).lr == 0.002
     for name in ("sgd", "momentum", "sgdw"):
