@@ -121,8 +121,7 @@ def check_numbers(value: object, place: str) -> None:
 
 
 def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> None:
-    """Compares the kinds of a checkpoint's weights with the module's; torch compares names and shapes on loading,
-    but for weights that a checkpoint lacks under FSDP.
+    """Compares the kinds of a checkpoint's weights with the module's; names and shapes are compared on loading.
 
     Args:
         state: weights of the checkpoint, by name.

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
+from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.optim import Optimizer
 
@@ -86,7 +87,8 @@ class FSDP(ShardedDataParallel):
 
         Raises:
             UserError: weights of another kind than this run's (fractions, whole numbers), or states that don't fit.
-            RuntimeError: torch's, for weights of unknown names or other shapes; one that is missing keeps this run's value.
+            RuntimeError: torch's message for weights that are missing or of unknown names, as of the other strategies; or
+                for other shapes.
 
         Returns:
             The whole checkpoint, of which Lightning takes the rest (loops, callbacks, schedules).
@@ -96,6 +98,7 @@ class FSDP(ShardedDataParallel):
         weights = checkpoint["state_dict"]
         states = checkpoint["optimizer_states"]
         place = f"resume: {checkpoint_path}"
+        _check_names(weights, self.model)
         check_weights(weights, self.model, place)
         check_optimizers(self.optimizers, states, weights, self.model, place)
         options = state_dict.StateDictOptions(full_state_dict=True)
@@ -109,6 +112,28 @@ class FSDP(ShardedDataParallel):
             named = _renamed(state, dict(zip(_names(state), order, strict=True)))
             state_dict.set_optimizer_state_dict(self.model, optimizer, named, options=options)
         return checkpoint
+
+
+def _check_names(weights: dict[str, Any], model: nn.Module) -> None:
+    """Raises torch's ``RuntimeError`` of ``load_state_dict`` where weights are missing, or of unknown names.
+
+    ``set_model_state_dict`` would put this run's own value in the place of a weight that is missing.
+    """
+    own = state_dict.get_model_state_dict(
+        model
+    )  # by the names that set_model_state_dict takes; shards stay shards
+    missing = [name for name in own if name not in weights]
+    unknown = [name for name in weights if name not in own]
+    errors = []
+    if missing:
+        listed = ", ".join(f'"{name}"' for name in missing)
+        errors.append(f"Missing key(s) in state_dict: {listed}. ")
+    if unknown:
+        listed = ", ".join(f'"{name}"' for name in unknown)
+        errors.append(f"Unexpected key(s) in state_dict: {listed}. ")
+    if errors:
+        head = f"Error(s) in loading state_dict for {type(model).__name__}:"
+        raise RuntimeError("\n\t".join([head, *errors]))
 
 
 def _names(state: dict[str, Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """Strategies that cut the students over the processes, and those that do not, by their protocol."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,3 +92,23 @@ def test_weights_travel_in_the_dtype_that_autocast_gives_them(tmp_path: Path) ->
         )
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("change", ["missing", "unknown", "both"])
+def test_other_names_of_weights_are_refused_as_without_shards(change: str) -> None:
+    """torch's ``set_model_state_dict`` takes this run's own value for a weight that a checkpoint lacks."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    weights = model.state_dict()
+    if change in ("missing", "both"):
+        del weights["1.bias"], weights["0.weight"]
+    if change in ("unknown", "both"):
+        weights["2.weight"] = torch.zeros(1)
+    with pytest.raises(RuntimeError) as without_shards:
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).load_state_dict(weights)
+    strategy = FSDP()
+    strategy._model = model
+    content = {"state_dict": weights, "optimizer_states": []}
+    strategy.checkpoint_io = SimpleNamespace(load_checkpoint=lambda _: content)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError) as in_shards:
+        strategy.load_checkpoint("last.ckpt")
+    assert str(in_shards.value) == str(without_shards.value)
