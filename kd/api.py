@@ -211,7 +211,7 @@ def _plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     if hasattr(value, "tolist"):
-        return value.tolist()
+        return _plain(value.tolist())
     if isinstance(value, (int, float, NoneType)):
         return value
     return str(value)

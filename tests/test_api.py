@@ -145,6 +145,7 @@ def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
     [
         ("optim.lr", np.float64(1e-5), 1e-5),
         ("trainer.max_epochs", np.int64(3), 3),
+        ("runs_dir", np.datetime64("2026-11-27"), "2026-11-27"),
         ("optim.min_lr_ratio", torch.tensor(0.5), 0.5),
         ("runs_dir", Path("007"), "007"),
         ("runs_dir", "a=b # c", "a=b # c"),

@@ -52,6 +52,18 @@ def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFi
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
+def test_of_a_runs_own_folder_that_run_alone_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A student's folder looks like a run, and nobody holds it while the run trains."""
+    run = tmp_path / "runs" / "tiny" / "000"
+    for folder in (run, run / "students" / "small"):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(CONFIG)
+    assert main("runs", [str(run), "--json"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["tiny/000"]
+
+
 def test_a_run_that_trains_is_not_safe_to_delete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,17 +124,21 @@ class Summary(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Gives a checkpoint's metrics to :attr:`best`, and counts the time from there.
 
+        Args:
+            state_dict: as :meth:`state_dict` gives it; what is missing counts as empty, and as no time.
+
         Raises:
-            UserError: they are something else than numbers by name, or the seconds no number.
+            UserError: metrics are no numbers by name, by student; or the seconds are no finite number from 0 on.
         """
         for name in ("best", "final", "top", "start"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
-        check_form(state_dict["wall_s"], 0.0, "resume: the checkpoint's wall_s")
-        self.best.best = state_dict["best"]
-        self.best.newest = state_dict["final"]
+        seconds = state_dict.get("wall_s", 0.0)
+        check_form(seconds, 0.0, "resume: the checkpoint's wall_s")
+        self.best.best = state_dict.get("best", {})
+        self.best.newest = state_dict.get("final", {})
         self.best.top = state_dict.get("top", {})
         self.best.start = state_dict.get("start", {})
-        self._started = time.monotonic() - state_dict["wall_s"]
+        self._started = time.monotonic() - seconds
 
     def _wall_s(self) -> float:
         return round(time.monotonic() - self._started, 1)

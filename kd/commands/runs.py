@@ -97,9 +97,12 @@ def run(request: Request) -> int | None:
 def _runs_below(folder: Path) -> list[dict[str, Any]]:
     """The runs in a folder and in each folder in it, as rows of :func:`_described`, the latest changed first.
 
-    Links (``latest``) are left out; [] where the folder does not exist.
+    Of a run's own folder that run alone: its students' folders look like runs. Links (``latest``) are left out; [] where
+    the folder does not exist.
     """
     paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
+    if is_run(folder):
+        paths = [folder]
     rows = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
     return sorted(rows, key=lambda row: -row["changed"])
 

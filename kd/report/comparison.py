@@ -392,12 +392,12 @@ def headline(explained: Sequence[Explained]) -> list[str]:
         if student in last.run.students and first.run.primary == last.run.primary:
             values_of_both = first.best_val(student), last.best_val(student)
             change = difference(first.run.primary, *values_of_both)
-            changes.append(f"{student} {change}".lstrip())
+            if change:
+                changes.append(f"{student} {change}".lstrip())
     times_the_time = times(_hours(first), _hours(last))
     if times_the_time:
         changes.append(f"{times_the_time} the time")
-    known = [change for change in changes if change]
-    in_words = ", ".join(known) or "unknown"
+    in_words = ", ".join(changes) or "unknown"
     lines.append(f"{names[-1]} against {names[0]}: {in_words}")
     caution = _other_pictures(first, last)
     if caution:

@@ -416,7 +416,11 @@ def _state(info: dict[str, object]) -> str:
         info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of what it says of its
             content and times.
     """
-    facts = [f"{name}={info[name]}" for name in FACTS_OF_CONTENT if info.get(name) is not None]
+    facts = []
+    for name in FACTS_OF_CONTENT:
+        fact = info.get(name)
+        if fact is not None:
+            facts.append(f"{name}={fact}")
     text = "\0".join(facts)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f"{info['size']}-{digest[:16]}"

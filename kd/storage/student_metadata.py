@@ -144,10 +144,16 @@ def _are_arguments(value: object) -> bool:
 
 def _is_size(value: object) -> bool:
     """A side in pixels, or a list of height and width; null is refused: a file that says no size leaves ``img_size`` out."""
-    if isinstance(value, list) and len(value) != 2:
-        return False
-    sides = value if isinstance(value, list) else [value]
-    return all(isinstance(side, int) and side is not True and side > 0 for side in sides)
+    sides = [value]
+    if isinstance(value, list):
+        sides = value
+        if len(sides) != 2:
+            return False
+    for side in sides:
+        is_whole = isinstance(side, int) and not isinstance(side, bool)
+        if not is_whole or side <= 0:
+            return False
+    return True
 
 
 def _are_channels(value: object) -> bool:
