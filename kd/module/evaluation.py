@@ -144,17 +144,17 @@ class Validation:
         self.teacher = teacher
 
     def with_known(self, batch: Batch) -> Batch:
-        """A batch with ``decided``, what the teacher decided on its pictures before, where that is known.
+        """A validation batch with ``decided``, what the teacher decided on its pictures before, where that is known.
 
-        Called while the batch is on the host, as :attr:`known` is; :meth:`add` calls it again for a batch that came
-        otherwise.
+        Pictures of another split have the same numbers, so it must not get a batch of theirs. Called while the batch
+        is on the host, as :attr:`known` is; :meth:`add` calls it again for a batch that came otherwise.
         """
         if self.known is None or "index" not in batch or "decided" in batch:
             return batch
         return {**batch, "decided": self.known[batch["index"].to(self.known.device)]}
 
     @torch.no_grad()
-    def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
+    def add(self, batch: Batch, in_step: bool, split: str = "val") -> ValidationLogits:
         """Adds a batch to the metrics; padding is left out.
 
         Students without a classifier are compared with the teacher's features instead; of them nothing is added without
@@ -163,6 +163,8 @@ class Validation:
         Args:
             batch: on the students' device.
             in_step: all processes must run the students equally often, as they may be in shards.
+            split: ``val`` or ``test``. Decisions that are known of ``val`` (:attr:`known`, the answers of a file) are not
+                used for ``test``: there the teacher runs, and with answers of a file nothing is compared with it.
 
         Returns:
             By student: logits, targets and numbers of the pictures that were added; {} where all was padding, for
@@ -178,7 +180,12 @@ class Validation:
             return {}
         models = {name: student.logits for name, student in measured.items()}
         task = self.students.only_or_first.task
-        seen = look(self.with_known(batch), task, self.teacher, models, in_step=in_step)
+        teacher = self.teacher
+        if split == "val":
+            batch = self.with_known(batch)
+        elif teacher is not None and _reads_a_file(teacher):
+            teacher = None
+        seen = look(batch, task, teacher, models, in_step=in_step)
         self.taught = None
         if seen is None:
             return {}
@@ -206,6 +213,11 @@ class Validation:
                 results[f"{prefix}{metric}"] = value
             student.task.reset()
         return results
+
+
+def _reads_a_file(teacher: RunTeacher) -> bool:
+    """Whether the answers of a teacher, or of one of several, come from a file, which has those of ``train`` and ``val``."""
+    return any(member.elsewhere == "file" for member in teacher.members.values())
 
 
 @dataclass

@@ -64,9 +64,12 @@ class Inference(LightningModule):
         Lightning hands the result to callbacks as ``outputs``, which read it by
         :func:`kd.callbacks.context.validation_logits`.
         """
-        trainer = trainer_of(self)  # none where it is called by hand
-        in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
-        return self.validation.add(as_batch(batch), in_step)
+        return self.validation.add(as_batch(batch), self._runs_in_step())
+
+    def _runs_in_step(self) -> bool:
+        """Whether all processes must run the students equally often; False without a trainer (called by hand)."""
+        trainer = trainer_of(self)
+        return trainer is not None and isinstance(trainer.strategy, Sharding)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``."""
@@ -86,8 +89,11 @@ class Inference(LightningModule):
         return self(as_batch(batch)["image"])
 
     def test_step(self, batch: object, batch_idx: int) -> ValidationLogits:
-        """As a step of validation, in the same metrics: :meth:`on_test_epoch_end` gives them other names."""
-        return self.validation_step(batch, batch_idx)
+        """As a step of validation, in the same metrics: :meth:`on_test_epoch_end` gives them other names.
+
+        The teacher's decisions that are known of the validation pictures are not used.
+        """
+        return self.validation.add(as_batch(batch), self._runs_in_step(), "test")
 
     def on_test_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``test/<name>`` or ``<student>/test/<name>``."""

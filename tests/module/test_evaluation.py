@@ -7,6 +7,7 @@ import kd
 from kd.distill.step import as_teacher
 from kd.module.evaluation import look
 from kd.teachers.answer import ALL
+from kd.teachers.base import OwnTeacher
 
 
 def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
@@ -63,3 +64,44 @@ def test_a_students_name_stays_whole_in_the_metrics_of_a_test() -> None:
     module.on_test_epoch_end()
     of_accuracy = [name for name in logged if name.endswith("acc1")]
     assert of_accuracy == ["retrieval/test/acc1", "plain/test/acc1"]
+
+
+def test_decisions_known_of_val_are_not_used_in_a_test() -> None:
+    """Pictures of both splits are numbered from 0, and a test may have more of them."""
+    torch.manual_seed(0)
+    student, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)) for _ in range(2))
+    module = kd.DistillationModule(student, teacher, task=kd.Classification(3))
+    images = torch.rand(3, 3, 2, 2)
+    agreeing = (student(images).argmax(1) == teacher(images).argmax(1)).float().mean()
+    module.validation.known = student(images).argmax(1)  # of the validation pictures 0 to 2
+    found = []
+    for first in (0, 7):
+        index = torch.arange(first, first + 3)
+        module.test_step({"image": images, "target": torch.arange(3), "index": index}, 0)
+        found.append(module.validation.results("test")["test/agreement"])
+    assert found == [agreeing, agreeing]
+    assert agreeing < 1
+    module.validation_step(
+        {"image": images, "target": torch.arange(3), "index": torch.arange(3)}, 0
+    )
+    assert module.validation.results()["val/agreement"] == 1
+
+
+class OfFile(OwnTeacher):
+    """Answers by the numbers of the validation pictures, as a file has them."""
+
+    elsewhere = "file"
+
+    def logits(self, images: Tensor, index: Tensor | None) -> dict[str, Tensor]:
+        return {ALL: torch.eye(3)[index]}
+
+
+def test_answers_of_a_file_to_val_are_not_used_in_a_test() -> None:
+    student = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    module = kd.DistillationModule(student, task=kd.Classification(3))
+    module.validation.teacher = OfFile(nn.Identity())
+    batch = {"image": torch.rand(3, 3, 2, 2), "target": torch.arange(3), "index": torch.arange(3)}
+    module.validation_step(batch, 0)
+    assert "val/agreement" in module.validation.results()
+    module.test_step({**batch, "index": torch.arange(7, 10)}, 0)
+    assert "test/agreement" not in module.validation.results("test")
