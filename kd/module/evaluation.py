@@ -91,7 +91,8 @@ def look(
         device: to run on; None: the batch's.
         members: keep the logits of each of several teachers, not only of all together.
         in_step: the students may be in shards, so other ranks may wait for this one's: the students run although all is
-            padding. With it or without, a teacher in shards runs on padding too, unless its decisions are known.
+            padding. With it or without, a teacher in shards runs on padding as it does on pictures: not without a
+            classifier, nor where its decisions are known.
 
     Returns:
         None where all is padding.
@@ -105,7 +106,8 @@ def look(
             for student in students.values():
                 student(images)
         if teacher is not None and teacher.is_shared_out and "decided" not in batch:
-            teacher(images)
+            index = batch.get("index")
+            teacher.logits(images, index)  # what real batches run: nothing without a classifier
         return None
     images = images.to(device, non_blocking=True)
     target = target.to(device, non_blocking=True)

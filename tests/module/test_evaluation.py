@@ -1,12 +1,15 @@
 """One way to run a batch without gradients: validation, the preflight and ``kd-eval`` take it."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import kd
+from kd.data.batch import Batch
 from kd.distill.step import as_teacher
+from kd.models import TeacherSpec
 from kd.module.evaluation import look
-from kd.teachers.answer import ALL
+from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import OwnTeacher
 
 
@@ -105,3 +108,30 @@ def test_answers_of_a_file_to_val_are_not_used_in_a_test() -> None:
     assert "val/agreement" in module.validation.results()
     module.test_step({**batch, "index": torch.arange(7, 10)}, 0)
     assert "test/agreement" not in module.validation.results("test")
+
+
+class InShards(OwnTeacher):
+    """A teacher that answers only where all processes ask, and counts how often it runs."""
+
+    is_shared_out = True
+
+    def __init__(self, has_head: bool) -> None:
+        super().__init__(nn.Identity(), TeacherSpec(arch="", head=has_head))
+        self.runs = 0
+
+    def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        self.runs += 1
+        return Answer({name: torch.zeros(len(batch["image"]), 3)})
+
+
+@pytest.mark.parametrize(("has_head", "runs"), [(False, 0), (True, 1)])
+def test_a_teacher_in_shards_runs_on_padding_as_often_as_on_pictures(
+    has_head: bool, runs: int
+) -> None:
+    """Else one process waits for another's shards for ever."""
+    task = kd.Classification(3)
+    for index in (torch.tensor([0, 1]), torch.tensor([-1, -1])):
+        teacher = InShards(has_head)
+        batch = {"image": torch.rand(2, 3, 2, 2), "target": torch.tensor([0, 1]), "index": index}
+        look(batch, task, teacher, {})
+        assert teacher.runs == runs
