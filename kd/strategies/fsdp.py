@@ -40,7 +40,7 @@ class FSDP(ShardedDataParallel):
         bfloat16, which halves what travels; the shards themselves stay float32.
 
         Raises:
-            UserError: a moving average, or ``optim.zero``.
+            UserError: a moving average, ``optim.zero``, or SimKD.
         """
         mesh = self.device_mesh["data_parallel"]
         mixed = self.precision_plugin.precision == "bf16-mixed"
@@ -53,6 +53,13 @@ class FSDP(ShardedDataParallel):
             if student.optim.zero:
                 raise UserError(
                     "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
+                )
+            if (
+                student.objective.takeover is not None
+            ):  # its classifier is set from the whole projection
+                raise UserError(
+                    "model.distill_losses: SimKDLoss does not run with FSDP, which shards its projection; set "
+                    "trainer.strategy=ddp"
                 )
             if is_sharded(student.model):  # since a fit before: torch shards nothing twice
                 continue

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 import torch.distributed as dist
 from pytorch_lightning import Trainer
@@ -43,6 +44,18 @@ def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(
         for strategy in (fsdp, deepspeed):
             with pytest.raises(UserError, match=refused):
                 strategy.shard(module.students)
+
+
+def test_fsdp_refuses_simkd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its classifier is set from the projection, of which each process would have a part."""
+    monkeypatch.setattr(FSDP, "device_mesh", {"data_parallel": None})
+    student, teacher = (timm.create_model("resnet10t", num_classes=5) for _ in range(2))
+    losses = {"simkd": kd.losses.SimKDLoss()}
+    module = kd.DistillationModule(
+        student, teacher, task=kd.Classification(5), losses=losses, task_loss_weight=0.0
+    )
+    with pytest.raises(UserError, match="model.distill_losses: SimKDLoss .* trainer.strategy=ddp"):
+        FSDP().shard(module.students)
 
 
 def test_students_in_shards_are_validated_and_fitted_again(tmp_path: Path) -> None:
