@@ -183,17 +183,17 @@ def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
         first: words before them (``recipe=NAME``).
 
     Returns:
-        The request; its ``values`` holds each value that is neither text nor path, by its word ``KEY=JSON``.
+        The request; its ``values`` holds each value that is no text (:func:`_plain`), by its word ``KEY=JSON``.
     """
     words = list(first)
     values: dict[str, object] = {}
     for key, given in settings.items():
         several = key == "config" and isinstance(given, (list, tuple))
         for value in given if several else [given]:
-            if isinstance(value, (str, Path)):
+            value = _plain(value)
+            if isinstance(value, str):
                 words.append(f"{key}={value}")
                 continue
-            value = _plain(value)
             words.append(f"{key}={json.dumps(value)}")
             values[words[-1]] = value
     request = translate(words)

@@ -100,10 +100,13 @@ def _runs_below(folder: Path) -> list[dict[str, Any]]:
     Of a run's own folder that run alone: its students' folders look like runs. Links (``latest``) are left out; [] where
     the folder does not exist.
     """
-    paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
     if is_run(folder):
-        paths = [folder]
-    rows = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
+        return [_described(folder)]
+    paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
+    rows = []
+    for path in paths:
+        if not path.is_symlink() and is_run(path):
+            rows.append(_described(path))
     return sorted(rows, key=lambda row: -row["changed"])
 
 
