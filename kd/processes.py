@@ -12,6 +12,7 @@ The collectives of a training's own tensors (gradients, batches that a loss comp
 """
 
 import os
+import socket
 import threading
 import time
 import weakref
@@ -29,6 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from kd.errors import RunError, UserError, first_line
 from kd.lightning_internals import timeout_of
+from kd.machine import core_ids, cores
 
 T = TypeVar("T")
 
@@ -71,6 +73,25 @@ def of_all_processes(mine: T) -> list[T]:
     objects: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(objects, mine)
     return objects
+
+
+def cores_of_rank() -> int:
+    """How many cores this process may use for itself, at least 1; every process must call this.
+
+    Cores that several processes of the training may run on are shared equally; cores to which the launcher has bound this
+    process alone are its own. What a container's quota allows is shared by all processes of the machine.
+    """
+    usable = cores()
+    mine = (socket.gethostname(), core_ids())
+    on_this_host = [ids for host, ids in of_all_processes(mine) if host == mine[0]]
+    own_ids = mine[1]
+    if own_ids is None or usable < len(own_ids):  # affinity is not known, or the quota is less
+        return max(1, usable // len(on_this_host))
+    sharers = 0
+    for ids in on_this_host:
+        if not set(own_ids).isdisjoint(ids or own_ids):
+            sharers += 1
+    return max(1, usable // sharers)
 
 
 def total(strategy: Strategy, number: float) -> float:

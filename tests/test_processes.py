@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +253,28 @@ def test_where_one_host_can_not_make_the_group_all_do_without_it(tmp_path: Path)
 
 def test_two_processes_agree(tmp_path: Path) -> None:
     mp.spawn(ask_all, args=(str(tmp_path),), nprocs=2)
+
+
+@pytest.mark.parametrize(
+    ("usable", "own", "others", "expected"),
+    [
+        (8, range(8), [range(8 * n, 8 * n + 8) for n in range(1, 8)], 8),  # each rank has its own
+        (8, range(8), [range(8)] * 7, 1),  # all share them
+        (64, range(64), [range(64)] * 7, 8),
+        (8, range(8), [range(8), range(8, 16), range(8, 16)], 4),  # two share a socket
+        (8, range(64), [range(64)] * 7, 1),  # the container's quota
+        (2, range(2), [range(2)] * 7, 1),
+        (8, None, [None], 4),
+    ],
+)
+def test_cores_to_which_a_rank_is_bound_are_not_divided_again(
+    monkeypatch: pytest.MonkeyPatch, usable: int, own: Any, others: list[Any], expected: int
+) -> None:
+    own_ids = None if own is None else list(own)
+    here = [("here", None if ids is None else list(ids)) for ids in others]
+    monkeypatch.setattr("kd.processes.socket.gethostname", lambda: "here")
+    monkeypatch.setattr("kd.processes.core_ids", lambda: own_ids)
+    monkeypatch.setattr("kd.processes.cores", lambda: usable)
+    elsewhere = ("another host", own_ids)
+    monkeypatch.setattr("kd.processes.of_all_processes", lambda mine: [mine, *here, elsewhere])
+    assert processes.cores_of_rank() == expected

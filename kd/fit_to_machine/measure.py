@@ -22,7 +22,7 @@ from kd.distill.student import Student
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
-from kd.processes import in_each, largest, of_all_processes
+from kd.processes import cores_of_rank, in_each, largest, of_all_processes
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
 from kd.teachers.cache_layout import Layout
@@ -267,8 +267,8 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     ranks must call it together.
 
     It tries 0, 1, 2, ... under the real step. It ends when two more processes have not made it faster by :data:`NEAR`, or at
-    the number of cores that this rank may run on, divided by its machine's ranks, less one: at 1 where that is less and
-    there are two cores or more, and at the smallest of all ranks' numbers. All ranks find the same, as each trial's time is
+    the rank's share of the cores (:func:`kd.processes.cores_of_rank`) less one: at 1 where that is less and there are two
+    cores or more, and at the smallest of all ranks' numbers. All ranks find the same, as each trial's time is
     the slowest rank's. torch's random generators are as before afterwards.
 
     Args:
@@ -276,7 +276,7 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
         data: whose loaders are tried; its ``num_workers`` is then the number that was tried last.
     """
     devices = run.trainer.num_devices
-    most_here = max(min(1, cores() - 1), cores() // devices - 1)
+    most_here = max(min(1, cores() - 1), cores_of_rank() - 1)
     most = min(of_all_processes(most_here))  # machines may differ, and all make each trial together
     learn = _learner(run, data)
     on_cpu = run.trainer.strategy.root_device.type == "cpu"

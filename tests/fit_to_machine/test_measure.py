@@ -33,6 +33,7 @@ def test_no_rank_tries_more_loader_processes_than_the_one_with_the_fewest_cores(
         return 1000 / (num_workers + 1)  # each more makes it faster
 
     monkeypatch.setattr(measure, "cores", lambda: 8)
+    monkeypatch.setattr(measure, "cores_of_rank", lambda: 8)
     monkeypatch.setattr(measure, "of_all_processes", lambda mine: [mine, 2], raising=False)
     monkeypatch.setattr(measure, "_learner", lambda run, data: None)
     monkeypatch.setattr(measure, "_trial_ms", trial_ms)
