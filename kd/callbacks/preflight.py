@@ -382,11 +382,11 @@ class Preflight(Callback):
         confusions: dict[str, Confusions],
         other_inputs: dict[str, FilesInput],
         kept: KeptLogits,
-    ) -> tuple[Tensor | None, int]:
+    ) -> tuple[Tensor, int]:
         """Runs the teachers over the validation batches; the arguments after ``run`` collect what they are given.
 
         Returns:
-            The decisions by the pictures' numbers, as :attr:`Findings.decided` has them (None where no batch had any), and
+            The decisions by the pictures' numbers, as :attr:`Findings.decided` has them (zeros where all was padding), and
             how many pictures this process has seen, without padding.
         """
         data = run.data
@@ -420,7 +420,12 @@ class Preflight(Callback):
                 other.look(batch, taught[name], seen.target)
             decided = _keep(copies.take(), pictures, kept, decided)
         shown.close()
-        return _keep(copies.take(wait=True), pictures, kept, decided), seen_here
+        decided = _keep(copies.take(wait=True), pictures, kept, decided)
+        if (
+            decided is None
+        ):  # padding alone: the other processes do not run the teacher again, so nor may this one
+            decided = torch.zeros(pictures, dtype=torch.long)
+        return decided, seen_here
 
     def _judge(
         self, trainer: Trainer, run: RunContext, findings: Findings, key: str, note: str

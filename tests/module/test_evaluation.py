@@ -1,10 +1,13 @@
 """One way to run a batch without gradients: validation, the preflight and ``kd-eval`` take it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import kd
+from kd.callbacks.preflight import Preflight
 from kd.data.batch import Batch
 from kd.distill.step import as_teacher
 from kd.models import TeacherSpec
@@ -135,3 +138,25 @@ def test_a_teacher_in_shards_runs_on_padding_as_often_as_on_pictures(
         batch = {"image": torch.rand(2, 3, 2, 2), "target": torch.tensor([0, 1]), "index": index}
         look(batch, task, teacher, {})
         assert teacher.runs == runs
+
+
+def test_a_preflight_of_padding_alone_knows_decisions_as_other_processes_do() -> None:
+    """Without them this process would run the teacher in the validations, and a teacher in shards would wait."""
+    batch = {
+        "image": torch.rand(2, 3, 2, 2),
+        "target": torch.zeros(2),
+        "index": torch.full((2,), -1),
+    }
+    data = SimpleNamespace(
+        eval_batches=lambda split: SimpleNamespace(pictures=1, used=1),
+        split=lambda name: SimpleNamespace(targets=[0]),
+        val_dataloader=lambda: [batch],
+    )
+    module = SimpleNamespace(task=kd.Classification(3))
+    run = SimpleNamespace(data=data, module=module, teacher=InShards(True), device=None)
+    trainer = SimpleNamespace(is_global_zero=False, world_size=2)
+    decided, seen_here = Preflight()._measure(trainer, run, {}, None, {}, {}, None)  # type: ignore[arg-type]
+    assert seen_here == 0
+    module = kd.DistillationModule(nn.Linear(1, 3), task=kd.Classification(3))
+    module.validation.known = decided
+    assert "decided" in module.validation.with_known(batch)
