@@ -52,6 +52,20 @@ def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFi
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
+def test_runs_behind_a_link_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``kd-runs clean`` deletes nothing outside the folder that it is given; that folder may be a link itself."""
+    elsewhere = tmp_path / "elsewhere" / "000"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "config.yaml").write_text(CONFIG)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(elsewhere.parent)
+    for folder, count in ((tmp_path / "runs", 0), (tmp_path / "runs" / "tiny", 1)):
+        assert main("runs", [str(folder), "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)) == count
+
+
 def test_of_a_runs_own_folder_that_run_alone_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -181,5 +181,6 @@ class Preemption(Closing):
     def close(self, trainer: Trainer) -> None:
         """Restores the handlers from before."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that C code has set can't be put back
+                signal.signal(number, handler)
         self._before = {}

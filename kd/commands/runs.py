@@ -97,15 +97,15 @@ def run(request: Request) -> int | None:
 def _runs_below(folder: Path) -> list[dict[str, Any]]:
     """The runs in a folder and in each folder in it, as rows of :func:`_described`, the latest changed first.
 
-    Of a run's own folder that run alone: its students' folders look like runs. Links (``latest``) are left out; [] where
-    the folder does not exist.
+    Of a run's own folder that run alone: its students' folders look like runs. Links (``latest``) and what
+    they lead to are left out: ``clean`` deletes nothing elsewhere. [] where the folder does not exist.
     """
     if is_run(folder):
         return [_described(folder)]
-    paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
     rows = []
-    for path in paths:
-        if not path.is_symlink() and is_run(path):
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        is_below_link = path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
+        if not is_below_link and is_run(path):
             rows.append(_described(path))
     return sorted(rows, key=lambda row: -row["changed"])
 

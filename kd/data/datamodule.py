@@ -177,7 +177,9 @@ class DistillationDataModule(LightningDataModule):
         self._filling: Loaded | None = None
 
     def prepare_data(self) -> None:
-        """Checks the pictures of all splits and joins the data tier where there is one; called in every process.
+        """Checks the pictures of ``train``, ``val`` and ``probe``, and joins the data tier; called in every process.
+
+        A run may have no ``probe`` and no tier.
 
         On each machine one process checks, and the others read its result (:func:`kd.data.scan.scan`). A second call, by
         Lightning, finds all of it done.

@@ -81,15 +81,12 @@ def labels(runs: Sequence[Facts]) -> list[str]:
 
 def _other_pictures(first: Facts, last: Facts) -> str:
     """A sentence where two runs name different pictures to be judged by; else ""."""
-    sources = []
-    for facts in (first, last):
-        data = facts.run.config.get("data") or {}
-        sources.append((data.get("source"), data.get("val_fraction")))
-    if sources[0] == sources[1]:
-        return ""
-    return (
-        "they have different data.source: judged by other pictures, their metrics can't be compared"
-    )
+    of_first = first.run.config.get("data") or {}
+    of_last = last.run.config.get("data") or {}
+    for key in ("source", "val_fraction"):
+        if of_first.get(key) != of_last.get(key):
+            return f"they have different data.{key}: judged by other pictures, their metrics can't be compared"
+    return ""
 
 
 def _verdict(

@@ -149,11 +149,7 @@ def _is_size(value: object) -> bool:
         sides = value
         if len(sides) != 2:
             return False
-    for side in sides:
-        is_whole = isinstance(side, int) and not isinstance(side, bool)
-        if not is_whole or side <= 0:
-            return False
-    return True
+    return all(isinstance(side, int) and side is not True and side > 0 for side in sides)
 
 
 def _are_channels(value: object) -> bool:

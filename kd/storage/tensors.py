@@ -83,7 +83,7 @@ def check_sizes(content: object) -> None:
 def tensors_below(content: object) -> Iterator[Tensor]:
     """All tensors in nested mappings (keys too), lists, tuples, sets and attributes of objects, in no special order.
 
-    Each container is walked once; a tensor that two of them hold comes twice.
+    A tensor's own attributes are not looked at. Each container is walked once; a tensor that two of them hold comes twice.
 
     Raises:
         ValueError: a tensor of another class than torch's own three (Tensor, Parameter, Buffer).
