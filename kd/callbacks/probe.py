@@ -20,7 +20,8 @@ from kd.teachers.answer import ALL
 class FeatureProbe(Callback):
     """Measures the teachers once, and the students in each validation, on the pictures of ``data.probe``.
 
-    All processes take part: each runs its share of the pictures. Without ``data.probe`` nothing happens.
+    All processes take part: each runs its share of the pictures. Without ``data.probe`` nothing happens. Students have no
+    classifier here: what their ``logits`` gives is their features.
 
     Args:
         preflight: keeps what is measured of teachers, as ``teacher_val`` and ``members``.

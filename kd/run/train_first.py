@@ -241,12 +241,13 @@ def _is_typed(typed: Iterable[str]) -> bool:
 
 
 def _with_steps(size: float, pictures: int) -> float:
-    """The batch size with which an epoch has :data:`LEAST_STEPS` steps: as given, else a smaller power of two, at least 4.
+    """The batch size with which an epoch has :data:`LEAST_STEPS` batches at least: as given, else a smaller power of two.
 
-    A size of 4 or less stays as it is. So fewer than 32 pictures have fewer steps.
+    The power is 4 at least, so that of a larger size fewer than 32 pictures have fewer batches; 4 or less stays as it is.
+    That an optimizer's step may take several batches (``trainer.accumulate_grad_batches``) does not count.
 
     Args:
-        size: pictures of a step on one process; infinite for ``auto``, which stays where there are pictures enough for
+        size: pictures of a batch on one process; infinite for ``auto``, which stays where there are pictures enough for
             :data:`AUTO_STAYS`.
         pictures: that one process trains on in an epoch.
     """

@@ -179,7 +179,8 @@ class PublishedStore:
             index: numbers of the pictures, ``(N,)``.
 
         Returns:
-            The records, uint8 ``(N, record_bytes)``, and which of them are whole and usable, bool ``(N,)``.
+            The records, uint8 ``(N, record_bytes)``, and which of them are whole (their checksum fits,
+            :class:`WholeRecords`) and usable, bool ``(N,)``.
 
         Raises:
             OSError: a file is missing, or one of a URL can't be fetched or is cut off.

@@ -138,8 +138,9 @@ def inherit_convnext(
 ) -> None:
     """Overwrites a student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
 
-    The layers are fitted with the teacher at the student's input size. The classifier is fitted to the teacher's answers at
-    the teacher's own size, and only where both have a linear classifier of as many classes.
+    The layers are fitted to as many of the first pictures as :func:`views_of_both` takes, with the teacher at the student's
+    input size. The classifier is fitted, to all pictures, to the teacher's answers at the teacher's own size, and only
+    where both have a linear classifier of as many classes.
 
     Args:
         student: a ConvNeXt that :func:`check_convnexts` accepts.
@@ -156,6 +157,7 @@ def inherit_convnext(
     stride, _ = teacher.stem[0].stride
     rows = height // stride
     columns = width // stride
+    # numbers in a picture's largest stream: views_of_both takes as many pictures as memory has room for
     values = _width(teacher.stages[0]) * rows * columns
     ours, theirs = views_of_both(pictures, student_input, teacher_input, values)
     chosen, changes = _choose(student, teacher, theirs)
