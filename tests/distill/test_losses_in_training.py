@@ -472,15 +472,21 @@ def test_simkd_finds_the_classifier_of_a_model_that_timm_has_not_built() -> None
     torch.testing.assert_close((student.fc.weight, student.fc.bias), (weight, bias))
 
 
+def backbone_in(folder: Path, teacher: Path) -> str:
+    """A file of the teacher's weights without its classifier."""
+    weights = load_file(teacher)
+    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    file = folder / "backbone.safetensors"
+    save_file(backbone, file)
+    return str(file)
+
+
 def test_a_classifier_that_no_file_has_and_features_alone_teach_means_nothing(
     teacher: Path, tmp_path: Path
 ) -> None:
     """A backbone's checkpoint brings no classifier: what was drawn is neither measured nor exported as one."""
-    weights = load_file(teacher)
-    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
-    save_file(backbone, tmp_path / "backbone.safetensors")
     of_file = StudentSpec(ARCH, 32, kwargs=TINY, checkpoint=str(teacher))
-    of_backbone = replace(of_file, checkpoint=str(tmp_path / "backbone.safetensors"))
+    of_backbone = replace(of_file, checkpoint=backbone_in(tmp_path, teacher))
     inherited = StudentSpec(ARCH, 32, kwargs=TINY, inherit=True)
     teaching = TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY)
     headless = replace(teaching, head=False)
@@ -505,11 +511,8 @@ def test_a_classifier_that_no_file_has_and_features_alone_teach_means_nothing(
 def test_a_new_classifier_on_a_files_backbone_begins_at_the_mean_of_the_numbers(
     teacher: Path, tmp_path: Path
 ) -> None:
-    weights = load_file(teacher)
-    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
-    save_file(backbone, tmp_path / "backbone.safetensors")
     data = DataInfo(["kcal"], 48, 16, kind="numbers", scales=[(500.0, 2.0)])
-    spec = StudentSpec(ARCH, 32, kwargs=TINY, checkpoint=str(tmp_path / "backbone.safetensors"))
+    spec = StudentSpec(ARCH, 32, kwargs=TINY, checkpoint=backbone_in(tmp_path, teacher))
     student = assemble(data, spec, task=Regression()).student_of_one
     answers = student.logits(PICTURES).squeeze(1)
     assert (answers - 500).abs().max() < 50  # it was 0 kcal
