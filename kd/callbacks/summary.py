@@ -14,6 +14,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 import kd
 from kd.callbacks.asked_answers import addresses_of, asked_by_run
@@ -284,18 +285,24 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         For ``summary.json``: ``rank0_mb`` of this rank (the first one writes the file), ``whole_mb`` of all its parts
         together, and ``sharded_over``: the number of ranks that share one state, 1 where each has all of it.
     """
-    sharded = isinstance(trainer.strategy, Sharding) or any(
-        isinstance(part, ZeroRedundancyOptimizer)
-        or any(isinstance(p, DTensor) for group in part.param_groups for p in group["params"])
-        for optimizer in trainer.optimizers
-        for part in each_of(optimizer)
-    )
+    parts = [part for optimizer in trainer.optimizers for part in each_of(optimizer)]
+    sharded = isinstance(trainer.strategy, Sharding) or any(_is_in_shards(part) for part in parts)
     mine = _state_bytes(trainer) / 1e6
     whole = mine
     if sharded:
         whole = total(trainer.strategy, mine)
     shards = trainer.world_size if sharded else 1
     return {"rank0_mb": round(mine, 3), "whole_mb": round(whole, 3), "sharded_over": shards}
+
+
+def _is_in_shards(optimizer: Optimizer) -> bool:
+    """Whether each rank has a part of an optimizer's state alone: ZeRO's, or one over parameters in shards."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        return True
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:

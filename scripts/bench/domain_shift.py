@@ -10,21 +10,19 @@ last epoch, and chooses nothing.
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness import options, write
-from public import STUDENT, adamw, kd_train
+from public import STUDENT, WAYS, adamw, kd_train, link
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 UNLABELLED = "kd, with the new domain's unlabelled half"
-LABELS_ALONE = ["model.task_loss_weight=1", "model.distill_losses={}", "model.taps={}"]
 ROWS: dict[str, list[str]] = {
     UNLABELLED: [],
     "kd, without it": [],
-    "labels alone, from kd's start (AdamW, 2e-5)": [*LABELS_ALONE, *adamw(2e-5)],
+    "labels alone, from kd's start (AdamW, 2e-5)": [*WAYS["labels alone"], *adamw(2e-5)],
 }
 """Settings by row; from kd's start 2e-5 was the best of four rates for labels alone (``public.py``)."""
 
@@ -45,8 +43,7 @@ def split(data: Path, left_out: str, target: Path) -> None:
                     place = target / "val" / kind.name
                     if number % 2:
                         place = target / "unlabelled"
-                place.mkdir(parents=True, exist_ok=True)
-                os.link(file, place / f"{domain}_{kind.name}_{file.name}")
+                link(file, place / f"{domain}_{kind.name}_{file.name}")
 
 
 def accuracy(asked: argparse.Namespace, left_out: str, row: str) -> float:

@@ -161,7 +161,7 @@ def tenth(source: Path, target: Path) -> None:
     for folder in sorted((source / "train").iterdir()):
         for i, file in enumerate(sorted(folder.iterdir())):
             split = "train" if i % PARTS_OF_TENTH else "val"
-            _link(file, target / split / folder.name / file.name)
+            link(file, target / split / folder.name / file.name)
 
 
 def wrong_labels(table: Path, percent: str, source: Path, target: Path) -> int:
@@ -184,13 +184,14 @@ def wrong_labels(table: Path, percent: str, source: Path, target: Path) -> int:
     for picture in sorted((source / "train").glob("*/*")):
         label = labels[picture.stem]
         changed += label != picture.parent.name
-        _link(picture, target / "train" / label / picture.name)
+        link(picture, target / "train" / label / picture.name)
     for picture in sorted((source / "val").glob("*/*")):
-        _link(picture, target / "val" / picture.parent.name / picture.name)
+        link(picture, target / "val" / picture.parent.name / picture.name)
     return changed
 
 
-def _link(file: Path, place: Path) -> None:
+def link(file: Path, place: Path) -> None:
+    """A hard link to a file; folders that are missing are made."""
     place.parent.mkdir(parents=True, exist_ok=True)
     os.link(file, place)
 
