@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -339,7 +339,8 @@ def parameter_groups(
     (biases, norms, layer scales), those named ``bias`` and those that a model exempts have none.
 
     Args:
-        modules: what is trained; a model may exempt parameters by a method ``no_weight_decay`` that returns their names.
+        modules: what is trained; a model in them may exempt parameters by a method ``no_weight_decay`` that returns their
+            names.
         weight_decay: of those that have one; with 0 all are in one group.
         all_alike: whether all parameters have it, in one group.
 
@@ -351,7 +352,9 @@ def parameter_groups(
         return [{"params": _trainable(modules), "weight_decay": weight_decay}]
     by_decay: dict[float, list[nn.Parameter]] = {}
     for module in modules:
-        exempt: set[str] = getattr(module, "no_weight_decay", set)()
+        exempt = set()
+        for prefix, model in _models_with("no_weight_decay", module):
+            exempt |= {prefix + name for name in model.no_weight_decay()}
         for group in param_groups_weight_decay(module, weight_decay, no_weight_decay_list=exempt):
             by_decay.setdefault(group["weight_decay"], []).extend(group["params"])
     groups = []
@@ -359,6 +362,19 @@ def parameter_groups(
         if by_decay[decay]:
             groups.append({"params": by_decay[decay], "weight_decay": decay})
     return groups
+
+
+def _models_with(method: str, module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The outermost modules in ``module``, or itself, that have a method, each after the prefix of its parameters' names.
+
+    The class or the object itself must have it: what ``torch.compile`` returns passes on methods of the model in it, whose
+    parameters have other names there.
+    """
+    if hasattr(type(module), method) or method in vars(module):
+        yield prefix, module
+        return
+    for name, child in module.named_children():
+        yield from _models_with(method, child, f"{prefix}{name}.")
 
 
 def groups_by_layer(
@@ -390,14 +406,12 @@ def groups_by_layer(
     """
     share_of_lr: dict[nn.Parameter, float] = {}
     for module in modules:
-        matcher = getattr(module, "group_matcher", None)
-        if matcher is None:
-            continue
-        layer_of_name = group_parameters(module, matcher(coarse=False), reverse=True)
-        last_layer = max(layer_of_name.values())
-        for name, parameter in module.named_parameters():
-            layers_after = last_layer - layer_of_name[name]
-            share_of_lr[parameter] = layer_decay**layers_after
+        for _, model in _models_with("group_matcher", module):
+            layer_of_name = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+            last_layer = max(layer_of_name.values())
+            for name, parameter in model.named_parameters():
+                layers_after = last_layer - layer_of_name[name]
+                share_of_lr[parameter] = layer_decay**layers_after
     if not share_of_lr:
         raise UserError(
             f"optim.layer_decay: needs a model of timm, which tells its layers; got {layer_decay:g} for another"

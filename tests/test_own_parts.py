@@ -470,6 +470,18 @@ def test_a_sampler_fills_the_epoch_and_repeated_pictures_get_other_views() -> No
     assert [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch] == seen
 
 
+def test_a_sampler_may_draw_more_than_an_epoch_in_any_order() -> None:
+    """All 16 that it draws are cut to 8: sorted, these were the pictures of one class."""
+
+    class Sorted:
+        def draw(self, targets: list[int], *_: Any) -> np.ndarray:
+            return np.sort(np.tile(np.arange(len(targets)), 2))
+
+    batches = TrainBatches(8, 2, seed=0, draw=draw_by(Sorted(), [0] * 4 + [1] * 4))
+    seen = {int(index) for epoch in range(8) for index in batches.order(epoch)}
+    assert seen == set(range(8))
+
+
 @pytest.mark.parametrize("drawn", [[], [6], [-1], [0.5], [[1]]])
 def test_a_sampler_that_draws_something_else_is_refused(drawn: list[Any]) -> None:
     class Wrong:

@@ -162,7 +162,8 @@ class TrainBatches(Sampler[list[Key]]):
         if self.draw is not None:
             rng = np.random.default_rng([self.seed, epoch, 5])
             drawn = self.draw(epoch, rng)
-            return np.resize(drawn, self.length)
+            # Shuffled before they are cut: what the sampler has sorted would lose its end.
+            return np.resize(rng.permutation(drawn), self.length)
         if not self.groups:
             return np.arange(self.length)
         rng = np.random.default_rng([self.seed, epoch, 3])

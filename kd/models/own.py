@@ -181,11 +181,6 @@ class OwnModel(nn.Module):
             )
         switch(enable)
 
-    def no_weight_decay(self) -> set[str]:
-        """The parameters that the user's model exempts from weight decay; none without such a method."""
-        exempted: Any = getattr(self.model, "no_weight_decay", set)
-        return {f"model.{name}" for name in exempted()}
-
     def forward(self, x: Tensor) -> Tensor:
         """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or without classes features ``(N, D)``."""
         output = self.model(x)

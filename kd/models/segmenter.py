@@ -73,11 +73,6 @@ class DenseModel(nn.Module):
         """Turns gradient checkpointing of the backbone on or off."""
         self.backbone.set_grad_checkpointing(enable)  # type: ignore[operator]
 
-    def no_weight_decay(self) -> set[str]:
-        """The backbone's parameters that weight decay leaves alone."""
-        exempted: Any = getattr(self.backbone, "no_weight_decay", set)
-        return {f"backbone.{name}" for name in exempted()}
-
     def levels(self, x: Tensor) -> list[Tensor]:
         """Prepared pictures ``(N, 3, H, W)`` -> the backbone's features that the head takes, from the first level to the
         last, ``(N, C_i, H_i, W_i)`` each.

@@ -85,11 +85,7 @@ def build_teacher(
     prepare = preprocess_for(
         model, full_spec.img_size, full_spec.channels_last, full_spec.mean, full_spec.std
     )
-    # What is only completed keeps its key among the caches.
-    spec_of_cache = full_spec
-    if spec.arch == full_spec.arch:
-        spec_of_cache = spec
-    teacher = FrozenTeacher(model, prepare, spec_of_cache, places, key, count)
+    teacher = FrozenTeacher(model, prepare, full_spec, places, key, count)
 
     def rebuild(other: TeacherSpec) -> RunTeacher:
         return build_teacher(other, num_classes, classes, key, dense)

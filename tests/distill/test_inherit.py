@@ -147,10 +147,15 @@ def test_arch_auto_of_each_family(
     teacher = timm.create_model(arch, num_classes=len(CLASSES), **kwargs, **takes_size)
     weights = recipe.parent / "teacher.safetensors"
     save_file(teacher.state_dict(), weights)
+    given = json.dumps(kwargs)
+    if arch.startswith("vit_small"):  # a folder of timm's, whose file alone knows the arguments
+        weights = recipe.parent / "teacher"
+        timm.models.save_for_hf(teacher, weights, model_args=kwargs, safe_serialization=True)
+        given = "{}"
     items = [
         f"recipe={recipe}",
         f"model.teacher.arch={arch}",
-        f"model.teacher.kwargs={json.dumps(kwargs)}",
+        f"model.teacher.kwargs={given}",
         f"model.teacher.checkpoint={weights}",
         "model.student.arch=auto",
         "model.student.kwargs={}",
@@ -159,7 +164,10 @@ def test_arch_auto_of_each_family(
         "trainer.max_epochs=1",
     ]
     assert train_main(items) == 0
-    assert f"{arch} with { {**kwargs, **halves} }" in capsys.readouterr().out
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if f"student: {arch} with" in x)
+    assert [
+        pair for pair in {**kwargs, **halves}.items() if "'{}': {}".format(*pair) not in line
+    ] == []
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["student"]["start"] == "inherited"
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,10 +234,16 @@ def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
 # -- optimizer --------
 
 
-def test_no_weight_decay_on_norms_biases_and_positions() -> None:
+WRAPS = [lambda model: model, nn.Sequential, partial(torch.compile, backend="eager")]
+"""A model itself, and in modules of the user's own."""
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_no_weight_decay_on_norms_biases_and_positions(wrap: Callable[[Any], nn.Module]) -> None:
     model = tiny_vit()
     by_decay = {
-        g["weight_decay"]: {id(p) for p in g["params"]} for g in parameter_groups([model], 0.1)
+        g["weight_decay"]: {id(p) for p in g["params"]}
+        for g in parameter_groups([wrap(model)], 0.1)
     }
     decayed = {name for name, p in model.named_parameters() if id(p) in by_decay[0.1]}
     assert decayed == {
@@ -254,11 +261,12 @@ def test_weight_decay_on_norms_and_biases_where_asked() -> None:
     assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
 
 
-def test_rates_fall_with_the_depth_as_timms_do() -> None:
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_rates_fall_with_the_depth_as_timms_do(wrap: Callable[[Any], nn.Module]) -> None:
     model = tiny_vit()
     projection = nn.Linear(4, 4)
     settings = OptimSpec(lr=0.1, weight_decay=0.2, layer_decay=0.5)
-    optimizer = build_optimizer([model, projection], settings)
+    optimizer = build_optimizer([wrap(model), projection], settings)
     found = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
