@@ -1,8 +1,10 @@
 """The measure of the house: how dense and how well described its text is, rooms, circles, private names.
 
 ``python scripts/house.py`` prints it; ``tests/test_house.py`` keeps what ``tests/house.json`` limits, with the
-tolerances of :data:`TOLERANCES`; ``--write`` lowers the
-limits, ``--list`` names the dense functions and what has no docstring. No number of lines or files is limited.
+tolerances of :data:`TOLERANCES`; ``--write`` lowers the limits, ``--list`` names the dense functions and what has no
+docstring. ``--table`` prints how much each room weighs, how many files of ``kd/`` name one part of a kind (what adding
+such a part would touch), and the functions that a training step passes; it needs torch. No number of lines or files is
+limited.
 """
 
 import ast
@@ -14,6 +16,7 @@ import tokenize
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
@@ -29,12 +32,21 @@ AMBIGUOUS = {
     "labels",
 }  # other things have such too: these names count where one of OWNERS is asked
 OWNERS = re.compile(r"(task|info|data|source|student|batch)\w*")
+PARTS = {
+    "a source": ("Food101", "SegmentationFolder", "WebDataset"),
+    "a loss over features": ("HintLoss", "ATLoss", "CWDLoss"),
+    "a setting": ("balance_classes", "ema_decay", "cache_views"),
+    "an export format": ("openvino", "litert", "coreml"),
+    "a rule": ("LoadBalancing", "Overtraining", "Overfit"),
+}
+"""Parts by kind, of which ``--table`` counts the files that name them."""
 TOLERANCES = {
     "AST nodes a line": 0.1,
     "% of functions at 16 nodes a line and more": 0.5,
     "% of public names without a docstring": 0.5,
 }
 """How far a number may lie above its limit: some ten functions or names, so that no single line decides."""
+ATTRIBUTE_BY_TEXT = {"getattr", "setattr", "hasattr", "delattr"}
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 NO_CODE = {
     tokenize.COMMENT,
@@ -53,7 +65,12 @@ def name_of(file: Path) -> str:
 
 def sources() -> dict[str, Path]:
     """All modules below ``kd/``, by dotted name."""
-    return {name_of(file): file for file in sorted((ROOT / "kd").rglob("*.py"))}
+    return _sources_below(ROOT)
+
+
+@cache
+def _sources_below(root: Path) -> dict[str, Path]:
+    return {name_of(file): file for file in sorted((root / "kd").rglob("*.py"))}
 
 
 @cache
@@ -62,10 +79,16 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree, walked once."""
+    return tuple(ast.walk(tree_of(file)))
+
+
 def imports_of(file: Path, known: dict[str, Path]) -> set[str]:
     """Our modules that a file imports, anywhere in it."""
     modules = set()
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             modules |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -168,8 +191,7 @@ def files_that_read(files: dict[str, Path], names: set[str]) -> set[str]:
     return {
         name
         for name, file in files.items()
-        if not name.startswith("kd.tasks")
-        and any(_reads(node, names) for node in ast.walk(tree_of(file)))
+        if not name.startswith("kd.tasks") and any(_reads(node, names) for node in nodes_of(file))
     }
 
 
@@ -211,7 +233,7 @@ def lightning_private_names() -> PrivateNames:
     bases: dict[str, set[str]] = {}
     files = [file for package in LIGHTNING for file in _folder_of(package).rglob("*.py")]
     for file in [*files, _folder_of("torch") / "nn" / "modules" / "module.py"]:
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(file):
             if isinstance(node, ast.ClassDef):
                 of_class.setdefault(node.name, set()).update(_private_definitions(node))
                 bases.setdefault(node.name, set()).update(_base_names(node))
@@ -233,27 +255,21 @@ def private_names_of_lightning(file: Path) -> set[str]:
     ``_name`` in a class that inherits from the class of Lightning which defines it, directly or through our classes.
     """
     lightning = lightning_private_names()
-    tree = tree_of(file)
     defined_here = {
         name
-        for node in ast.walk(tree)
+        for node in nodes_of(file)
         if isinstance(node, ast.ClassDef)
         for name in _private_definitions(node)
     }
     elsewhere = lightning.all() - defined_here
     uses: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIGHTNING):
             path = [*(node.module or "").split("."), *(a.name for a in node.names)]
             uses |= {f"{node.lineno} {part}" for part in path if _is_private(part)}
         elif isinstance(node, ast.Attribute) and node.attr in elsewhere and not _is_own(node.value):
             uses.add(f"{node.lineno} {node.attr}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "getattr",
-            "setattr",
-            "hasattr",
-            "delattr",
-        ):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ATTRIBUTE_BY_TEXT:
             texts = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
             uses |= {f"{node.lineno} {text}" for text in texts if text in elsewhere}
         elif isinstance(node, ast.ClassDef):
@@ -277,11 +293,11 @@ def _inherited_private_names(module: str, name: str) -> set[str]:
     if module not in files:
         return set()
     origins = {}  # name in this file -> (module, name there)
-    for node in ast.walk(tree_of(files[module])):
+    for node in nodes_of(files[module]):
         if isinstance(node, ast.ImportFrom) and node.module:
             origins |= {a.asname or a.name: (node.module, a.name) for a in node.names}
     names: set[str] = set()
-    for node in ast.walk(tree_of(files[module])):
+    for node in nodes_of(files[module]):
         if not isinstance(node, ast.ClassDef) or node.name != name:
             continue
         for base in _base_names(node) - {name}:
@@ -343,6 +359,87 @@ def names_used_twice(files: dict[str, Path]) -> dict[str, list[str]]:
     return {name: where for name, where in sorted(modules.items()) if len(where) > 1}
 
 
+def weight_of(folder: Path) -> int:
+    """AST nodes of a file, or of all Python files below a folder."""
+    files = folder.rglob("*.py") if folder.is_dir() else [folder]
+    return sum(len(nodes_of(file)) for file in files)
+
+
+def names_in(file: Path) -> set[str]:
+    """Identifiers of a file, and the words of its strings, docstrings left out."""
+    nodes = nodes_of(file)
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    names: set[str] = set()
+    for node in nodes:
+        match node:
+            case (
+                ast.Name(id=name)
+                | ast.Attribute(attr=name)
+                | ast.alias(name=name)
+                | ast.arg(arg=name)
+            ):
+                names.add(name)
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names.add(name)
+            case ast.keyword(arg=str(name)):
+                names.add(name)
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                names |= set(re.findall(r"\w+", text))
+    return names
+
+
+def files_that_name(part: str) -> list[str]:
+    """Modules below ``kd/`` that name a part, in code or in a string."""
+    return [name for name, file in sources().items() if part in names_in(file)]
+
+
+def step_path() -> tuple[int, int]:
+    """Functions and files of ``kd/`` that a training step of plain KD passes, its clock not counted."""
+    import timm
+    import torch
+
+    import kd
+
+    def vit(width: int, depth: int) -> torch.nn.Module:
+        sizes = {"img_size": 32, "patch_size": 8, "embed_dim": width, "depth": depth}
+        return timm.create_model("vit_tiny_patch16_224", num_classes=10, num_heads=2, **sizes)
+
+    losses = {"kd": kd.KDLoss(4.0)}
+    module = kd.DistillationModule(
+        vit(32, 2), vit(48, 3), task=kd.Classification(10), losses=losses
+    )
+    batch = (torch.rand(8, 3, 32, 32), torch.randint(0, 10, (8,)))
+    module.train()
+    module.training_step(batch, 0)
+    passed: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        counted = event == "call" and not code.co_name.startswith("<")
+        if counted and code.co_filename.startswith(f"{ROOT / 'kd'}/"):
+            passed.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(note)
+    module.training_step(batch, 1)
+    sys.setprofile(None)
+    passed = {(file, name) for file, name in passed if not file.endswith("/clock.py")}
+    return len(passed), len({file for file, _ in passed})
+
+
+def print_table() -> None:
+    """Weight of each room, files that a part touches, the path of a step."""
+    rooms = sorted((ROOT / "kd").iterdir(), key=lambda path: path.name)
+    for room in [path for path in rooms if path.is_dir() or path.suffix == ".py"]:
+        print(f"AST nodes of {room.relative_to(ROOT)!s:35} {weight_of(room):9,}")
+    for kind, parts in PARTS.items():
+        counts = {part: len(files_that_name(part)) for part in parts}
+        print(
+            f"files of kd that name {kind:26} " + ", ".join(f"{p} {n}" for p, n in counts.items())
+        )
+    functions, files = step_path()
+    print(f"a step of KD passes {functions} functions in {files} files")
+
+
 def measure() -> dict[str, float]:
     """Each number by name; smaller is better. Those that ``tests/house.json`` names may only fall."""
     files = sources()
@@ -373,6 +470,7 @@ def measure() -> dict[str, float]:
         "files with private names of Lightning": len(private),
         "circles of files": len(circles(arrows)),
         "arrows between rooms": len(between),
+        **{f"AST nodes of {room}": weight_of(ROOT / room) for room in ("kd", "tests", "scripts")},
         "files": len(files),
         "lines": sum(file.read_text().count("\n") for file in files.values()),
     }
@@ -389,6 +487,8 @@ if __name__ == "__main__":
         LIMITS.write_text(
             json.dumps({name: min(numbers[name], limits[name]) for name in limits}, indent=1) + "\n"
         )
+    if "--table" in sys.argv:
+        print_table()
     if "--list" in sys.argv:
         for name, file in sources().items():
             for density, place in sorted(

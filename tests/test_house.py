@@ -37,10 +37,6 @@ LAYERS = [
 FILES = sorted((ROOT / "kd").rglob("*.py"))
 
 
-def name_of(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
 def layer_of(name: str) -> int:
     while name:
         for number, names in enumerate(LAYERS):
@@ -51,16 +47,7 @@ def layer_of(name: str) -> int:
 
 
 def imports_of(file: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(house.tree_of(file)):
-        if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            modules = {f"{node.module}.{a.name}" for a in node.names}
-            found |= {m for m in modules if (ROOT / (m.replace(".", "/") + ".py")).exists()} or {
-                node.module
-            }
-    return {m for m in found if m == "kd" or m.startswith("kd.")}
+    return house.imports_of(file, house.sources())
 
 
 def test_the_map_names_every_room() -> None:
@@ -95,13 +82,13 @@ def test_a_private_name_of_lightning_is_found_whatever_the_object_is_called(
     header = "from pytorch_lightning.strategies import DDPStrategy\nclass Below(DDPStrategy):\n    x = 1\n"
     (tmp_path / "kd").mkdir()
     file = tmp_path / "kd" / f"strategy{abs(hash(line))}.py"
+    private = file.with_stem(f"{file.stem}_private")
     file.write_text(header)
+    private.write_text(header + line)
     house.lightning_private_names()
     monkeypatch.setattr(house, "ROOT", tmp_path)
     assert not house.private_names_of_lightning(file)
-    file = file.with_stem(f"{file.stem}_private")
-    file.write_text(header + line)
-    assert house.private_names_of_lightning(file)
+    assert house.private_names_of_lightning(private)
 
 
 ANY = 39
@@ -122,7 +109,7 @@ def test_any_in_signatures_only_falls() -> None:
 def test_imports_go_down() -> None:
     upwards = []
     for file in FILES:
-        name = name_of(file)
+        name = house.name_of(file)
         for imported in imports_of(file):
             beside = house.room_of(imported) != house.room_of(name)
             if layer_of(imported) >= layer_of(name) + (not beside):
@@ -133,7 +120,7 @@ def test_imports_go_down() -> None:
 def test_callbacks_know_the_module_by_their_context_alone() -> None:
     for file in FILES:
         if (
-            name_of(file).startswith(("kd.callbacks", "kd.monitor", "kd.strategies"))
+            house.name_of(file).startswith(("kd.callbacks", "kd.monitor", "kd.strategies"))
             and file.stem != "context"
         ):
             assert "kd.module.distillation" not in imports_of(file), file
@@ -145,7 +132,9 @@ def test_one_engine_reads_settings() -> None:
             r"^\s*(import|from) (jsonargparse|pytorch_lightning\.cli)", file.read_text(), re.M
         )
     users = {
-        name_of(file) for file in FILES if re.search(r"^from pydantic", file.read_text(), re.M)
+        house.name_of(file)
+        for file in FILES
+        if re.search(r"^from pydantic", file.read_text(), re.M)
     }
     assert users == {"kd.run.typed"}
 
@@ -176,10 +165,10 @@ def test_files_and_what_users_import_have_docstrings() -> None:
         for node in house.tree_of(file).body:
             if (
                 isinstance(node, ast.FunctionDef | ast.ClassDef)
-                and (name_of(file), node.name) in exported
+                and (house.name_of(file), node.name) in exported
             ):
                 assert ast.get_docstring(node), node.name
-            if isinstance(node, ast.ClassDef) and (name_of(file), node.name) in exported:
+            if isinstance(node, ast.ClassDef) and (house.name_of(file), node.name) in exported:
                 kind = getattr(kd, node.name)
                 inherited = {name for base in kind.__mro__[1:] for name in vars(base)}
                 members = [
@@ -215,6 +204,14 @@ def test_density_counts_nodes_a_line_and_public_names(tmp_path: Path) -> None:
     assert (density.public, density.undocumented) == (2, ["9 g"])
 
 
+def test_files_that_name_a_part_are_counted_without_docstrings(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text('"""Zip."""\nfrom b import Tar as T\nx = ["a.Pack"](y=Own.part)\n')
+    assert house.names_in(file) >= {"Tar", "Pack", "y", "Own", "part"}
+    assert "Zip" not in house.names_in(file)
+    assert house.weight_of(tmp_path) == house.weight_of(file) == 17
+
+
 def test_no_file_imports_itself_through_others() -> None:
     known = house.sources()
     assert (
@@ -234,7 +231,7 @@ def test_tests_import_helpers_and_no_other_tests() -> None:
                 r"^\s*from (tests\.(?:\w+\.)*test_\w+) import", file.read_text(), re.MULTILINE
             )
         )
-        assert modules <= {name_of(file)}, file
+        assert modules <= {house.name_of(file)}, file
 
 
 def test_only_words_that_int_reads_count_as_numbers() -> None:
