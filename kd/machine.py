@@ -58,6 +58,17 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kd"
 
 
+def shipped(kind: str) -> Path:
+    """The folder of a kind's files that come with kd, ``recipes`` or ``configs``: in a wheel ``kd/_recipes`` and
+    ``kd/_configs``, in a checkout beside ``kd``.
+    """
+    package = Path(__file__).parent
+    inside = package / f"_{kind}"
+    if inside.is_dir():
+        return inside
+    return package.parent / kind
+
+
 def is_about_cache(error: BaseException) -> bool:
     """Whether an error says that the cache folder can't be made or written.
 

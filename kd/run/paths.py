@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kd.errors import UserError, did_you_mean
+from kd.machine import shipped
 from kd.run import keys
 
 SETTINGS = (".yaml", ".yml")
@@ -51,19 +52,6 @@ PARTS = (
     "EachLayer",
     "FeatureRegression",
 )  # classes that losses are made of: ``--list losses`` leaves them out
-PACKAGE = Path(__file__).parent.parent
-
-
-def folder(kind: str) -> Path:
-    """The folder of a kind's files, ``recipes`` or ``configs``: in a wheel ``kd/_recipes`` and ``kd/_configs``, in a
-    checkout beside ``kd``.
-    """
-    inside = PACKAGE / f"_{kind}"
-    if inside.is_dir():
-        return inside
-    return PACKAGE.parent / kind
-
-
 OTHER_NAMES = {"distill": "grocery_vit"}
 """Other names of recipes: name -> file's name."""
 
@@ -75,7 +63,7 @@ def names(kind: str) -> dict[str, str]:
         kind: ``recipes`` or ``configs``.
     """
     comments = {}
-    for file in sorted(folder(kind).glob("*.yaml")):
+    for file in sorted(shipped(kind).glob("*.yaml")):
         first_line = file.read_text(encoding="utf-8").partition("\n")[0]
         comment = ""
         if first_line.startswith("#"):
@@ -104,7 +92,7 @@ def part_of(overlay: str, recipe: str) -> list[Path]:
         overlay: its name, as in ``config=``; ``tune`` for the search that is shipped with a recipe.
         recipe: the recipe's name, or another of :data:`OTHER_NAMES`; a recipe named by its path has no such file.
     """
-    file = folder("recipes") / overlay / f"{OTHER_NAMES.get(recipe, recipe)}.yaml"
+    file = shipped("recipes") / overlay / f"{OTHER_NAMES.get(recipe, recipe)}.yaml"
     if file.is_file():
         return [file]
     return []
@@ -127,7 +115,7 @@ def find(kind: str, name: str) -> Path:
         raise UserError(f"no file {name}")
     if kind == "recipes":
         name = OTHER_NAMES.get(name, name)
-    file = folder(kind) / f"{name}.yaml"
+    file = shipped(kind) / f"{name}.yaml"
     if file.is_file():
         return file
     what = {"recipes": "recipe", "configs": "overlay"}[kind]

@@ -44,10 +44,11 @@ import contextlib, pathlib, sys
 from kd.launch.child import end_with_parent
 end_with_parent()
 with contextlib.suppress(Exception):  # the run itself builds the set too, and reports what fails
-    from kd.data.foodtag import build
-    build(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    from kd.data.sources.foodtag import drawing
+    drawing().build(pathlib.Path(sys.argv[1]), dict(zip(("train", "val"), map(int, sys.argv[2:]))))
 """
-"""A program that draws the pictures of ``FoodTagMini``; its arguments: the cache folder, and the source's two sizes.
+"""A program that draws the pictures of ``FoodTagMini``; its arguments: the cache folder, and how many
+pictures a class for training and validation.
 
 It ends with the run that starts it."""
 
@@ -107,7 +108,7 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
         return
     usual = {name: argument.value for name, argument in keys.arguments("FoodTagMini").items()}
     init_args = source["init_args"]
-    sizes = [str(size) for size in init_args.values()]
+    sizes = [str(init_args[f"{split}_per_class"]) for split in ("train", "val")]
     drawn = f"foodtag-mini-*-{'x'.join(sizes)}"
     if init_args != usual or any(folder.glob(drawn)):
         return

@@ -20,12 +20,12 @@ from types import ModuleType
 from typing import Any
 
 from kd.errors import UserError
-from kd.machine import cache_dir
+from kd.machine import cache_dir, shipped
 from kd.run import files, listed, typed
 from kd.run.files import leaves
 from kd.run.keys import plain
 from kd.run.listed import Listed
-from kd.run.paths import SETTINGS, folder, holds_settings
+from kd.run.paths import SETTINGS, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular, text_of
 from kd.storage.writing import write_bytes
 
@@ -635,7 +635,7 @@ def is_own(file: Path) -> bool:
     A ``config.yaml`` is a run's, wherever it lies: it counts if a run here has written just this content.
     """
     file = file.resolve()
-    if any(file.is_relative_to(folder(kind).resolve()) for kind in ("recipes", "configs")):
+    if any(file.is_relative_to(shipped(kind).resolve()) for kind in ("recipes", "configs")):
         return True
     if file.name == "config.yaml":  # a run's
         return made_here(file)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 DIGEST = r"[0-9a-f]{8,64}"
 """The end of a cached thing's name."""
-FOODTAG = r"foodtag-mini-v\d+-\d+x\d+(-portions)?"
+FOODTAG = r"foodtag-mini-v\d+-(\d+x|test)\d+(-portions)?"
 JOURNAL = rf"answers/{DIGEST}-\d+\.bin"
 TEACHER = rf"teachers/[\w.-]+-{DIGEST}"
 

@@ -19,7 +19,6 @@ from kd.data.pictures import decode
 from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import (
     Food101,
-    FoodTagCalories,
     FoodTagMini,
     HuggingFace,
     ImageFolder,
@@ -355,12 +354,6 @@ def test_an_unknown_split_of_a_data_set_is_not_its_training_split(pictures: Path
     assert not source.has("other")
     with pytest.raises(UserError, match="split: .* has the splits .*train.*, got 'other'"):
         source.load("other")
-
-
-def test_food_with_calories_has_two_splits() -> None:
-    """Any other was an empty split."""
-    with pytest.raises(UserError, match="split: FoodTagCalories has .*, got 'test'"):
-        FoodTagCalories(train_per_class=1, val_per_class=1).load("test")
 
 
 def test_foodtag_mini_through_the_source() -> None:

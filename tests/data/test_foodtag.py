@@ -13,10 +13,15 @@ import numpy as np
 import pytest
 
 from kd import progress
-from kd.data.foodtag import CLASSES, FOODS, SIZE, VERSION, build, draw, portion_of
+from kd.data.sources import FoodTagCalories, FoodTagMini, foodtag
+from kd.data.sources.foodtag import drawing
+from kd.errors import UserError
 
-PROGRAM = "import sys; from pathlib import Path; from kd.data.foodtag import build; "
-PROGRAM += "print(build(Path(sys.argv[1]), int(sys.argv[2]), 1))"
+build, draw, portion_of = drawing().build, drawing().draw, drawing().portion_of
+CLASSES, SIZE, VERSION = drawing().CLASSES, drawing().SIZE, drawing().VERSION
+SMALL = {"train": 2, "val": 1}
+PROGRAM = "import sys; from pathlib import Path; from kd.data.sources.foodtag import drawing; "
+PROGRAM += "print(drawing().build(Path(sys.argv[1]), {'train': int(sys.argv[2]), 'val': 1}))"
 
 
 def start(cache: Path, train: int = 2) -> subprocess.Popen[str]:
@@ -39,7 +44,7 @@ def contents(root: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set of 2 training pictures and 1 validation picture a class; the damage tests leave it intact."""
-    return build(tmp_path_factory.mktemp("first"), 2, 1)
+    return build(tmp_path_factory.mktemp("first"), SMALL)
 
 
 def test_layout_and_sums(first: Path) -> None:
@@ -58,7 +63,7 @@ def test_without_a_terminal_progress_is_a_line_every_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "CALM", 0.05)
-    build(tmp_path, 6, 1)
+    build(tmp_path, SMALL | {"train": 6})
     told = capfd.readouterr().err
     assert "\r" not in told
     assert 1 <= len(told.splitlines()) <= 100
@@ -66,16 +71,16 @@ def test_without_a_terminal_progress_is_a_line_every_interval(
 
 
 def test_two_builds_are_byte_identical(first: Path, tmp_path: Path) -> None:
-    assert contents(build(tmp_path, 2, 1)) == contents(first)
+    assert contents(build(tmp_path, SMALL)) == contents(first)
 
 
 def test_a_larger_set_holds_the_smaller_one(first: Path, tmp_path: Path) -> None:
-    larger, smaller = contents(build(tmp_path, 3, 1)), contents(first)
+    larger, smaller = contents(build(tmp_path, SMALL | {"train": 3})), contents(first)
     assert {k: v for k, v in smaller.items() if k != "SHA256SUMS"}.items() <= larger.items()
 
 
 def test_classes_are_drawn_by_functions_of_their_names() -> None:
-    assert len(CLASSES) == len(set(CLASSES)) == len(FOODS) == 20
+    assert len(CLASSES) == len(set(CLASSES)) == len(drawing().FOODS) == 20
     assert tuple(CLASSES) == tuple(sorted(CLASSES))
 
 
@@ -102,7 +107,7 @@ def test_draw_neither_reads_nor_moves_global_generators() -> None:
 
 def test_intact_set_is_left_alone(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
-    assert build(first.parent, 2, 1) == first
+    assert build(first.parent, SMALL) == first
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == before
     assert capsys.readouterr().err == ""
 
@@ -137,7 +142,7 @@ def test_damage_is_named_and_repaired(
     else:
         victim = first / "SHA256SUMS"
         victim.write_text("")
-    build(first.parent, 2, 1)
+    build(first.parent, SMALL)
     said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
     assert len(said) == 1
     assert str(victim) in said[0]
@@ -169,7 +174,7 @@ def test_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
     assert left and all(".tmp-" in folder for folder in left)
     # The next build of the same set clears it away; here of a small one of the same name, to be quick.
     (tmp_path / left[0]).rename(tmp_path / left[0].replace("200x1", "2x1"))
-    root = build(tmp_path, 2, 1)
+    root = build(tmp_path, SMALL)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [root.name]
 
 
@@ -182,13 +187,32 @@ def test_build_within_a_process_that_imported_torch(first: Path, tmp_path: Path)
     assert contents(Path(done.stdout.strip())) == contents(first)
 
 
-def test_counts_below_one_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FoodTagMini, FoodTagCalories])
+def test_a_test_split_is_drawn_when_it_is_read_and_shares_no_picture(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path))
+    monkeypatch.setattr(foodtag, "TEST_PER_CLASS", 1)
+    source = kind(train_per_class=1, val_per_class=1)
+    source.load("val")
+    assert not list(tmp_path.glob("*test*"))
+    test = source.load("test")
+    assert source.has("test") and len(test.targets) == len(CLASSES)
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.rglob("*.jpg")]
+    assert len(set(sums)) == len(sums) == 3 * len(CLASSES)
+    with pytest.raises(UserError, match="split: FoodTag has the splits .*, got 'other'"):
+        source.load("other")
+
+
+def test_counts_below_one_are_refused() -> None:
     with pytest.raises(ValueError, match="train_per_class"):
-        build(tmp_path, 0, 1)
+        FoodTagMini(0)
 
 
 def test_drawing_needs_no_torch() -> None:
-    program = "import sys, kd.data.foodtag; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, kd.data.sources.foodtag as f; f.drawing(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from kd.run.paths import folder, names
+from kd.machine import shipped
+from kd.run.paths import names
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ROOT
@@ -17,7 +18,7 @@ GOLDEN = ROOT / "tests" / "golden" / "print_config.txt"
 BASE = "recipe=foodtag_vit"
 OWN = [
     f"recipe={file.stem} config={file.parent.name}"
-    for file in sorted(folder("recipes").glob("debug/*.yaml"))
+    for file in sorted(shipped("recipes").glob("debug/*.yaml"))
 ]
 LINES = list(dict.fromkeys([BASE, *(f"recipe={name}" for name in names("recipes")),
                             *(f"{BASE} config={name}" for name in names("configs")), *OWN]))  # fmt: skip

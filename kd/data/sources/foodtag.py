@@ -1,19 +1,59 @@
-"""The sources ``FoodTagMini`` and ``FoodTagCalories``: the embedded food sets."""
+"""The sources ``FoodTagMini`` and ``FoodTagCalories``: food that a program beside kd's recipes draws."""
 
+import importlib.util
+import sys
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-from kd.data import foodtag
 from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit
-from kd.data.sources.folder import ImageFolder
+from kd.data.sources.folder import ImageFolder, labelled_folder
 from kd.data.sources.places import pictures_below
 from kd.data.targets import Numbers
 from kd.errors import UserError
-from kd.machine import cache_dir
+from kd.machine import cache_dir, shipped
+
+SPLITS = ("train", "val", "test")
+"""Splits that are drawn; ``test`` on its own, when a command first reads it."""
+TEST_PER_CLASS = 300
+"""Test pictures a class: enough for a certificate of a few points."""
+
+
+@cache
+def drawing() -> ModuleType:
+    """The program that draws the pictures, ``recipes/foodtag``. It imports no torch."""
+    folder = shipped("recipes") / "foodtag"
+    spec = importlib.util.spec_from_file_location("kd_foodtag", folder / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def drawn_folder(split: str, counts: dict[str, int], portions: bool = False) -> str:
+    """The folder of a split, which is drawn into the user's cache folder where it is not there yet; one process of a
+    machine draws.
+
+    Args:
+        split: one of :data:`SPLITS`.
+        counts: pictures a class of ``train`` and ``val``.
+        portions: draw portions of any size, not the usual one.
+
+    Raises:
+        UserError: another split.
+    """
+    if split not in SPLITS:
+        allowed = ", ".join(SPLITS)
+        raise UserError(f"split: FoodTag has the splits {allowed}, got '{split}'")
+    sizes = {"test": TEST_PER_CLASS} if split == "test" else counts
+    root: Path = drawing().build(cache_dir(), sizes, portions)
+    return str(root / split)
 
 
 class FoodTagMini(ImageFolder):
-    """The embedded food set: drawn on first use into the user's cache folder, see :mod:`kd.data.foodtag`.
+    """Drawn food in 20 classes, in the user's cache folder since its first use.
 
     Args:
         train_per_class: training pictures a class.
@@ -22,20 +62,23 @@ class FoodTagMini(ImageFolder):
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
         """Checks the numbers of pictures; they are drawn when they are first needed."""
-        foodtag.check(train_per_class=train_per_class, val_per_class=val_per_class)
+        self.counts = {"train": train_per_class, "val": val_per_class}
+        drawing().check(**{f"{split}_per_class": count for split, count in self.counts.items()})
         super().__init__(root="")
-        self.train_per_class = train_per_class
-        self.val_per_class = val_per_class
 
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet (one process of a machine does), then reads it as an image folder."""
+        folder = drawn_folder(split, self.counts)
         if not self.root:
-            self.root = str(foodtag.build(cache_dir(), self.train_per_class, self.val_per_class))
-        return super().load(split)
+            self.root = str(Path(drawn_folder("train", self.counts)).parent)
+        if split != "test":
+            return super().load(split)
+        super().load("train")  # names the classes
+        return labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
 
     def has(self, split: str) -> bool:
-        """Whether it is ``train`` or ``val``: :meth:`load` draws both."""
-        return split in self.folders
+        """Whether :meth:`load` draws the split."""
+        return split in SPLITS
 
     def describe(self) -> str:
         """The set's name and folder ("" before :meth:`load`), and how one's own pictures are given."""
@@ -54,33 +97,26 @@ class FoodTagCalories(Source):
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
         """Checks the numbers of pictures; they are drawn when they are first needed."""
-        foodtag.check(train_per_class=train_per_class, val_per_class=val_per_class)
-        self.train_per_class = train_per_class
-        self.val_per_class = val_per_class
+        self.counts = {"train": train_per_class, "val": val_per_class}
+        drawing().check(**{f"{split}_per_class": count for split, count in self.counts.items()})
         self.classes = ["calories"]
 
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet (one process of a machine does); the target of a picture is ``[kcal]``,
         by the class and seed in its path.
-
-        Raises:
-            UserError: another split than ``train`` and ``val``.
         """
-        if not self.has(split):
-            raise UserError(f"split: FoodTagCalories has the splits train and val, got '{split}'")
-        root = foodtag.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
-        paths, _ = pictures_below(f"{root}/{split}")
+        paths, _ = pictures_below(drawn_folder(split, self.counts, portions=True))
         targets = []
         for path in map(Path, paths):  # .../class/seed.jpg
-            label = foodtag.CLASSES.index(path.parent.name)
+            label = drawing().CLASSES.index(path.parent.name)
             seed = int(path.stem)
-            calories = foodtag.calories_of(label, seed)
+            calories = drawing().calories_of(label, seed)
             targets.append([calories])
         return FileSplit(paths, targets)
 
     def has(self, split: str) -> bool:
-        """Whether it is ``train`` or ``val``: :meth:`load` draws both."""
-        return split in ("train", "val")
+        """Whether :meth:`load` draws the split."""
+        return split in SPLITS
 
     def describe(self) -> str:
         """What the set is, in a line."""

@@ -2,17 +2,16 @@
 
 from collections import Counter
 
-from kd.data import foodtag
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.folder import Note
+from kd.data.sources.foodtag import drawn_folder
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded, pictures_below, place_of
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
-from kd.machine import cache_dir
 from kd.storage.objects import is_url
 
-DRAWN = (5, 2)
+DRAWN = {"train": 5, "val": 2}
 """Pictures of each kind of food that are drawn: to train on (a part is held out), and others that are not read."""
 
 
@@ -20,7 +19,7 @@ class Pictures(Source):
     """A folder of pictures without labels, at any depth.
 
     Args:
-        root: the folder, or its URL (extra ``stream``); null: drawn pictures of food (:mod:`kd.data.foodtag`), to
+        root: the folder, or its URL (extra ``stream``); null: drawn pictures of food, to
             try things with.
         val: a folder of other pictures to validate with; without one a part of ``root`` is held out
             (``data.val_fraction``).
@@ -46,7 +45,7 @@ class Pictures(Source):
             UserError: no folder was given for the split, or no pictures are in it.
         """
         if self.folders["train"] is None:
-            self.folders["train"] = str(foodtag.build(cache_dir(), *DRAWN) / "train")
+            self.folders["train"] = drawn_folder("train", DRAWN)
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(

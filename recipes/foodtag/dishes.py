@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kd.data.foodtag.pen import Colour, Pen, Point, arc, box, polar, shade
+from .pen import Colour, Pen, Point, arc, box, polar, shade
 
 _SHADOW = (20, 16, 14, 70)
 _SIZES = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)

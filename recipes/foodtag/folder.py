@@ -1,31 +1,35 @@
 """The set as a folder of JPEGs: drawn once by several processes, checked by its sums whenever it is used."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from kd.data.foodtag.dishes import CLASSES
-from kd.data.foodtag.photograph import VERSION, draw, portion_of
 from kd.machine import cores
 from kd.progress import bar
 
+from .dishes import CLASSES
+from .photograph import VERSION, draw, portion_of
+
 _SUMS = "SHA256SUMS"
-_VAL_SEED = 1_000_000  # the first seed of the validation pictures
+_SEEDS = 1_000_000  # of each split
+_FIRST_SEED = {"train": 0, "val": _SEEDS, "test": 2 * _SEEDS}
 _QUALITY = 90  # of the JPEGs
 
 # A worker is a program of its own: a fork could inherit a held lock, and multiprocessing's spawn would run the
-# caller's main module and import torch again in every worker. It finds kd where this process has found it.
+# caller's main module and import torch again in every worker. It finds kd where this process has found it, and this
+# package in the folder around it.
 _WORKER = """\
 import sys
 sys.path[:] = sys.argv[1].split("\\n")
-from kd.data.foodtag.folder import draw_share
+from foodtag.folder import draw_share
 draw_share(*sys.argv[2:])
 """
 
@@ -37,34 +41,34 @@ def check(**counts: int) -> None:
     """Checks numbers of pictures a class, by the settings' names.
 
     Raises:
-        ValueError: one below 1, or so large that training and validation seeds would meet.
+        ValueError: one below 1, or so large that the seeds of two splits would meet.
     """
     for name, value in counts.items():
-        if not 1 <= value <= _VAL_SEED:
-            raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")
+        if not 1 <= value <= _SEEDS:
+            raise ValueError(f"{name} must be between 1 and {_SEEDS}, got {value}")
 
 
-def build(
-    cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False
-) -> Path:
-    """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder: ``SPLIT/FOOD/SEED.jpg`` below.
+def build(cache_dir: Path, counts: Mapping[str, int], portions: bool = False) -> Path:
+    """Makes sure that a set lies below ``cache_dir``, intact, and returns its folder: ``SPLIT/FOOD/SEED.jpg`` below.
 
     A damaged set is drawn again. One of several processes draws, under a lock; the others check what it has drawn.
 
     Args:
         cache_dir: where the set's folder is made; a lock beside it keeps other processes out.
-        train_per_class: training pictures a class.
-        val_per_class: validation pictures a class.
-        portions: draw portions of any size (:func:`kd.data.foodtag.portion_of`), not the usual one.
+        counts: pictures a class by split: of ``train`` and ``val``, or of ``test`` alone.
+        portions: draw portions of any size (:func:`foodtag.portion_of`), not the usual one.
 
     Raises:
         ValueError: a number of pictures that :func:`check` refuses.
         RuntimeError: pictures could not be drawn.
     """
-    check(train_per_class=train_per_class, val_per_class=val_per_class)
+    check(**{f"{split}_per_class": count for split, count in counts.items()})
     cache_dir = Path(cache_dir).absolute()
     suffix = "-portions" if portions else ""
-    root = cache_dir / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}{suffix}"
+    sizes = "x".join(map(str, counts.values()))
+    if "test" in counts:
+        sizes = f"test{sizes}"
+    root = cache_dir / f"foodtag-mini-{VERSION}-{sizes}{suffix}"
     cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.lock"):
         if root.exists():
@@ -78,48 +82,43 @@ def build(
         # Drawn elsewhere, then renamed: a set that has its name is complete.
         unfinished = cache_dir / f"{root.name}.tmp-{os.getpid()}"
         try:
-            _draw_all(unfinished, train_per_class, val_per_class, portions)
+            _draw_all(unfinished, counts, portions)
             unfinished.rename(root)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return root
 
 
-def _jobs(train_per_class: int, val_per_class: int) -> list[Job]:
+def _jobs(counts: Mapping[str, int]) -> list[Job]:
     """Every picture of a set, as (split, label, seed); a larger set holds a smaller one.
 
     Args:
-        train_per_class: training pictures of each class.
-        val_per_class: validation pictures, likewise; their seeds are others.
+        counts: pictures of each class by split; no two splits share a seed.
     """
-    seeds = {
-        "train": range(train_per_class),
-        "val": range(_VAL_SEED, _VAL_SEED + val_per_class),
-    }
     jobs = []
-    for split, split_seeds in seeds.items():
+    for split, count in counts.items():
+        first = _FIRST_SEED[split]
         for label in range(len(CLASSES)):
-            jobs += [(split, label, seed) for seed in split_seeds]
+            jobs += [(split, label, seed) for seed in range(first, first + count)]
     return jobs
 
 
-def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
+def _draw_all(root: Path, counts: Mapping[str, int], portions: bool) -> None:
     """Draws every picture below ``root``, by worker processes on the cores this process may use; writes the list of sums.
 
     Args:
         root: a new folder.
-        train_per_class: training pictures of each class.
-        val_per_class: validation pictures, likewise.
+        counts: pictures of each class by split.
         portions: draw portions of any size, not the usual one.
 
     Raises:
         RuntimeError: a worker has ended before its share was drawn.
     """
-    total = len(_jobs(train_per_class, val_per_class))
+    total = len(_jobs(counts))
     count = max(1, min(cores(), total // 20))  # workers, of 20 pictures or more each
-    python_path = "\n".join(sys.path)
+    python_path = "\n".join([str(Path(__file__).parent.parent), *sys.path])
     command = [sys.executable, "-P", "-c", _WORKER, python_path]
-    command += [str(root), str(train_per_class), str(val_per_class)]
+    command += [str(root), json.dumps(dict(counts))]
     size = "portions" if portions else ""
     workers = []
     for share in range(count):
@@ -159,15 +158,13 @@ def _follow(workers: Sequence[subprocess.Popen[str]], total: int) -> list[str]:
     return lines
 
 
-def draw_share(
-    root: str, train_per_class: str, val_per_class: str, share: str, shares: str, portions: str
-) -> None:
+def draw_share(root: str, counts: str, share: str, shares: str, portions: str) -> None:
     """A worker's program: draws every ``shares``-th picture from number ``share`` on, below ``root``.
 
-    Prints a line of the list of sums for each picture. All arguments are text, from a command line; ``portions`` is
-    empty for portions of the usual size.
+    Prints a line of the list of sums for each picture. All arguments are text, from a command line; ``counts`` is
+    JSON, and ``portions`` is empty for portions of the usual size.
     """
-    jobs = _jobs(int(train_per_class), int(val_per_class))
+    jobs = _jobs(json.loads(counts))
     jobs_of_worker = jobs[int(share) :: int(shares)]
     for split, label, seed in jobs_of_worker:
         name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"

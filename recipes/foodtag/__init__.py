@@ -4,14 +4,14 @@ A picture is a function of its label and a seed alone. Within a class the shape,
 light, pose and clutter vary; between classes the colours overlap, and several classes are each other's
 look-alikes (donut and bagel, soup and ramen, pizza and fruit tart, dumplings and taco).
 
-:mod:`~kd.data.foodtag.pen` draws shapes, :mod:`~kd.data.foodtag.dishes` the 20 foods,
-:mod:`~kd.data.foodtag.photograph` the whole picture, and :mod:`~kd.data.foodtag.folder` writes the set. Nothing here
+:mod:`~foodtag.pen` draws shapes, :mod:`~foodtag.dishes` the 20 foods,
+:mod:`~foodtag.photograph` the whole picture, and :mod:`~foodtag.folder` writes the set. Nothing here
 imports torch: the pictures are drawn while a run's other imports are under way.
 """
 
-from kd.data.foodtag.dishes import CLASSES, FOODS
-from kd.data.foodtag.folder import build, check
-from kd.data.foodtag.photograph import SIZE, VERSION, calories_of, draw, portion_of
+from .dishes import CLASSES, FOODS
+from .folder import build, check
+from .photograph import SIZE, VERSION, calories_of, draw, portion_of
 
 __all__ = [
     "CLASSES",

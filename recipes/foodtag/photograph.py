@@ -6,8 +6,8 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
 
-from kd.data.foodtag.dishes import FOODS
-from kd.data.foodtag.pen import Pen, box, pick_colour, polar, shade
+from .dishes import FOODS
+from .pen import Pen, box, pick_colour, polar, shade
 
 VERSION = "v1"
 """Part of the data folder's name; to be raised whenever a change alters the pictures."""
@@ -38,7 +38,7 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     """One photograph of a food, ``SIZE`` x ``SIZE`` pixels in RGB.
 
     Args:
-        label: index into :data:`~kd.data.foodtag.dishes.CLASSES`.
+        label: index into :data:`~foodtag.dishes.CLASSES`.
         seed: the same (label, seed, portion) gives the same pixels, whoever else draws random numbers.
         portion: side of the food, as a multiple of the usual one; the dish below it stays.
     """
