@@ -189,6 +189,7 @@ class Address:
         self.asked = 0
         self.on_asked: Callable[[], None] | None = None
         """Called after each request that was answered, before its answers are used."""
+        self._idle: list[http.client.HTTPConnection] = []  # kept between requests
         self._tries: list[int] = []  # of each request, how often it was sent before
         self.seconds = 0.0
         self._next_time = 0.0
@@ -441,25 +442,37 @@ class Address:
     def _once(
         self, method: str, path: str, body: bytes, json_bytes: int
     ) -> tuple[int, bytes, dict[str, str]]:
-        """Sends one request, without a second try.
+        """Sends one request on a connection that is kept for the next, without a second try.
 
         Returns:
             The HTTP status, the body (at most :data:`LARGEST_ANSWER` bytes) and the headers, their names in lower case.
         """
-        secure = self._parts.scheme == "https"
-        kind: Callable[..., http.client.HTTPConnection]
-        if secure:
-            kind = http.client.HTTPSConnection
-        else:
-            kind = http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout_s)
-        try:
-            connection.request(method, path, body or None, self._headers(json_bytes))
-            response = connection.getresponse()
-            content = response.read(LARGEST_ANSWER)
+        while True:
+            connection = self._idle_connection()
+            is_kept = connection.sock is not None
+            try:
+                connection.request(method, path, body or None, self._headers(json_bytes))
+                response = connection.getresponse()
+                content = response.read(LARGEST_ANSWER)
+            except BaseException as error:
+                connection.close()
+                if is_kept and isinstance(error, ConnectionError):
+                    continue  # the server had closed an idle connection
+                raise
+            if not response.isclosed():  # the body is longer
+                connection.close()
+            self._idle.append(connection)
             return response.status, content, {k.lower(): v for k, v in response.getheaders()}
-        finally:
-            connection.close()
+
+    def _idle_connection(self) -> http.client.HTTPConnection:
+        """A connection that no thread uses; a new one, not yet open, where all are in use."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+            if self._parts.scheme == "https":
+                kind = http.client.HTTPSConnection
+            return kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout_s)
 
 
 def _digest_of(view: np.ndarray) -> bytes:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ class Model(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answers)
         self.seen: list[bytes] = []
         self.failures: list[int] = []
+        self.connections: list[socket.socket] = []
         self.answer = lambda views: np.column_stack([views.mean((1, 2)), np.ones(len(views))])
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -44,6 +46,11 @@ class Model(ThreadingHTTPServer):
 
 class Answers(BaseHTTPRequestHandler):
     server: Model
+    protocol_version = "HTTP/1.1"  # connections are kept
+
+    def setup(self) -> None:
+        self.server.connections.append(self.request)
+        super().setup()
 
     def log_message(self, *args: object) -> None:
         """Silent."""
@@ -109,6 +116,20 @@ def test_each_view_is_asked_for_once(server: Model, tmp_path: Path) -> None:
     other = Address(server.url, folder=str(tmp_path)).build(CLASSES)
     assert not other.logits_of(views).any()  # another model at the same address
     assert other.identity() != teacher.identity()
+
+
+def test_connections_are_kept_without_delay(server: Model, tmp_path: Path) -> None:
+    """And one that the server has closed is opened again, which is no second try."""
+    teacher = Address(server.url, folder=str(tmp_path), batch=2).build(CLASSES)
+    teacher.logits_of(views_of(6))
+    (kept,) = teacher._idle
+    assert kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    (accepted,) = server.connections
+    accepted.shutdown(socket.SHUT_RDWR)
+    teacher.logits_of(views_of(6, 1))
+    assert len(server.connections) == 2
+    assert len(server.seen) == 12
+    assert teacher.report()["repeated"] == 0
 
 
 def test_failures_rate_and_budget(

@@ -234,11 +234,14 @@ def bind(host: str, port: int) -> socket.socket:
             family = socket.AF_INET6
         else:
             family = socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"port: {host}:{port} can't be used: {error.strerror or error}") from error
     except OverflowError as error:
         raise UserError(f"port: must be between 0 and 65535, got {port}") from error
+    # Accepted sockets inherit it: an answer's body is sent without waiting for the acknowledgement of its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def serve(server: Server, listening: socket.socket) -> None:
