@@ -351,7 +351,8 @@ class Preflight(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the teacher is not to run in training (``cache: only``), all answers of the next epoch must be there.
 
-        All processes must call it.
+        They are counted by batches, by the first bytes of each record. A damaged one is found when it is read. All
+        processes must call it.
 
         Raises:
             UserError: names the cache's key, and how many answers are missing in all processes together.
@@ -360,13 +361,14 @@ class Preflight(Callback):
         if not caches:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
-        keys = []
+        missing_here = dict.fromkeys(caches, 0)
         for batch in islice(batches, int(trainer.num_training_batches)):
-            keys.extend(batch)
-        index, view = (np.array(column) for column in zip(*keys, strict=True))
-        for cache in caches:
-            missing = sum(int((~cache.present(v, index[view == v])).sum()) for v in np.unique(view))
-            missing = int(total(trainer.strategy, missing))
+            _, view = batch[0]  # the same of the whole batch
+            index = np.array([number for number, _ in batch])
+            for cache in caches:
+                missing_here[cache] += int((~cache.written(view, index)).sum())
+        for cache, missing_of_rank in missing_here.items():
+            missing = int(total(trainer.strategy, missing_of_rank))
             if missing:
                 raise UserError(
                     f"{cache.live.key}.cache: only, but {missing} of an epoch's answers are missing in {cache.place}; "

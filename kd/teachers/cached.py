@@ -114,6 +114,10 @@ class CachedTeacher(RunTeacher):
         """
         return np.logical_and.reduce([entry.store.present(view, index) for entry in self.entries])
 
+    def written(self, view: int, index: np.ndarray) -> np.ndarray:
+        """As :meth:`present`, without reading whole records: a damaged one counts too."""
+        return np.logical_and.reduce([entry.store.written(view, index) for entry in self.entries])
+
     # -- answering ---------------------------------------------------------------------------------------------------
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """On the host, in the training process: adds the records under ``name``, unless the loader has read them.

@@ -21,6 +21,7 @@ import torch
 from pytorch_lightning import Trainer
 from safetensors.torch import save_file
 
+from kd.callbacks.preflight import Preflight
 from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
@@ -565,6 +566,27 @@ def test_wrong_use_of_the_cache_is_one_line(
 ) -> None:
     assert train_main([f"recipe={recipe}", *cache, *items]) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+def test_missing_answers_are_counted_by_the_first_bytes_of_records(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first step no more is read: an epoch's answers may be larger than the memory."""
+    run(recipe, *cache)
+    counts, bytes_read = Preflight.on_fit_start, []
+
+    def watched(*given: Any) -> None:
+        pread, preadv = os.pread, os.preadv
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "pread", lambda *a: bytes_read.append(a[1]) or pread(*a))
+            patches.setattr(
+                os, "preadv", lambda *a: bytes_read.append(sum(map(len, a[1]))) or preadv(*a)
+            )
+            counts(*given)
+
+    monkeypatch.setattr(Preflight, "on_fit_start", watched)
+    run(recipe, *cache, "model.teacher.cache=only")
+    assert bytes_read == [4] * 48
 
 
 def test_a_stale_cache_is_refused(
