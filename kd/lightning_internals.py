@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
@@ -83,6 +84,26 @@ def make_loader_again(trainer: Trainer) -> None:
     For a loader that was made before the checkpoint was read: the checkpoint says with which samples the epoch begins.
     """
     trainer.fit_loop._combined_loader = None
+
+
+def without_sigterm_broadcasts(trainer: Trainer) -> None:
+    """Removes the broadcast by which Lightning asks in each training batch whether the first process has received SIGTERM,
+    and the one in its handler, which answers.
+
+    Each batch of several processes would wait for it, and for the device. In training
+    :class:`kd.callbacks.preemption.Preemption` handles signals. Before and after it Lightning's handler still notes
+    SIGTERM, and sends it to processes that this one has started. To be called before the training.
+    """
+    connector = trainer._signal_connector
+
+    def note(number: int, _: FrameType | None) -> None:
+        launcher = trainer.strategy.launcher
+        if not connector.received_sigterm and launcher is not None:
+            launcher.kill(number)
+        connector.received_sigterm = True
+
+    connector._sigterm_notifier_fn = note  # type: ignore[method-assign,assignment]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def prepare_data_without_groups() -> None:

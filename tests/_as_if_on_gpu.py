@@ -6,7 +6,8 @@ what came of such a tensor. Inside a batch of training or of validation it is no
 
 - that a value of such a tensor is read (``item``, ``tolist``, ``numpy``, an ``if``),
 - that the size of a result depends on its values (``nonzero``, a mask as an index),
-- that it is copied to a tensor of the host and waited for.
+- that it is copied to a tensor of the host and waited for,
+- that the processes send something to each other.
 
 What :class:`kd.callbacks.host_copies.HostCopies` gives back is on the host; to wait for it is noted. A tensor that code
 makes with ``device=`` counts as the host's until something of the device is put into it.
@@ -15,6 +16,7 @@ makes with ``device=`` counts as the host's until something of the device is put
 import json
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -49,12 +51,14 @@ class AsIfOnGpu(TorchDispatchMode):
     Attributes:
         waits: (the part of the run, ``file: line of code``, what it does), each once.
         batches: how many batches of each part were watched.
+        collectives: how often each line has called one in training.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: set[tuple[str, str, str]] = set()
         self.batches = {"training": 0, "validation": 0}
+        self.collectives: Counter[str] = Counter()
         self._part = ""
         self._on_device: dict[int, StorageWeakRef] = {}
 
@@ -73,13 +77,7 @@ class AsIfOnGpu(TorchDispatchMode):
         """Notes a wait at the innermost line of the project or of Lightning, inside a batch."""
         if not self._part:
             return
-        frames = [
-            frame
-            for frame in traceback.extract_stack()
-            if frame.filename.startswith(PLACES) and frame.filename != __file__
-        ]
-        line = f"{Path(frames[-1].filename).name}: {frames[-1].line}"
-        self.waits.add((self._part, line, kind))
+        self.waits.add((self._part, _innermost_line(), kind))
 
     @contextmanager
     def batch(self, part: str, is_watched: bool) -> Iterator[None]:
@@ -93,6 +91,8 @@ class AsIfOnGpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "c10d" and self._part == "training":
+            self.collectives[_innermost_line()] += 1
         inputs = [value for value in tree_flatten((args, kwargs))[0] if self.is_on_device(value)]
         if not inputs:
             return func(*args, **kwargs)
@@ -114,6 +114,16 @@ class AsIfOnGpu(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         self.mark(outputs)
         return outputs
+
+
+def _innermost_line() -> str:
+    """``file: line of code`` of the project or of Lightning that is run now."""
+    frames = [
+        frame
+        for frame in traceback.extract_stack()
+        if frame.filename.startswith(PLACES) and frame.filename != __file__
+    ]
+    return f"{Path(frames[-1].filename).name}: {frames[-1].line}"
 
 
 def _is_of_the_engine() -> bool:
@@ -222,7 +232,11 @@ def train_as_if_on_gpu(record: Path, *planted: Callable[[], None]) -> Callable[[
             plant()
         with as_if_on_gpu() as device:
             status = main("train", items)
-        noted = {"waits": sorted(device.waits), "batches": device.batches}
+        noted = {
+            "waits": sorted(device.waits),
+            "batches": device.batches,
+            "collectives": device.collectives,
+        }
         record.with_suffix(f".{os.environ['LOCAL_RANK']}").write_text(json.dumps(noted))
         return status
 

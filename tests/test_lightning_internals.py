@@ -1,5 +1,6 @@
 """Each private name of Lightning that we lean on: an upgrade that breaks one breaks the test of its name."""
 
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.connectors import data_connector
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
 from kd import lightning_internals as internals
@@ -138,6 +140,32 @@ def test_make_loader_again() -> None:
     Trainer(max_epochs=2, callbacks=[Again()], accelerator="cpu", logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False).fit(module)  # fmt: skip
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_without_sigterm_broadcasts(removed: bool) -> None:
+    """Of two processes, as far as Lightning sees. Where it broadcasts nothing by itself, the function can go."""
+    sent: list[Any] = []
+    patches = pytest.MonkeyPatch()
+
+    class AsTwo(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            patches.setattr(Trainer, "world_size", 2)
+            patches.setattr(torch.distributed, "is_initialized", lambda: True)
+            patches.setattr(torch.distributed, "broadcast", lambda *a, **_: sent.append(a))
+
+        def on_train_batch_end(self, *_: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            patches.undo()
+
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                      enable_model_summary=False, max_epochs=1, callbacks=[AsTwo()])  # fmt: skip
+    if removed:
+        internals.without_sigterm_broadcasts(trainer)
+    with pytest.raises(SIGTERMException):
+        trainer.fit(Line())
+    assert trainer.received_sigterm
+    assert len(sent) == (0 if removed else 2)  # of the batch, and of the handler
 
 
 def test_prepare_data_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ and two ranks is watched by :mod:`tests._as_if_on_gpu`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -553,7 +554,10 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
 
 
 def waits_of_two_ranks(recipe: Path, *planted: Callable[[], None]) -> list[set[tuple[str, ...]]]:
-    """What stops the hosts in the batches of a real run of two processes (gloo), for each rank: part, line, kind."""
+    """What stops the hosts in the batches of a real run of two processes (gloo), for each rank: part, line, kind.
+
+    Also asserts how often they send something to each other in training batches.
+    """
     record, log = recipe.parent / "waits", recipe.parent / "log"
     items = [
         f"recipe={recipe}",
@@ -569,6 +573,12 @@ def waits_of_two_ranks(recipe: Path, *planted: Callable[[], None]) -> list[set[t
     for of_rank in of_ranks:
         assert of_rank["batches"]["training"] >= 6
         assert of_rank["batches"]["validation"] >= 4
+        by_file: Counter[str] = Counter()
+        for line, times in of_rank["collectives"].items():
+            by_file[line.partition(":")[0]] += times
+        # gradients of each batch; of each epoch an agreement, and a text in two parts
+        expected = {"phases.py": of_rank["batches"]["training"], "processes.py": 4 * 3}
+        assert by_file == expected, of_rank["collectives"]
     return [{tuple(wait) for wait in of_rank["waits"]} for of_rank in of_ranks]
 
 

@@ -28,7 +28,7 @@ from kd.fit_to_machine.precision import choose_kernels
 from kd.launch.child import trains_teacher
 from kd.launch.cluster import is_rank_zero
 from kd.launch.processes import check_processes, started
-from kd.lightning_internals import set_timeout
+from kd.lightning_internals import set_timeout, without_sigterm_broadcasts
 from kd.monitor.monitor import Monitor
 from kd.monitor.own_run import OwnRun
 from kd.report.metric import PROBE, less_is_better
@@ -78,6 +78,7 @@ def make_trainer(run: Run) -> Trainer:
     asynchronous = run.config["checkpoint"]["asynchronous"]
     trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if asynchronous else files
     fail_together(trainer.strategy)
+    without_sigterm_broadcasts(trainer)
     return trainer
 
 
