@@ -245,6 +245,9 @@ def answer(case: Mapping[str, Any]) -> dict[str, Any]:
 
 def serve(side: str) -> None:
     """Answers the cases on the standard input, a line of JSON each, in a folder of its own."""
+    import kd
+
+    assert Path(kd.__file__).is_relative_to(os.environ["KD_ROOT"]), kd.__file__
     results = os.fdopen(os.dup(1), "w")
     with tempfile.TemporaryDirectory() as folder:
         work = str(Path(folder).resolve())
@@ -489,6 +492,7 @@ def mistakes() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         place_of_examples(Path(folder))
         keys = answer({"words": ["recipe=r.yaml", "--keys"]})["out"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "KD_CACHE": f"{folder}/cache"}
         known = {"recipe", "config", "resume", *re.findall(r"^ *([\w.]+)", keys, re.MULTILINE)}
         for row in rows("mistakes"):
             command, *items = shlex.split(row["words"])
@@ -502,7 +506,7 @@ def mistakes() -> None:
                 *items,
             ]
             before = os.times()
-            done = subprocess.run(words, capture_output=True, text=True)
+            done = subprocess.run(words, env=env, capture_output=True, text=True)
             after = os.times()
             seconds = after[2] + after[3] - before[2] - before[3]
             torch, status = (["True", "-"] + done.stdout.split())[-2:]
@@ -538,7 +542,8 @@ def main() -> int:
     parser.add_argument("--golden", action="store_true", help="write the golden tables anew")
     parser.add_argument("--mistakes", action="store_true", help="what each usual mistake takes")
     given = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
+    if given.golden or given.mistakes:
+        sys.path.insert(0, str(ROOT))
     if given.golden:
         write_golden()
         return 0
