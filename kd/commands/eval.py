@@ -42,8 +42,7 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   disputed=true  labels that the teacher disputes, worst first: of the training pictures, or of split=NAME or
                  folder=DIR; also in RUN_FOLDER/disputed_labels.csv, and with pictures in the report
   pays=DIR       whether a distilled backbone pays, beside a random start and pre-trained weights: a linear probe on frozen
-                 features (DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg), or fine-tuned detectors where DIR has boxes
-                 (VOC, YOLO; steps=300 of each); also in the report
+                 features (DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg); also in the report
   pretrained=FILE  with pays=: weights of the same architecture, or pretrained=true: timm's (default: what the run
                  began with); seeds=3: how often each start is measured
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
@@ -96,7 +95,7 @@ def run(request: Request) -> int | None:
     )
 
     results = evaluation.results
-    if "newest" in results[0]:
+    if "probe" in results[0]:
         print_pays(results[0])
     elif "rankme" in results[0]["student"]:
         print_features(results)

@@ -10,15 +10,13 @@ from kd.storage.elsewhere import mapping_of
 FILE = "pays.json"
 """In the run's folder: what ``kd-eval pays=`` has measured."""
 TITLE = "Does it pay?"
-PARTS = {"probe": "Does it pay? Frozen features", "detector": "Does it pay? A detector"}
-"""What may be measured, with the titles of the page."""
 DISTILLED = "distilled"
 COLUMNS = ["", "backbone", "mean", "each seed"]
 IN_WORDS = {"random": "a random start", "pretrained": "the pre-trained weights"}
 """Names of the starts in sentences."""
 NOT_MEASURED = (
-    "kd-eval RUN pays=DIR compares the distilled backbone with a random start: by a linear probe on labelled pictures "
-    "(DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg), or by a detector where DIR has boxes (VOC, YOLO)."
+    "kd-eval RUN pays=DIR compares the distilled backbone with a random start, by a linear probe on labelled pictures "
+    "(DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg)."
 )
 
 
@@ -27,16 +25,14 @@ def gain_line(gain: dict[str, Any]) -> str:
 
     Args:
         gain: ``over``, the start that the distilled backbone is compared with; ``points``, the gain in percentage points
-            (above 0: the distilled one is better); ``low`` and ``high``, the ends of its 95 % interval, which decide;
-            of a detector ``of``, the metric.
+            (above 0: the distilled one is better); ``low`` and ``high``, the ends of its 95 % interval, which decide.
 
     >>> gain_line({"over": "random", "points": 7.1, "low": 5.2, "high": 9.0})
     'it pays: +7.1 points (5.2 to 9.0) over a random start'
     >>> gain_line({"over": "pretrained", "points": -1.0, "low": -2.5, "high": 0.5})
     'not shown: -1.0 points (-2.5 to 0.5) against the pre-trained weights'
     """
-    of = f" of {gain['of']}" if "of" in gain else ""
-    size = f"{gain['points']:+.1f} points{of} ({gain['low']:.1f} to {gain['high']:.1f})"
+    size = f"{gain['points']:+.1f} points ({gain['low']:.1f} to {gain['high']:.1f})"
     other = IN_WORDS.get(gain["over"], gain["over"])
     if gain["low"] > 0:
         return f"it pays: {size} over {other}"
@@ -49,7 +45,7 @@ def pays_rows(part: dict[str, Any]) -> list[list[str]]:
     """A row of :data:`COLUMNS` for each metric and start of the backbone, in the file's order, in per cent.
 
     Args:
-        part: ``probe`` or ``detector`` of ``pays.json``: ``metrics``, names; ``starts``, by start and metric a value in
+        part: ``probe`` of ``pays.json``: ``metrics``, names; ``starts``, by start and metric a value in
             [0, 1] for each seed.
     """
     rows = []
@@ -65,13 +61,13 @@ def pays_lines(part: dict[str, Any]) -> list[str]:
     """The answers in words, then how they were measured, and what speaks against them.
 
     Args:
-        part: ``probe`` or ``detector`` of ``pays.json``.
+        part: ``probe`` of ``pays.json``.
     """
     return [*(gain_line(gain) for gain in part["gains"]), part["how"], *part["notes"]]
 
 
 def pays(run: RunRecords) -> list[Section]:
-    """The sections of the page; for a finished backbone that was not measured, how to.
+    """The section of the page; for a finished backbone that was not measured, how to.
 
     Args:
         run: read from its folder.
@@ -79,17 +75,14 @@ def pays(run: RunRecords) -> list[Section]:
     content = mapping_of(run.folder / FILE)
     if content.get("steps") != run.summary.get("steps"):
         content = {}  # the student has been trained on since
-    sections = []
-    for name, title in PARTS.items():
-        if name not in content:
-            continue
+    if "probe" in content:
         try:
-            part = content[name]
+            part = content["probe"]
             note = ". ".join(_sentence(line) for line in pays_lines(part)) + "."
-            sections.append(table(title, COLUMNS, pays_rows(part), note=note))
+            return [table(TITLE, COLUMNS, pays_rows(part), note=note)]
         except (KeyError, TypeError, ValueError, AttributeError):
             run.notes.append(f"{FILE} can't be read")
-    return sections or _offer(run)
+    return _offer(run)
 
 
 def _offer(run: RunRecords) -> list[Section]:

@@ -41,12 +41,12 @@ def print_features(results: list[dict[str, Any]]) -> None:
 
 
 def print_pays(result: dict[str, Any]) -> None:
-    """Prints the scores of each start (accuracies, or a detector's mAP), and whether the distilled one pays.
+    """Prints the accuracies of each start, and whether the distilled one pays.
 
     Args:
-        result: the content of ``pays.json``; ``newest`` names the part that was just measured.
+        result: the content of ``pays.json``.
     """
-    part = result[result["newest"]]
+    part = result["probe"]
     print_table(None, COLUMNS_OF_PAYS, pays_rows(part), left=COLUMNS_OF_PAYS[:2])
     for line in pays_lines(part):
         print(line)

@@ -1,6 +1,6 @@
-"""``kd-eval RUN pays=DIR``: what a distilled backbone is worth, by a linear probe on its frozen features, or by a detector.
+"""``kd-eval RUN pays=DIR``: what a distilled backbone is worth, by a linear probe on its frozen features.
 
-In the probe each start has the same layers: those that the run's losses have taught, else the classifier's input. Each
+Each start has the same layers: those that the run's losses have taught, else the classifier's input. Each
 seed fits a ridge classifier (:func:`kd.tasks.features.ridge_classifier`) to another half of the labelled training
 pictures, the same half for all starts, and all are judged by the same validation pictures.
 """
@@ -18,10 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from kd.data.boxes import boxes_below
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
-from kd.data.sources.places import expanded
 from kd.data.splits import PROBE, files_of
 from kd.errors import UserError
 from kd.models import ModelSpec, Preprocess, build_model
@@ -30,10 +28,10 @@ from kd.models.taps import PRELOGITS, Taps
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
-from kd.report.pays import DISTILLED, FILE, PARTS, gain_line
+from kd.report.pays import DISTILLED, FILE, gain_line
 from kd.run.build import untrained_student_in
 from kd.run.open import open_run
-from kd.run.pays_wish import STEPS, PaysWish
+from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.settings import Probe
@@ -46,8 +44,6 @@ from kd.tasks.features import half_of_each_class, ridge_outcomes
 RANDOM = "random"
 PRETRAINED = "pretrained"
 """Names of starts, beside :data:`kd.report.pays.DISTILLED`."""
-FOUND = 0.02
-"""The least mAP50 of a detector that has begun to find boxes."""
 OF_NORMS = 1024
 """Pictures that the norms of random starts are measured on, at most."""
 
@@ -134,10 +130,10 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
         wish: its own keys.
 
     Returns:
-        The content of ``pays.json``, with ``newest``, the part that was measured; and the file.
+        The content of ``pays.json``, and the file.
 
     Raises:
-        UserError: not one finished run, neither labelled pictures nor boxes, or pre-trained weights that do not fit.
+        UserError: not one finished run, no labelled pictures, or pre-trained weights that do not fit.
     """
     if len(request.rest) != 1:
         raise UserError(f"pays: takes one run, got {len(request.rest)}")
@@ -145,9 +141,7 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     starts = Starts(run, trusted, _pretrained(run, wish))
-    if wish.has_boxes:
-        return _written(run.folder, "detector", _detected(starts, wish, device))
-    return _written(run.folder, "probe", _probed(starts, wish, device))
+    return _written(run.folder, _probed(starts, wish, device))
 
 
 def _taught_layers(config: Mapping[str, Any]) -> list[str]:
@@ -345,81 +339,25 @@ def _notes(data: DistillationDataModule, judged: int) -> list[str]:
     return []
 
 
-# -- a detector ------------------------------------------------------------------------------------------------------
-def _detected(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, Any]:
-    """The mAP of detectors that were fine-tuned from all starts, and what the distilled one gains over each other.
-
-    Returns:
-        The part ``detector`` of ``pays.json``, as of :func:`_probed`; scores are in 0..1, by metric, which a gain names as
-        ``of``.
-    """
-    from kd.run.pays_boxes import Budget, check_extra, detectors, gains_of
-
-    check_extra("pays")
-    pictures = boxes_below(Path(expanded(wish.folder)), "pays")
-    budget = Budget(wish.steps or STEPS)
-    scores = detectors(starts, pictures, budget, wish.seeds, device)
-    gains = []
-    for name, metric, gain in gains_of(scores, DISTILLED):
-        gains.append({"over": name, "of": metric, **_points(gain)})
-    how = (
-        f"FasterRCNN, all layers trained for {budget.steps:,} steps of {budget.batch} of {len(pictures.train):,} pictures "
-        f"with boxes of {len(pictures.kinds)} class{'es' * (len(pictures.kinds) > 1)}, {wish.seeds} detectors of each "
-        f"start, judged by "
-        f"{len(pictures.judged):,} others; the interval is over the detectors alone"
-    )
-    return {
-        "folder": wish.folder,
-        "metrics": list(next(iter(scores.values()))),
-        "starts": scores,
-        "gains": gains,
-        "how": how,
-        "notes": _untrained(scores),
-    }
-
-
-def _untrained(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
-    """A note where no detector has learned to find boxes: equal scores of nothing compare nothing.
-
-    Args:
-        scores: of the detectors, by start and metric, in 0..1.
-    """
-    best = max(max(values) for by_metric in scores.values() for values in by_metric.values())
-    if best >= FOUND:
-        return []
-    return [
-        f"no detector has found boxes yet (the best score is {best:.1%}), so the starts are not compared: more steps="
-    ]
-
-
-# -- both ------------------------------------------------------------------------------------------------------------
-def _written(folder: Path, part: str, figures: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+def _written(folder: Path, probe: dict[str, Any]) -> tuple[dict[str, Any], Path]:
     """Writes the figures into ``pays.json``, and its content as ``pays`` into ``summary.json``, where the run has one.
-
-    The other part stays beside them, if it was measured of the same student (after as many steps).
 
     Args:
         folder: the run's.
-        part: ``probe`` or ``detector``.
-        figures: of this part.
+        probe: the figures.
 
     Returns:
         As of :func:`measure_pays`.
     """
     file = folder / FILE
     summary = mapping_of(folder / "summary.json")
-    before = mapping_of(file)
-    content: dict[str, Any] = {"run": str(folder), "steps": summary.get("steps")}  # the student's
-    answers = []
-    for name in PARTS:
-        if name == part:
-            content[name] = figures
-        elif name in before and before.get("steps") == content["steps"]:
-            content[name] = before[name]
-        if name in content:
-            answers += [gain_line(gain) for gain in content[name]["gains"]]
-    content["answers"] = answers
+    content = {
+        "run": str(folder),
+        "steps": summary.get("steps"),  # the student's
+        "probe": probe,
+        "answers": [gain_line(gain) for gain in probe["gains"]],
+    }
     write_json(file, content)
     if summary:
         write_json(folder / "summary.json", {**summary, "pays": content})
-    return {**content, "newest": part}, file
+    return content, file

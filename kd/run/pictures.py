@@ -208,16 +208,11 @@ def list_folder(folder: str) -> None:
 
 
 def list_to_compare(wish: PaysWish) -> None:
-    """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one with boxes, and one in
-    a store, passes.
+    """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one in a store passes.
 
     Raises:
-        UserError: names ``pays``; or ``steps``, which only detectors have.
+        UserError: names ``pays``.
     """
-    if wish.has_boxes:
-        return
-    if wish.steps is not None:
-        raise UserError(f"steps: has no effect: {wish.folder} has no boxes")
     if is_url(wish.folder):
         return
     try:

@@ -17,7 +17,7 @@ The same command resumes: an interrupted distillation goes on from its checkpoin
 ``DIR/rows.jsonl`` is not trained again. Calls with other ``--seeds`` or ``--starts`` may share ``DIR`` at the same time,
 once the backbone has been exported.
 
-Needs kd's extra ``boxes``: pycocotools, for torchmetrics.
+Needs pycocotools, with which torchmetrics computes mAP.
 """
 
 import argparse
@@ -28,22 +28,42 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from boxes import BoxPictures, Sample, boxes_below
 from harness import options as harness_options
 from harness import write
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics.detection import MeanAveragePrecision
 from torchvision.models import detection
 
-from kd.data.boxes import boxes_below
+from kd.progress import bar
 from kd.proof.seeds import gain_over_seeds
-from kd.run.pays_boxes import Budget, box_scores, train_detector
 
 STUDENT = "mobilenetv3_large_100"
+EVAL_BATCH = 8
+"""Pictures in a batch that is judged."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What each detector is trained with."""
+
+    steps: int
+    """Of the optimizer."""
+    batch: int = 4
+    """Pictures in a step."""
+    lr: float = 1e-3
+    """Highest learning rate of AdamW, by a one-cycle schedule."""
+    proposals: int = 64
+    """Boxes of a picture in the head's loss."""
 
 
 def command(name: str, *items: str) -> None:
@@ -106,6 +126,100 @@ def detector(
     if backbone is not None:
         model.backbone.body.load_state_dict(load_file(backbone), strict=True)
     return model
+
+
+def in_lists(samples: Sequence[Sample]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Pictures and targets in a list each: torchvision's detectors take lists, because pictures differ in size."""
+    pictures, targets = zip(*samples, strict=True)
+    return list(pictures), list(targets)
+
+
+def train_detector(
+    detector: nn.Module, pictures: BoxPictures, budget: Budget, seed: int, device: torch.device
+) -> float:
+    """Trains the weights of a torchvision detector that require gradients.
+
+    Args:
+        detector: moved to the device, and left there.
+        pictures: at least ``budget.batch``.
+        budget: the steps, and what each takes.
+        seed: of the pictures' order, and of the proposals in each step.
+        device: to train on.
+
+    Returns:
+        The mean loss of the last twenty steps.
+    """
+    detector.to(device).train()
+    for part in detector.modules():
+        weights_of_part = list(part.parameters())
+        if weights_of_part and not any(weights.requires_grad for weights in weights_of_part):
+            part.eval()  # norms of frozen parts keep their statistics
+    trained = [weights for weights in detector.parameters() if weights.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=budget.lr, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, budget.lr, budget.steps)
+    order = torch.Generator().manual_seed(seed)
+    loader = DataLoader(
+        pictures,
+        budget.batch,
+        shuffle=True,
+        collate_fn=in_lists,
+        drop_last=True,
+        generator=order,
+    )
+    losses: list[float] = []
+    batches = islice(_again_and_again(loader), budget.steps)
+    with torch.random.fork_rng():  # torchvision draws the proposals that count
+        torch.manual_seed(seed)
+        for images, targets in bar(batches, total=budget.steps, label="fine-tuning", unit=" steps"):
+            on_device = [image.to(device) for image in images]
+            boxes = [{name: value.to(device) for name, value in one.items()} for one in targets]
+            terms = detector(on_device, boxes)
+            loss = torch.stack(list(terms.values())).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained, 10.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+    return statistics.mean(losses[-20:])
+
+
+def _again_and_again(loader: DataLoader) -> Iterator[Any]:
+    """Batches without an end, each pass in another order."""
+    while True:
+        yield from loader
+
+
+@torch.no_grad()
+def box_scores(
+    detector: nn.Module, pictures: BoxPictures, device: torch.device
+) -> dict[str, float]:
+    """``map50`` and ``map`` (IoU 0.50 to 0.95) in 0..1; ``map50`` of each class too, as ``map50_NAME``.
+
+    A class that has no box in the pictures is among them only if the detector answers it, with -1.
+
+    Args:
+        detector: on the device.
+        pictures: to judge by.
+        device: of the detector.
+    """
+    metric = MeanAveragePrecision()
+    by_class = MeanAveragePrecision(iou_thresholds=[0.5], class_metrics=True)
+    detector.eval()
+    batches = DataLoader(pictures, EVAL_BATCH, collate_fn=in_lists)
+    for images, targets in bar(batches, label="judging", unit=" batches"):
+        answers = detector([image.to(device) for image in images])
+        boxes = [{name: value.cpu() for name, value in answer.items()} for answer in answers]
+        metric.update(boxes, targets)
+        by_class.update(boxes, targets)
+    values = metric.compute()
+    scores = {"map50": float(values["map_50"]), "map": float(values["map"])}
+    at_50 = by_class.compute()
+    numbers = at_50["classes"].reshape(-1).tolist()
+    means = at_50["map_per_class"].reshape(-1).tolist()
+    for number, value in zip(numbers, means, strict=True):
+        scores[f"map50_{pictures.kinds[number - 1]}"] = value
+    return scores
 
 
 def settings(options: argparse.Namespace, backbone: Path | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures with boxes around things, in the layouts of Pascal VOC and of YOLO; they judge backbones, no task is trained.
+"""Pictures with boxes around things, in the layouts of Pascal VOC and of YOLO, for ``detector.py``.
 
 VOC: ``JPEGImages/*.jpg``, ``Annotations/*.xml`` and ``ImageSets/Main/{train,val,trainval,test}.txt``, in the folder or in
 a subfolder. YOLO: ``images/{train,val}/*.jpg`` and ``labels/{train,val}/*.txt``, with ``data.yaml``. Pictures may have any
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from kd.data.box_layouts import is_yolo, voc_root
 from kd.data.pictures import decode
 from kd.data.sources.places import IMAGE_SUFFIXES
 from kd.errors import UserError, first_line
@@ -128,11 +127,21 @@ def boxes_below(folder: Path, key: str) -> BoxFolder:
     voc = voc_root(folder)
     if voc is not None:
         return _voc(voc, key)
-    if is_yolo(folder):
+    if (folder / "images").is_dir() and (folder / "labels").is_dir():
         return _yolo(folder, key)
     raise UserError(
         f"{key}: {folder} has no boxes: neither Annotations/ and ImageSets/ (VOC) nor labels/ and images/ (YOLO)"
     )
+
+
+def voc_root(folder: Path) -> Path | None:
+    """The folder with Pascal VOC's ``Annotations`` and ``ImageSets``: ``folder`` itself, else the first of its subfolders
+    by name that has both; None without one.
+    """
+    for place in (folder, *sorted(folder.glob("*/"))):
+        if (place / "Annotations").is_dir() and (place / "ImageSets").is_dir():
+            return place
+    return None
 
 
 # -- Pascal VOC ------------------------------------------------------------------------------------------------------
