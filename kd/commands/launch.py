@@ -11,8 +11,7 @@ from kd.fleet.jobs.target import Target
 from kd.run.own_keys import take, take_all, truth
 from kd.run.request import Request
 
-TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
-           "torchrun": "Torchrun"}  # fmt: skip
+TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "torchrun": "Torchrun"}
 SEARCH = "sagemaker search"
 """The place of ``--tune``, as a job's record names it."""
 HELP = """\
@@ -25,7 +24,7 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
                                       batch=s3://IN out=s3://OUT: over pictures in S3 instead
   kd-launch endpoint RUN --delete     removes endpoint, configuration and model; lists what is left
 
-  PLACE             sagemaker, sky, slurm, kubernetes, torchrun
+  PLACE             sagemaker, sky, slurm, torchrun
   instances=        machines that train: 2xml.p4d.24xlarge, 4xA100:8, 1xcpu:16
   data_instances=   machines that prepare data for them (config=remote_data)
   spot=true         on machines that may be interrupted; the run resumes on others
@@ -45,12 +44,13 @@ PLACES_BY_OTHER_NAMES = {
     "local": "torchrun",
     "ssh": "torchrun",
     "skypilot": "sky",
-    "k8s": "kubernetes",
-    "kubeflow": "kubernetes",
+    "k8s": "sky",
+    "kubernetes": "sky",
+    "kubeflow": "sky",
     "aws": "sagemaker",
     "sbatch": "slurm",
 }
-OTHER_DISKS = ("sagemaker", "sky", "kubernetes", SEARCH)
+OTHER_DISKS = ("sagemaker", "sky", SEARCH)
 """Places whose machines do not share this machine's folders."""
 CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
 MEANT = {

@@ -1,4 +1,4 @@
-"""What a place for jobs can do, and the programs by which places are reached (``sbatch``, ``kubectl``, ``ssh``)."""
+"""What a place for jobs can do, and the programs by which places are reached (``sbatch``, ``sky``, ``ssh``)."""
 
 import re
 import shlex
@@ -21,8 +21,8 @@ PATIENCE_S = 600.0
 """Seconds that a place which runs a job may be out of reach before it is followed no more."""
 ANSWER_S = 120.0
 """Seconds that a program may take to look at a job."""
-FINAL = re.compile(r"\((NotFound|Forbidden|ValidationException|\w*AccessDenied\w*)\)")
-"""In what Kubernetes and AWS say where another try would change nothing."""
+FINAL = re.compile(r"\((ValidationException|\w*AccessDenied\w*)\)")
+"""In what AWS says where another try would change nothing."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def patiently(name: str, attempt: Callable[[], Answer], seconds: float) -> Answe
 
 
 class Target(Protocol):
-    """A place that runs jobs: SageMaker, SkyPilot, SLURM, Kubernetes, torchrun. What one writes to add another."""
+    """A place that runs jobs: SageMaker, SkyPilot, SLURM, torchrun. What one writes to add another."""
 
     keys: Mapping[str, str]
     """Its own keys -> what they are."""

@@ -74,7 +74,6 @@ def test_folders_of_this_machine_are_named_where_others_lack_them(
     local = f"kd-launch: data.source.root={pictures} is on this machine alone"
     for place, machines in (
         ("sky", "A100:8"),
-        ("kubernetes", "gpu:8"),
         ("sagemaker", "ml.g5.xlarge"),
     ):
         assert launch_main([place, f"instances={machines}", *words]) == 0

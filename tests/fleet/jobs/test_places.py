@@ -1,4 +1,4 @@
-"""kd-launch to SkyPilot, SLURM, Kubernetes and torchrun: what is sent is what the place takes."""
+"""kd-launch to SkyPilot, SLURM and torchrun: what is sent is what the place takes."""
 
 import importlib.util
 import json
@@ -12,11 +12,11 @@ import yaml
 
 from kd.cli import main
 from kd.errors import UserError
-from kd.fleet.jobs.kubernetes import Kubernetes
 from kd.fleet.jobs.sent import follow
 from kd.fleet.jobs.sky import SkyPilot
 from kd.fleet.jobs.slurm import Slurm
-from tests._helpers import write_recipe
+from kd.fleet.jobs.target import patiently
+from tests._helpers import ROOT, write_recipe
 
 CLOUD = ["image=registry.example.com/kd:1"]
 
@@ -200,52 +200,27 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check_script(text)
 
 
-def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "kubernetes", f"recipe={tiny}", "config=remote_data", "instances=2xgpu:8", "claim=runs",
-                 "hours=1", "data_instances=4xcpu:32", "namespace=vision", *CLOUD)  # fmt: skip
-    secret, config, train, data = yaml.safe_load_all(text)
-    assert secret["stringData"] == {"token": "SECRET"}
-    assert yaml.safe_load(config["data"]["tiny.yaml"])["recipe"] == "tiny"
-    spec = train["spec"]
-    assert (train["kind"], train["metadata"]) == (
-        "TrainJob",
-        {"name": "food-1", "namespace": "vision"},
-    )
-    assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (2, 8)
-    assert spec["trainer"]["args"] == [
-        "recipe=/kd-files/tiny.yaml", "config=remote_data", "runs_dir=/kd-runs", "name=food-1",
+def test_the_train_job_is_valid() -> None:
+    """The file for ``kubectl`` runs the same command, and each key is one that the schemas know."""
+    train, claim = yaml.safe_load_all((ROOT / "scripts/kubernetes/trainjob.yaml").read_text())
+    assert train["spec"]["trainer"]["args"] == [
+        "recipe=foodtag_vit", "runs_dir=/kd-runs", "name=food-1",
     ]  # fmt: skip
-    assert spec["trainer"]["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "8"}
-    assert spec["activeDeadlineSeconds"] == 3600
-    assert data["spec"]["parallelism"] == 4
-    (container,) = data["spec"]["template"]["spec"]["containers"]
-    assert {e["name"]: e.get("value") for e in container["env"]} == {
-        "KD_ROLE": "data", "MASTER_ADDR": "food-1-node-0-0.food-1", "RAY_AUTH_TOKEN": None,
-    }  # fmt: skip
-    if importlib.util.find_spec(
-        "kubernetes_validate"
-    ):  # knows what is Kubernetes' own: of the TrainJob, its pods
+    patch = train["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    pod = patch["replicatedJobs"][0]["template"]["spec"]["template"]
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    if importlib.util.find_spec("kubernetes_validate"):
         from kubernetes_validate import validate
 
-        patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
-            "replicatedJobs"
-        ][0]
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "node"},
-            **patch["template"]["spec"]["template"],
-        }
-        for document in (secret, config, data, pod):
+        described = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "node"}, **pod}
+        for document in (claim, described):
             validate(document, "1.34", strict=True)
     if importlib.util.find_spec("kubeflow_trainer_api"):
-        from kubeflow_trainer_api.models import IoK8sApiBatchV1Job, TrainerV1alpha1TrainJob
+        from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
-        for kind, document in ((TrainerV1alpha1TrainJob, train), (IoK8sApiBatchV1Job, data)):
-            found = kind.from_dict(document)
-            assert (
-                json.loads(json.dumps(found.to_dict())) == document
-            )  # no key that the schema does not know
+        found = TrainerV1alpha1TrainJob.from_dict(train)
+        assert json.loads(json.dumps(found.to_dict())) == train  # no key that the schema lacks
 
 
 def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,7 +238,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("items", "told"),
     [
-        (["nowhere"], "what is 'nowhere'? Places are sagemaker, sky, slurm, kubernetes, torchrun"),
+        (["nowhere"], "what is 'nowhere'? Places are sagemaker, sky, slurm, torchrun"),
         (["sky", "instances=1xA100:8"], "image, bucket: must be given (image=REGISTRY/kd:TAG bucket=s3://BUCKET/FOLDER)"),
         (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
         (["sky", "instances=1xA100:8", "data_instances=1xgpu:2", "config=remote_data", *CLOUD],
@@ -277,8 +252,6 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xml.g5.xlarge"], "instances: must name each machine's parts"),
         (["slurm", "instances=1xgpu:8", "spot=true"], "spot: SLURM's machines have no price by the hour"),
         (["slurm", "instances=1xgpu:8", "wait=no"], "wait: must be true or false, got 'no'"),
-        (["kubernetes", "instances=1xgpu:8", *CLOUD], "claim: must be given"),
-        (["kubernetes", "instances=1xA100:8", "claim=c", *CLOUD], "instances: Kubernetes counts gpu:N or cpu:N"),
         (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
         (["torchrun", "instances=1xcpu:2", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=b"],
          "hosts: must name the machine that trains, as those in data_hosts reach it"),
@@ -359,58 +332,10 @@ def test_torchrun_on_this_machine(
     assert "kd-launch: bad: machine 0 ended with status 1" in capsys.readouterr().err
 
 
-STAND_IN = """\
-#!/usr/bin/env bash
-echo "kubectl $*" >>"{log}"
-case "$*" in
-  *"get trainjob"*) echo '{{"status": {{"conditions": [{{"type": "Complete", "status": "True"}}]}}}}' ;;
-  *" cp "*) cp -r "{run}" "${{@: -1}}" ;;
-esac
-"""
-
-
-def test_what_kubectl_is_asked(
-    tiny: Path,
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In order: would it be taken, send it, is it done, copy the run, tidy up. A stand-in answers for the cluster."""
-    log, program = tmp_path / "log", tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    program.write_text(STAND_IN.format(log=log, run=finished))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    items = [
-        "kubernetes",
-        f"recipe={tiny}",
-        "instances=1xgpu:1",
-        "claim=runs",
-        "job=food-1",
-        *CLOUD,
-    ]
-    assert main("launch", items) == 0, capsys.readouterr().err
-    asked = [
-        line.split(" -n default ")[-1].removeprefix("kubectl ")
-        for line in log.read_text().splitlines()
-    ]
-    file = tmp_path / "runs/tiny/jobs/food-1/trainjob.yaml"
-    assert asked[:3] == [
-        "apply --dry-run=server -f -",
-        f"apply -f {file}",
-        "get trainjob food-1 -o json",
-    ]
-    assert f"cp food-1-fetch:/kd-runs/tiny/food-1 {tmp_path}/runs/tiny/.food-1.part" in asked
-    assert asked[-1] == "delete --wait=false pod food-1-fetch"
-    assert (tmp_path / "runs/tiny/food-1/student.safetensors").is_file()
-    assert list(Kubernetes.keys) == ["claim", "namespace", "runtime"]
-
-
 @pytest.fixture
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between two looks at a job."""
-    for place in ("kubernetes", "slurm", "sky"):
+    for place in ("slurm", "sky"):
         monkeypatch.setattr(f"kd.fleet.jobs.{place}.POLL_S", 0)
 
 
@@ -426,9 +351,6 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-COMPLETE = '{"status": {"conditions": [{"type": "Complete", "status": "True"}]}}'
-
-
 @pytest.mark.usefixtures("in_a_hurry")
 @pytest.mark.parametrize("state", ["SIGNALING", "STOPPED", "STAGE_OUT", "REQUEUE_HOLD"])
 def test_a_job_of_slurm_that_gets_a_signal_or_is_held_has_not_ended(
@@ -440,29 +362,16 @@ def test_a_job_of_slurm_that_gets_a_signal_or_is_held_has_not_ended(
     assert Slurm().follow("7", tmp_path).done
 
 
-@pytest.mark.usefixtures("in_a_hurry")
-def test_a_cluster_out_of_reach_for_a_moment_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its server restarts while the job is followed, and again while the job's machines are tidied up."""
-    fails = "{ echo 'the connection was refused' >&2; exit 1; }"
-    text = f"case $CALLS in 0|1|3) {fails};; esac\necho '{COMPLETE}'"
-    stand_in(tmp_path / "bin", monkeypatch, kubectl=text)
-    outcome = Kubernetes().follow("default food-1 tiny runs image", tmp_path)
-    assert outcome.done
-    told = "kd-launch: food-1: kubectl -n: the connection was refused; tried again for up to 10 minutes\n"
-    assert capsys.readouterr().err == 2 * told
+def test_what_another_try_would_not_change_is_asked_once() -> None:
+    asked = []
 
+    def refused() -> None:
+        asked.append(1)
+        raise UserError("sagemaker: (ValidationException) no such job")
 
-@pytest.mark.usefixtures("in_a_hurry")
-def test_a_job_that_is_gone_is_asked_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "echo 'Error from server (NotFound): trainjobs \"food-1\" not found' >&2; exit 1"
-    stand_in(tmp_path / "bin", monkeypatch, kubectl=text)
-    with pytest.raises(UserError, match=r"\(NotFound\)"):
-        Kubernetes().follow("default food-1 tiny runs image", tmp_path)
-    assert len((tmp_path / "bin/kubectl.calls").read_text().splitlines()) == 1
+    with pytest.raises(UserError, match="no such job"):
+        patiently("food-1", refused, 0)
+    assert len(asked) == 1
 
 
 @pytest.mark.usefixtures("in_a_hurry")
@@ -491,11 +400,11 @@ def test_a_log_that_breaks_off_has_not_ended_the_job(
 
 
 def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kd.fleet.jobs.kubernetes.ANSWER_S", 0.1)
+    monkeypatch.setattr("kd.fleet.jobs.slurm.ANSWER_S", 0.1)
     monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
-    stand_in(tmp_path / "bin", monkeypatch, kubectl="exec sleep 60")
+    stand_in(tmp_path / "bin", monkeypatch, scontrol="exit 1", sacct="exec sleep 60")
     with pytest.raises(UserError, match="no answer within 0.1 s"):
-        Kubernetes().follow("default food-1 tiny runs image", tmp_path)
+        Slurm().follow("7", tmp_path)
 
 
 @pytest.mark.parametrize(("runs", "where"), [("runs", ""), ("my runs", " 'runs_dir=my runs'")])
@@ -504,15 +413,12 @@ def test_a_cluster_that_can_not_be_asked_for_long_is_asked_again_by_job(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
-    program = tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'the connection was refused' >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    record = {"target": "kubernetes", "job": "food-1", "handle": "default food-1 tiny runs image"}
+    refused = "echo 'the connection was refused' >&2; exit 1"
+    stand_in(tmp_path / "bin", monkeypatch, scontrol=refused, sacct=refused)
+    record = {"target": "slurm", "job": "food-1", "handle": "7"}
     folder = Path(runs) / "tiny" / "jobs" / "food-1"
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(record))
-    words = f"the connection was refused; kd-launch kubernetes job=food-1{where} follows it again$"
+    words = f"the connection was refused; kd-launch slurm job=food-1{where} follows it again$"
     with pytest.raises(UserError, match=words):
-        follow(folder, lambda _: Kubernetes())
+        follow(folder, lambda _: Slurm())
