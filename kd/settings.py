@@ -17,8 +17,12 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
+@dataclass(frozen=True)
 class AnyClass:
-    """Marks the type of a setting that takes a class by its path."""
+    """Marks the type of a setting or an argument that takes a class by its path."""
+
+    kind: str = ""
+    """What it takes (``loss``, ``source``, ...), of an argument; a setting's kind is known by its key."""
 
 
 Class: TypeAlias = Annotated[Any, AnyClass()]

@@ -281,5 +281,5 @@ def _information(request: Request) -> str:
             part = request.about
         else:
             part = f"{request.about}."
-        return keys.table({**keys.schema(), **request.class_keys()}, part)
+        return keys.listing({**keys.schema(), **request.class_keys()}, part)
     return HELP.format(recipes=listing("recipes", "recipe="))

@@ -41,7 +41,7 @@ from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
 from kd.run import keys, listed, typed
-from kd.run.annotations import foreign, inner_kind, members
+from kd.run.annotations import inner_kind, members
 from kd.run.assemble import assemble
 from kd.run.checks import with_key
 from kd.run.needs import teachers_in
@@ -371,7 +371,7 @@ def task_in(file: Path, trusted: Sequence[str]) -> Task:
         UserError: the file names a class that is no task, or is not trusted.
     """
     content = student_metadata_in(file).task
-    task = built(foreign("Task"), content, f"{file}: task", trusted)
+    task = built(listed.part("task"), content, f"{file}: task", trusted)
     if task is None:
         return Classification()
     if not isinstance(task, Task):
@@ -443,7 +443,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
 
     Args:
         value: holds these two.
-        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; empty: a class of the user's is above it.
+        kind: what the place takes (``loss``); empty: a class of the user's is above it.
         key: the setting, for messages.
         trusted: what the user trusts beside the list of classes.
 

@@ -1,71 +1,24 @@
-"""The classes that a file from elsewhere may name, each with its typed fields. Neither torch nor Lightning is imported.
+"""The classes that a file from elsewhere may name, each with its typed arguments. Neither torch nor Lightning is imported.
 
-This list is what builds: :mod:`kd.run.trust` checks files by it, and
-:mod:`kd.run.build` builds by it. A class outside it needs the user's ``trust=``. ``kd-train --list classes`` prints it.
+This list is what builds: :mod:`kd.run.trust` checks files by it, and :mod:`kd.run.build` builds by it. A class outside it
+needs the user's ``trust=``. ``kd-train --list classes`` prints it. The list is the file ``parts.json``, which
+``scripts/parts.py`` writes.
 """
 
-import ast
+import json
 import re
-from collections.abc import Iterator, Mapping
+from ast import literal_eval
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from kd.run import keys
-from kd.run.annotations import names_in, shown, type_of
+from kd.run.annotations import class_in, shown
+from kd.settings import AnyClass, Class, Range
 
-CLASSES: dict[str, dict[str, str]] = {
-    "source": {
-        "kd.data.sources": "Food101 FoodTagCalories FoodTagMini HuggingFace ImageFolder Manifest Pictures "
-        "SegmentationFolder Shards WebDataset"
-    },
-    "task": {"kd.tasks": "Classification Features MultiLabel Regression Segmentation"},
-    "loss": {
-        "kd.losses": "ATLoss BinaryKDLoss CKALoss CRDLoss CWDFeatureLoss CWDLoss CosineLoss DISTLoss DKDLoss EachLayer "
-        "FeatureRegression GramKLLoss HardKDLoss HintLoss KDLoss MGDLoss MLKDLoss MSELoss NKDLoss PKDLoss PairwiseLoss "
-        "PixelKDLoss PseudoClassLoss RADIOLoss RKDLoss RegressionKDLoss ReviewKDLoss SPLoss SimKDLoss SmoothL1Loss "
-        "StandardizedLoss ViTKDLoss WSLDLoss"
-    },
-    "projection": {"kd.losses": "ConvProjection MLPProjection OrthogonalProjection Projection"},
-    "builder": {
-        "kd.models.hugging_face": "HuggingFaceBuilder",
-        "kd.teachers": "Address AnswersFile ChatAddress",
-    },
-    "strategy": {
-        "kd.strategies.ddp": "DDP SMDDPStrategy",
-        "kd.strategies.fsdp": "FSDP",
-        "kd.strategies.deepspeed": "DeepSpeed",
-        "pytorch_lightning.strategies": "DDPStrategy",
-    },
-    "callback": {
-        "kd.monitor.audit": "Audit",
-        "kd.monitor.headspace": "Headspace",
-        "pytorch_lightning.callbacks": "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint Timer",
-    },
-    "logger": {
-        "pytorch_lightning.loggers": "CSVLogger CometLogger MLFlowLogger TensorBoardLogger WandbLogger"
-    },
-    "profiler": {"pytorch_lightning.profilers": "AdvancedProfiler PyTorchProfiler SimpleProfiler"},
-    "plugin": {},
-    "transform": {
-        "torchvision.transforms.v2": "AugMix AutoAugment ColorJitter ElasticTransform GaussianBlur JPEG RandAugment "
-        "RandomAdjustSharpness RandomAffine RandomAutocontrast RandomChannelPermutation RandomEqualize RandomGrayscale "
-        "RandomInvert RandomPerspective RandomPhotometricDistort RandomPosterize RandomSolarize TrivialAugmentWide"
-    },
-    "sampler": {},
-}
-"""By what they are: module -> names of its classes, with blanks between."""
-
-LIGHTNINGS = {
-    "callback": "pytorch_lightning.callbacks",
-    "logger": "pytorch_lightning.loggers",
-    "profiler": "pytorch_lightning.profilers",
-    "strategy": "pytorch_lightning.strategies",
-    "plugin": "pytorch_lightning.plugins.environments",
-}
-"""Where Lightning's classes are that a command line may name without their module."""
-
+FILE = Path(__file__).with_name("parts.json")
 SEVERAL = ("callback", "logger", "plugin")
 """Kinds of classes of which a setting takes a list."""
 
@@ -84,117 +37,56 @@ PLACES = {
 }
 """Settings that take a class, and which kind of class. No other setting takes one."""
 
-BASES = {
-    "Source": "source", "Task": "task", "DistillLoss": "loss", "LogitLoss": "loss", "FeatureLoss": "loss",
-    "LayersLoss": "loss", "FeatureRegression": "loss", "Projection": "projection", "Builder": "builder",
-    "Strategy": "strategy", "Callback": "callback", "Logger": "logger", "Profiler": "profiler",
-    "ClusterEnvironment": "plugin", "Accelerator": "plugin",
-}  # fmt: skip
-"""What a base class in an annotation takes."""
 
-_GROUP = "process_group_backend: str | None, timeout: timedelta | None"
-_TORCH_DDP = (
-    "model_averaging_period: int | None, timeout: timedelta | None, "
-    "start_method: Literal['popen', 'spawn', 'fork', 'forkserver'], dim: int, broadcast_buffers: bool | None, "
-    "init_sync: bool, bucket_cap_mb: float | None, find_unused_parameters: bool, check_reduction: bool, "
-    "gradient_as_bucket_view: bool, static_graph: bool, skip_all_reduce_unused_params: bool, batched_grad_copy: bool"
-)
-_ONE_OR_TWO = "float | list[float]"
-_IN_FILES = "dirpath: str | None, filename: str | None"
+def plain(key: str) -> str:
+    """A key as ``--keys`` has it: ``trainer.callbacks+`` and ``model.task.init_args.x`` without what joins them."""
+    return key.replace("+", "").replace(".init_args", "")
 
-FIELDS = {
-    "kd.models.hugging_face.HuggingFaceBuilder": "path: str | None, config: dict",
-    "kd.strategies.ddp.DDP": "backend: str | None, module: str | None, "
-    f"compression: Literal['bf16', 'powersgd'] | None, powersgd_rank: int, powersgd_start_step: int, {_TORCH_DDP}",
-    "kd.strategies.ddp.SMDDPStrategy": _TORCH_DDP,
-    "kd.strategies.fsdp.FSDP": _GROUP,
-    "kd.strategies.deepspeed.DeepSpeed": f"stage: Literal[1, 2, 3], zero: dict | None, {_GROUP}",
-    "pytorch_lightning.strategies.DDPStrategy": f"process_group_backend: str | None, {_TORCH_DDP}",
-    "pytorch_lightning.callbacks.DeviceStatsMonitor": "cpu_stats: bool | None",
-    "pytorch_lightning.callbacks.EarlyStopping": "monitor: str, min_delta: float, patience: int, verbose: bool, "
-    "mode: Literal['min', 'max'], strict: bool, check_finite: bool, stopping_threshold: float | None, "
-    "divergence_threshold: float | None, check_on_train_epoch_end: bool | None, log_rank_zero_only: bool",
-    "pytorch_lightning.callbacks.LearningRateMonitor": "logging_interval: Literal['step', 'epoch'] | None, "
-    "log_momentum: bool, log_weight_decay: bool",
-    "pytorch_lightning.callbacks.ModelCheckpoint": f"{_IN_FILES}, monitor: str | None, verbose: bool, "
-    "save_last: bool | Literal['link'] | None, save_top_k: int, save_on_exception: bool, save_weights_only: bool, "
-    "mode: Literal['min', 'max'], auto_insert_metric_name: bool, every_n_train_steps: int | None, "
-    "train_time_interval: str | int | None, every_n_epochs: int | None, save_on_train_epoch_end: bool | None, "
-    "enable_version_counter: bool",
-    "pytorch_lightning.callbacks.Timer": "duration: str | dict | None, interval: Literal['step', 'epoch'], "
-    "verbose: bool",
-    "pytorch_lightning.loggers.CSVLogger": "save_dir: str, name: str | None, version: int | str | None, prefix: str, "
-    "flush_logs_every_n_steps: int",
-    "pytorch_lightning.loggers.CometLogger": "project: str | None, experiment_key: str | None, "
-    "mode: str | None, online: bool | None, prefix: str | None",
-    "pytorch_lightning.loggers.MLFlowLogger": "experiment_name: str, run_name: str | None, tracking_uri: str | None, "
-    "tags: dict | None, save_dir: str | None, log_model: bool | Literal['all'], prefix: str, "
-    "artifact_location: str | None, run_id: str | None, synchronous: bool | None",
-    "pytorch_lightning.loggers.TensorBoardLogger": "save_dir: str, name: str | None, version: int | str | None, "
-    "log_graph: bool, default_hp_metric: bool, prefix: str, sub_dir: str | None",
-    "pytorch_lightning.loggers.WandbLogger": "name: str | None, save_dir: str, version: str | None, offline: bool, "
-    "dir: str | None, id: str | None, anonymous: bool | None, project: str | None, "
-    "log_model: bool | Literal['all'], prefix: str, checkpoint_name: str | None, "
-    "add_file_policy: Literal['mutable', 'immutable']",
-    "pytorch_lightning.profilers.AdvancedProfiler": f"{_IN_FILES}, line_count_restriction: float, dump_stats: bool",
-    "pytorch_lightning.profilers.PyTorchProfiler": f"{_IN_FILES}, group_by_input_shapes: bool, emit_nvtx: bool, "
-    "export_to_chrome: bool, row_limit: int, sort_by_key: str | None, record_module_names: bool, "
-    "table_kwargs: dict | None, record_shapes: bool, profile_memory: bool, with_stack: bool, with_flops: bool",
-    "pytorch_lightning.profilers.SimpleProfiler": f"{_IN_FILES}, extended: bool",
-    "torchvision.transforms.v2.AugMix": "severity: int, mixture_width: int, chain_depth: int, alpha: float, all_ops: bool",
-    "torchvision.transforms.v2.AutoAugment": "",
-    "torchvision.transforms.v2.ColorJitter": f"brightness: {_ONE_OR_TWO} | None, contrast: {_ONE_OR_TWO} | None, "
-    f"saturation: {_ONE_OR_TWO} | None, hue: {_ONE_OR_TWO} | None",
-    "torchvision.transforms.v2.ElasticTransform": f"alpha: {_ONE_OR_TWO}, sigma: {_ONE_OR_TWO}",
-    "torchvision.transforms.v2.GaussianBlur": f"kernel_size: int | list[int], sigma: {_ONE_OR_TWO}",
-    "torchvision.transforms.v2.JPEG": "quality: int | list[int]",
-    "torchvision.transforms.v2.RandAugment": "num_ops: int, magnitude: int, num_magnitude_bins: int",
-    "torchvision.transforms.v2.RandomAdjustSharpness": "sharpness_factor: float, p: float",
-    "torchvision.transforms.v2.RandomAffine": f"degrees: {_ONE_OR_TWO}, translate: list[float] | None, "
-    f"scale: list[float] | None, shear: {_ONE_OR_TWO} | None",
-    "torchvision.transforms.v2.RandomAutocontrast": "p: float",
-    "torchvision.transforms.v2.RandomChannelPermutation": "",
-    "torchvision.transforms.v2.RandomEqualize": "p: float",
-    "torchvision.transforms.v2.RandomGrayscale": "p: float",
-    "torchvision.transforms.v2.RandomInvert": "p: float",
-    "torchvision.transforms.v2.RandomPerspective": "distortion_scale: float, p: float",
-    "torchvision.transforms.v2.RandomPhotometricDistort": "brightness: list[float], contrast: list[float], "
-    "saturation: list[float], hue: list[float], p: float",
-    "torchvision.transforms.v2.RandomPosterize": "bits: int, p: float",
-    "torchvision.transforms.v2.RandomSolarize": "threshold: float, p: float",
-    "torchvision.transforms.v2.TrivialAugmentWide": "num_magnitude_bins: int",
-}
-"""Class path -> its arguments as Python writes them in a signature, with types and without defaults: those of classes of
-other packages, and of ours that take ``**kwargs``. Those of all others are in their source."""
 
-FROM_ELSEWHERE = {
-    "kd.strategies.ddp.DDP": {
-        "module": "Literal['smdistributed.dataparallel.torch.torch_smddp'] | None"
-    },
-}
-"""Arguments whose value is imported, and what a file from elsewhere may give them; the user may give any."""
+@dataclass(frozen=True)
+class Key:
+    """One setting, or one argument of a class."""
 
-OF_A_RUN = {
-    "pytorch_lightning.loggers.CSVLogger": {"save_dir": "RUN"},
-    "pytorch_lightning.loggers.TensorBoardLogger": {"save_dir": "RUN"},
-    "pytorch_lightning.profilers.AdvancedProfiler": {"dirpath": "RUN"},
-    "pytorch_lightning.profilers.PyTorchProfiler": {"dirpath": "RUN"},
-    "pytorch_lightning.profilers.SimpleProfiler": {"dirpath": "RUN"},
-}
-"""Arguments that a run gives where no settings do: its own folder."""
+    name: str
+    """The whole key (``optim.lr``); of a class's argument, or a field of a group, its own name until it has a place."""
+    kind: Any
+    """Its type; ``Any`` where only the class that is built can tell."""
+    default: str
+    """As Python writes it; empty where it must be given."""
+    text: str
+    """What it means, a sentence; "" where nothing is said."""
+
+    @property
+    def value(self) -> object:
+        """The default; a new object each time. None also where there is none (:attr:`default` is empty)."""
+        if self.default:
+            return literal_eval(self.default)
+        return None
+
+    @property
+    def type(self) -> str:
+        """The type as text, with its range: ``float > 0``."""
+        return shown(self.kind)
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A class that files from elsewhere may name.
-
-    Attributes:
-        name: its public class path.
-        kind: what it is, a key of :data:`CLASSES`.
-    """
+    """A class that files from elsewhere may name."""
 
     name: str
+    """Its public class path."""
     kind: str
+    """What it is: ``loss``, ``source``, ..."""
+    paths: frozenset[str]
+    """The class paths by which it can be given: its public one, and by the modules that define or import it."""
+    text: str
+    """The first line of its docstring; "" of a class of another package."""
+    all_known: bool
+    """Whether :attr:`arguments` are all, with their defaults: it is one of kd's."""
+    arguments: Mapping[str, Key]
+    """The arguments that it may be given, by name in their order; a key's own ``name`` is that name, without a place."""
+    from_elsewhere: Mapping[str, object]
+    """The types of arguments to which a file from elsewhere may give less than the user: their value is imported."""
 
     @property
     def short(self) -> str:
@@ -207,21 +99,6 @@ class Listed:
         return {self.short, *self.paths}
 
     @property
-    def paths(self) -> set[str]:
-        """The names of :attr:`names` that are class paths."""
-        return paths_of(self.name)
-
-    @property
-    def arguments(self) -> Mapping[str, keys.Key]:
-        """The arguments that it may be given, by name in their order; a key's own ``name`` is that name, without a place."""
-        return _arguments(self.name)
-
-    @property
-    def all_known(self) -> bool:
-        """Whether these are all its arguments, with their defaults: its source is read."""
-        return self.name not in FIELDS
-
-    @property
     def fields(self) -> Mapping[str, object]:
         """The type of each argument that it may be given."""
         return {name: argument.kind for name, argument in self.arguments.items()}
@@ -229,19 +106,55 @@ class Listed:
     @property
     def fields_from_elsewhere(self) -> Mapping[str, object]:
         """The type of what a file from elsewhere may give to each argument."""
-        narrower = FROM_ELSEWHERE.get(self.name, {})
-        return {**self.fields, **{name: _type(text) for name, text in narrower.items()}}
+        return {**self.fields, **self.from_elsewhere}
+
+
+def part(kind: str) -> object:
+    """The type of an argument that takes a class of a kind."""
+    return Annotated[Any, AnyClass(kind)]
+
+
+NAMES = {"Annotated": Annotated, "Any": Any, "Class": Class, "Literal": Literal, "Part": part, "Range": Range,
+         "timedelta": timedelta}  # fmt: skip
+"""What names in the table's types mean, beside Python's own types."""
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The content of ``parts.json``."""
+    content: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+    return content
+
+
+@cache
+def kind_named(text: str) -> object:
+    """The type that a text of the table means."""
+    return eval(text, dict(NAMES))
+
+
+def keys_in(entries: Mapping[str, Mapping[str, str]]) -> dict[str, Key]:
+    """The arguments in an entry of the table, by name."""
+    return {
+        name: Key(name, kind_named(entry["type"]), entry.get("default", ""), entry["text"])
+        for name, entry in entries.items()
+    }
 
 
 @cache
 def classes() -> tuple[Listed, ...]:
     """The whole list, each class with its kind; :mod:`kd.run.trust` and :mod:`kd.run.build` read it."""
-    return tuple(
-        Listed(f"{module}.{name}", kind)
-        for kind, modules in CLASSES.items()
-        for module, names in modules.items()
-        for name in names.split()
-    )
+    found = []
+    for kind, of_kind in table()["classes"].items():
+        for path, entry in of_kind.items():
+            narrower = {
+                name: kind_named(argument["from_elsewhere"])
+                for name, argument in entry["arguments"].items()
+                if "from_elsewhere" in argument
+            }
+            paths, arguments = frozenset(entry["paths"]), keys_in(entry["arguments"])
+            one = Listed(path, kind, paths, entry["text"], entry["all_known"], arguments, narrower)
+            found.append(one)
+    return tuple(found)
 
 
 @cache
@@ -250,12 +163,27 @@ def listed(name: str, kind: str) -> Listed | None:
 
     Args:
         name: short (``KDLoss``), public (``kd.losses.KDLoss``), or by the module that defines it.
-        kind: a key of :data:`CLASSES`; "" finds none.
+        kind: what the place takes (``loss``, ``source``, ...); "" finds none.
     """
     for one in classes():
         if one.kind == kind and name in one.names:
             return one
     return None
+
+
+def of_kind(kind: str) -> list[Listed]:
+    """The classes of a kind, in the list's order."""
+    return [one for one in classes() if one.kind == kind]
+
+
+def module_of(kind: str) -> str:
+    """Lightning's module whose classes a command line may name without it, of a kind; "" of other kinds."""
+    return str(table()["short_names"].get(kind, {}).get("module", ""))
+
+
+def lightnings(kind: str) -> list[str]:
+    """The classes of Lightning's that a setting takes by name alone; [] of other kinds."""
+    return list(table()["short_names"].get(kind, {}).get("names", ()))
 
 
 def kind_at(key: str) -> str:
@@ -264,86 +192,23 @@ def kind_at(key: str) -> str:
     >>> kind_at("students.small.model.distill_losses.kd"), kind_at("trainer.callbacks+"), kind_at("optim.kwargs")
     ('loss', 'callback', '')
     """
-    name = re.sub(r"^students\.[^.]+\.", "", keys.plain(key))
+    name = re.sub(r"^students\.[^.]+\.", "", plain(key))
     return next((kind for place, kind in PLACES.items() if re.fullmatch(place, name)), "")
 
 
 def kind_of(annotation: object) -> str:
-    """The kind of class that a type takes, by the base classes in it; empty where it takes none."""
-    words = [word for name in names_in(annotation) for word in re.findall(r"\w+", name)]
-    return next((BASES[word] for word in words if word in BASES), "")
+    """The kind of class that the type of an argument takes; empty where it takes none."""
+    mark = class_in(annotation)
+    return mark.kind if mark else ""
 
 
 def described() -> str:
     """The list as ``kd-train --list classes`` prints it: by kind, a line for each class with its arguments."""
     lines: list[str] = []
-    for kind in CLASSES:
-        lines += [f"{kind}\n"]
-        lines += [
-            f"  {one.name}({_shown(one.fields_from_elsewhere)})\n"
-            for one in classes()
-            if one.kind == kind
-        ]
+    for kind in table()["classes"]:
+        lines.append(f"{kind}\n")
+        for one in of_kind(kind):
+            fields = one.fields_from_elsewhere.items()
+            arguments = ", ".join(f"{name}: {shown(type_)}" for name, type_ in fields)
+            lines.append(f"  {one.name}({arguments})\n")
     return "".join(lines)
-
-
-@cache
-def _type(annotation: str) -> object:
-    """The type that an annotation in text means (:func:`kd.run.annotations.type_of`)."""
-    return type_of(ast.parse(annotation, mode="eval").body)
-
-
-def _shown(fields: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}: {shown(kind)}" for name, kind in fields.items())
-
-
-@cache
-def _arguments(path: str) -> Mapping[str, keys.Key]:
-    """The typed arguments of a listed class: as :data:`FIELDS` writes them, else as its source declares them."""
-    if path not in FIELDS:
-        return keys.arguments(path.rpartition(".")[2])
-    function = ast.parse(f"def arguments({FIELDS[path]}): ...").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    of_a_run = OF_A_RUN.get(path, {})
-    arguments: dict[str, keys.Key] = {}
-    for argument in function.args.args:
-        default = ""
-        if argument.arg in of_a_run:
-            default = repr(of_a_run[argument.arg])
-        kind = type_of(argument.annotation)
-        arguments[argument.arg] = keys.Key(argument.arg, kind, default, "")
-    return arguments
-
-
-@cache
-def paths_of(path: str) -> set[str]:
-    """The class paths that mean the same class as a public one: by its package, and by the module that defines it."""
-    import kd
-
-    module, _, name = path.rpartition(".")
-    paths = {path}
-    for home in _homes(module, name):
-        paths.add(f"{home}.{name}")
-    if kd.public(name) == module:
-        paths.add(f"kd.{name}")
-    return paths
-
-
-def _homes(module: str, name: str) -> Iterator[str]:
-    """The modules through which a package imports a name, as their source says."""
-    top, *rest = module.split(".")
-    found = find_spec(top)
-    if found:
-        root = Path(next(iter(found.submodule_search_locations or ())))
-    else:
-        root = Path(top)
-    file = root.joinpath(*rest, "__init__.py")
-    for node in ast.parse(file.read_text("utf-8")).body if file.is_file() else ():
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and name in {alias.name for alias in node.names}
-        ):
-            home = f"{module}.{node.module}" if node.level else node.module
-            yield home
-            yield from _homes(home, name)

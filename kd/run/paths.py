@@ -7,6 +7,7 @@ from pathlib import Path
 from kd.errors import UserError, did_you_mean
 from kd.machine import shipped
 from kd.run import keys
+from kd.run.listed import described, of_kind
 
 SETTINGS = (".yaml", ".yml")
 """Endings of files of settings."""
@@ -52,6 +53,8 @@ PARTS = (
     "EachLayer",
     "FeatureRegression",
 )  # classes that losses are made of: ``--list losses`` leaves them out
+LISTS = {"losses": "loss", "sources": "source", "tasks": "task"}
+"""The words of ``kd-train --list``, and the kind of class that each lists."""
 OTHER_NAMES = {"distill": "grocery_vit"}
 """Other names of recipes: name -> file's name."""
 
@@ -141,14 +144,8 @@ def listed(kind: str) -> str:
 
         return "".join(f"{name}\n" for name in timm.list_models())
     if kind == "classes":
-        from kd.run.listed import described
-
         return described()
-    if kind not in keys.CLASSES:
-        raise UserError(
-            f"--list: lists {', '.join([*keys.CLASSES, 'models', 'classes'])}, not '{kind}'"
-        )
-    first_lines = keys.subclasses(*keys.CLASSES[kind])
-    return "".join(
-        f"  {name:<20} {text}\n" for name, text in sorted(first_lines.items()) if name not in PARTS
-    )
+    if kind not in LISTS:
+        raise UserError(f"--list: lists {', '.join([*LISTS, 'models', 'classes'])}, not '{kind}'")
+    first_lines = {one.short: one.text for one in of_kind(LISTS[kind]) if one.short not in PARTS}
+    return "".join(f"  {name:<20} {text}\n" for name, text in sorted(first_lines.items()))

@@ -24,7 +24,7 @@ from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.child import PARENT
 from kd.launch.cluster import is_rank_zero
-from kd.run import keys, listed, typed
+from kd.run import listed, typed
 from kd.run.checks import class_of
 from kd.run.needs import teachers_in
 from kd.run.pays_wish import PaysWish
@@ -104,9 +104,10 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
         source: the settings ``data.source``; only those of FoodTagMini with its usual numbers are drawn ahead.
         folder: the cache folder.
     """
-    if source is None or not source["class_path"].endswith(".FoodTagMini"):
+    drawn_set = listed.listed("FoodTagMini", "source")
+    if source is None or drawn_set is None or source["class_path"] not in drawn_set.paths:
         return
-    usual = {name: argument.value for name, argument in keys.arguments("FoodTagMini").items()}
+    usual = {name: argument.value for name, argument in drawn_set.arguments.items()}
     init_args = source["init_args"]
     sizes = [str(init_args[f"{split}_per_class"]) for split in ("train", "val")]
     drawn = f"foodtag-mini-*-{'x'.join(sizes)}"

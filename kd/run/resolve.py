@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from kd.errors import UserError, no_such_loss
 from kd.run import files, listed, typed
-from kd.run.annotations import foreign, inner_kind, members, takes_class
+from kd.run.annotations import class_in, inner_kind, members
 from kd.run.keys import FILLED, Key, fields, group_in, plain, schema
 from kd.run.suggest import hint, suggest
 from kd.run.trust import NAME, WORDS, class_named, is_trusted, parameters_of, unlisted
@@ -45,10 +45,9 @@ class Word:
         ``kind``: the type of the setting that the word is for.
         """
         kinds = set(members(kind))
-        texts = {str, foreign("Path")}
-        if kinds.isdisjoint(texts) or (self.value is None and self.text):
+        if str not in kinds or (self.value is None and self.text):
             return self.value
-        others = kinds - texts - {NoneType}
+        others = kinds - {str, NoneType}
         if any(typed.takes(other, self.value) for other in others):
             return self.value
         return self.text
@@ -105,18 +104,16 @@ def _classes_that_take(key: str) -> str:
     """
     place, _, argument = key.rpartition(".")
     if listed.kind_at(place) == "builder":
-        builders = [one for one in listed.classes() if one.kind == "builder"]
-        names = [one.short for one in builders if argument in one.fields]
+        names = [one.short for one in listed.of_kind("builder") if argument in one.fields]
         if names:
             return f"; {argument} is of {' and '.join(names)}"
         return ""
     if listed.kind_at(place) != "source":
         return ""
     takers: list[str] = []
-    for one in listed.classes():
-        if one.kind == "source":
-            names = suggest(key, [f"{place}.{name}" for name in one.arguments])
-            takers += [f"{place}={one.short} takes {name}" for name in names[:1]]
+    for one in listed.of_kind("source"):
+        names = suggest(key, [f"{place}.{name}" for name in one.arguments])
+        takers += [f"{place}={one.short} takes {name}" for name in names[:1]]
     if takers:
         return f"; {', '.join(takers[:3])}"
     return ""
@@ -429,7 +426,7 @@ class _Merge:
         elif problem := typed.unknown_class(kind, path):
             raise UserError(f"{plain(key)}: {problem}")
         elif "." not in path:
-            path = f"{listed.LIGHTNINGS[kind]}.{path}"
+            path = f"{listed.module_of(kind)}.{path}"
         arguments = node["init_args"]
         if arguments and path != node["class_path"]:
             if one is not None:
@@ -586,7 +583,7 @@ def _node(before: object) -> Tree:
 
 def _is_word(value: str, kind: str) -> bool:
     """Whether a text is one of Lightning's words (``ddp``) in the place of a class."""
-    is_class = "." in value or listed.listed(value, kind) or value in typed.lightnings(kind)
+    is_class = "." in value or listed.listed(value, kind) or value in listed.lightnings(kind)
     return kind in WORDS and not is_class
 
 
@@ -606,7 +603,7 @@ def _has_keys(kind: object) -> bool:
 def _holds_settings(kind: object) -> bool:
     """Whether a dict's entries are groups or classes: losses, teachers, taps."""
     inner = inner_kind(kind, dict)
-    return group_in(inner) is not None or takes_class(inner)
+    return group_in(inner) is not None or class_in(inner) is not None
 
 
 def _join(key: str, name: str) -> str:

@@ -46,7 +46,7 @@ PLAIN = re.compile(
 LOOKS_UP = re.compile(r"\$\{(?!\s*[\w.-]+\s*\})")
 """A value that holds more than another key's value: one of the environment, or a nested one."""
 IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
-"""Settings whose value is imported (:data:`kd.run.listed.FROM_ELSEWHERE`)."""
+"""Settings whose value is imported (:attr:`kd.run.listed.Listed.from_elsewhere`)."""
 SENDING_KEY = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
     r"|(.+\.)?builder\.(url|key)"
@@ -136,8 +136,8 @@ def vouched(
                 names.append(value)
             elif PLACE_KEY.search(key):
                 names.append(f"{plain(key)}={value}")
-            elif kind in listed.LIGHTNINGS and NAME.fullmatch(value):
-                names.append(f"{listed.LIGHTNINGS[kind]}.{value}")
+            elif listed.module_of(kind) and NAME.fullmatch(value):
+                names.append(f"{listed.module_of(kind)}.{value}")
     return list(dict.fromkeys(names))
 
 
@@ -191,7 +191,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
 
     Args:
         name: its short name or class path.
-        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; empty: no listed class.
+        kind: what the place takes (``loss``); empty: no listed class.
         key: the setting, for messages.
         trusted: what the user trusts beside the list (:data:`ALL`: everything).
 

@@ -6,7 +6,6 @@ Pydantic decides whether a value fits its type, after YAML's and the command lin
 A *kind* is a type as :mod:`typing` has it; ``key`` names a setting in messages, which are one line.
 """
 
-import ast
 import math
 import re
 import sys
@@ -23,7 +22,6 @@ from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_sch
 from kd.errors import NEARLY, UserError, builder_hint, did_you_mean
 from kd.run import listed
 from kd.run.annotations import members, shown
-from kd.run.keys import definition
 from kd.run.paths import SETTINGS
 from kd.run.suggest import MOST, as_question, near, nearest
 from kd.settings import Like, limits
@@ -198,15 +196,15 @@ def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
     more than :data:`FEW` the first, and then the command that lists all.
 
     Args:
-        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; "": the place takes no class of the list.
+        kind: what the place takes (``loss``); "": the place takes no class of the list.
         given: the unknown name, short or a class path.
         in_module: the classes of the module that a class path names; empty: they are not known.
     """
-    known = sorted(one.short for one in listed.classes() if one.kind == kind)
+    known = sorted(one.short for one in listed.of_kind(kind))
     module, _, short_name = given.rpartition(".")
     of_user = module != "" and not module.startswith("kd.")
     near_in_module = [f"{module}.{name}" for name in nearest(short_name, in_module)]
-    near_names = near(short_name, [*known, *lightnings(kind)])
+    near_names = near(short_name, [*known, *listed.lightnings(kind)])
     suggestion = as_question(near_in_module) or near_names
     if of_user and not suggestion:
         if not in_module:
@@ -215,7 +213,7 @@ def no_class(kind: str, given: str, in_module: Sequence[str] = ()) -> str:
     what = "class"
     if kind == "source" and "." not in given:
         what = "class or folder"
-    if kind in listed.LIGHTNINGS or not known:
+    if listed.module_of(kind) or not known:
         allowed = "a class path: package.Class"
     else:
         allowed = f"ours: {_few(known)}; others by their class path"
@@ -233,33 +231,15 @@ def _few(names: Sequence[str]) -> str:
 def unknown_class(kind: str, given: str) -> str:
     """What is wrong with the name of a class that is not listed; "" for one that is imported when it is built.
 
-    That is any path outside kd, a path in kd whose class is in the source, and a name of :func:`lightnings`. Arguments
-    as of :func:`no_class`.
+    That is any path outside kd, one in a module of kd that has no listed class, and a name of
+    :func:`kd.run.listed.lightnings`. Arguments as of :func:`no_class`.
     """
-    if not re.fullmatch(r"\w+|kd(\.\w+)+", given) or given in lightnings(kind):
+    if not re.fullmatch(r"\w+|kd(\.\w+)+", given) or given in listed.lightnings(kind):
         return ""
-    if "." in given and definition(given.rpartition(".")[2]) is not None:
+    module = given.rpartition(".")[0]
+    if module and not any(one.name.rpartition(".")[0] == module for one in listed.classes()):
         return ""
     return no_class(kind, given)
-
-
-@cache
-def lightnings(kind: str) -> list[str]:
-    """The classes of Lightning's that a setting takes by name alone, from the source of its package's ``__init__.py``.
-
-    ``kind`` is one of :data:`kd.run.listed.LIGHTNINGS`; [] for another, and without Lightning.
-    """
-    package = None
-    if kind in listed.LIGHTNINGS:
-        package = find_spec("pytorch_lightning")
-    if package is None or package.submodule_search_locations is None:
-        return []
-    folders = listed.LIGHTNINGS[kind].split(".")[1:]
-    file = Path(package.submodule_search_locations[0], *folders, "__init__.py")
-    imports = [
-        node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ImportFrom)
-    ]
-    return [alias.name for node in imports for alias in node.names]
 
 
 def _number(value: object) -> object:

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from kd.run import keys  # noqa: E402
-from kd.run.paths import PARTS  # noqa: E402
+from kd.run.listed import of_kind  # noqa: E402
+from kd.run.paths import LISTS, PARTS  # noqa: E402
 
 PAGE = ROOT / "recipes" / "KEYS.md"
 INTRODUCTION = """\
@@ -100,17 +101,17 @@ def page() -> str:
         lines += [f"## {title}", "", *table(rows)]
     for title, part in CLASSES.items():
         lines += [f"## {title}", ""]
-        for name, summary in keys.subclasses(*keys.CLASSES[part]).items():
+        for one in of_kind(LISTS[part]):
+            name = one.short
             if name in PARTS:  # what losses are made of
                 continue
-            lines += [f"### {name}", "", cell(summary), ""]
+            lines += [f"### {name}", "", cell(one.text), ""]
             if part == "sources":
                 example = EXAMPLES[name]
                 recipe = "" if example.startswith("recipe=") else "recipe=grocery_vit "
                 lines += [f"`kd-train {recipe}{example}`", ""]
-            arguments = keys.arguments(name)
-            if arguments:
-                lines += table([row(key, key.name, True) for key in arguments.values()])
+            if one.arguments:
+                lines += table([row(key, key.name, True) for key in one.arguments.values()])
     return "\n".join(lines)
 
 

@@ -252,9 +252,11 @@ def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Pat
 def test_pictures_that_are_there_are_not_drawn_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kd.run import keys, pictures
+    from kd.run import listed, pictures
 
     monkeypatch.setattr(pictures.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
     (tmp_path / "foodtag-mini-v1-300x60").mkdir()
-    sizes = {name: each.value for name, each in keys.arguments("FoodTagMini").items()}
+    drawn = listed.listed("FoodTagMini", "source")
+    assert drawn is not None
+    sizes = {name: each.value for name, each in drawn.arguments.items()}
     pictures.draw_ahead({"class_path": "kd.FoodTagMini", "init_args": sizes}, tmp_path)

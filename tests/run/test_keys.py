@@ -12,7 +12,6 @@ from kd.cli import train_main
 from kd.errors import UserError
 from kd.run import keys, typed
 from kd.run.files import flatten
-from kd.run.keys import arguments
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes, merged, resolve
 from kd.run.suggest import SYNONYMS, suggest
@@ -465,12 +464,6 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
     from scripts.site import keys as writer
 
     assert writer.PAGE.read_text() == writer.page()
-
-
-def test_arguments() -> None:
-    assert arguments("KDLoss")["temperature"].type == "float > 0"
-    assert arguments("KDLoss")["weight"].type == "float >= 0"
-    assert arguments("KDLoss")["final_temperature"].type == "float > 0 | None"
 
 
 def test_the_words_of_values_by_name_are_none_of_the_types() -> None:

@@ -16,7 +16,7 @@ def test_an_empty_recipe_is_listed_too(tmp_path: Path, monkeypatch: pytest.Monke
     """``touch recipes/mine.yaml`` must not end ``kd-train --list``."""
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "other.yaml").write_text("# what it does\nseed: 0\n")
-    monkeypatch.setattr(paths, "folder", lambda kind: tmp_path)
+    monkeypatch.setattr(paths, "shipped", lambda kind: tmp_path)
     assert paths.names("recipes") == {"mine": "", "other": "what it does"}
 
 
