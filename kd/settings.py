@@ -436,11 +436,6 @@ class LearningSettings(Checked):
     ema_decay: Annotated[float, Range("> 0 and < 1")] | None = None
     """Keep an exponential moving average of the student, validate and export that."""
 
-    teacher_drop: Share = 0.0
-    """The chance in [0, 1] that a picture does without any of several teachers but the one with the
-    largest loss.
-    """
-
 
 @dataclass
 class OptimSettings(Checked):

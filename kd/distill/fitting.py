@@ -7,7 +7,7 @@ from torch import nn
 from kd.data.info import DataInfo
 from kd.data.targets import other_targets
 from kd.errors import UserError, among
-from kd.losses import DistillLoss, FeatureLoss, LogitLoss
+from kd.losses import DistillLoss, LogitLoss
 from kd.losses.base import class_name
 from kd.tasks import Task
 from kd.teachers import RunTeacher
@@ -47,36 +47,6 @@ def check_listeners(
             raise UserError(
                 f"model.teacher_of.{name}: teacher '{member}' not found in model.teachers"
                 f"{among([m for m in members if m])}"
-            )
-
-
-def check_dropping(
-    losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float
-) -> None:
-    """Checks that ``model.teacher_drop`` can leave a teacher out for a picture.
-
-    Args:
-        losses: those with a weight, by name.
-        teacher_of: the teacher that a loss reads, by the loss's name.
-        task_loss_weight: of the loss on labels, which must be 0.
-
-    Raises:
-        UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture (any but a
-            :class:`FeatureLoss` with a ``per_picture`` of its own).
-    """
-    if task_loss_weight:
-        raise UserError(
-            "model.teacher_drop: needs losses over teachers' features alone (model.task_loss_weight=0)"
-        )
-    if len({teacher_of.get(name, ALL) for name in losses}) < 2:
-        raise UserError(
-            "model.teacher_drop: needs losses that use several model.teachers (model.teacher_of)"
-        )
-    for name, loss in losses.items():
-        if not isinstance(loss, FeatureLoss) or type(loss).per_picture is FeatureLoss.per_picture:
-            kind = class_name(loss)
-            raise UserError(
-                f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture"
             )
 
 

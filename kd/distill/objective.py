@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from kd.data.batch import Batch
 from kd.data.info import DataInfo
 from kd.distill.feature_taps import FeatureTaps, Read
-from kd.distill.fitting import check_dropping, check_listeners, check_loss, check_task
+from kd.distill.fitting import check_listeners, check_loss, check_task
 from kd.errors import UserError, no_such_loss
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.base import TopKLogits, class_name
-from kd.losses.functional import teacher_shares
 from kd.losses.ranks import in_parallel, share_of_the_step, without_gather
 from kd.models import TapSpec
 from kd.models.taps import Taps
@@ -44,11 +43,9 @@ class Objective(nn.Module):
         taps: the layers that a feature loss of the same name reads.
         teacher_of: the one of several teachers that a loss of that name reads; default: the mean of all, over logits alone:
             of several teachers a loss over features must name one.
-        teacher_drop: chance in [0, 1] that a picture does without a teacher; the one with the largest loss always counts
-            (:func:`kd.losses.functional.teacher_shares`).
 
     Raises:
-        ValueError: a negative weight, or a probability outside [0, 1].
+        ValueError: a negative weight.
         UserError: nothing to learn from, or a loss with a reserved name; taps for a loss that does not exist are refused
             by :meth:`bind`.
     """
@@ -60,7 +57,6 @@ class Objective(nn.Module):
         task_loss_weight: float = 1.0,
         taps: Mapping[str, TapSpec] | None = None,
         teacher_of: Mapping[str, str] | None = None,
-        teacher_drop: float = 0.0,
     ) -> None:
         """Checks weights and names; the arguments are the class's.
 
@@ -71,8 +67,6 @@ class Objective(nn.Module):
             UserError: all weights are 0, or a loss's name is reserved.
         """
         super().__init__()
-        if not 0 <= teacher_drop <= 1:
-            raise ValueError(f"teacher_drop must be >= 0 and <= 1, got {teacher_drop}")
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
         task_loss_weight = task.label_weight(task_loss_weight)
@@ -88,7 +82,6 @@ class Objective(nn.Module):
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
-        self.teacher_drop = teacher_drop
         self.feature_taps = FeatureTaps(taps or {}, teacher_of or {})
         self._teacher_of = dict(teacher_of or {})
         # Whether a batch may hold pictures without a label: then processes have unequal numbers of labels.
@@ -125,8 +118,6 @@ class Objective(nn.Module):
         check_listeners(self._teacher_of, self.losses, teacher)
         if teacher is not None:
             teacher.expect(self.task)
-        if self.teacher_drop:
-            check_dropping(self.active, self._teacher_of, self.task_loss_weight)
         self.task.name_metrics(data.classes)
         self.task.weigh(data.classes, data.counts)
         if data.scales is not None:
@@ -260,7 +251,7 @@ class Objective(nn.Module):
         """The losses of one batch, weighted and summed: ``total = sum_i weight_i * loss_i``.
 
         Where labels may be missing, a training step of several batches or processes multiplies each ``loss_i`` in the sum
-        by its share of the step's targets (:meth:`_shares`). Training with ``teacher_drop``: :meth:`_with_dropping`.
+        by its share of the step's targets (:meth:`_shares`).
 
         Args:
             logits: the student's, for the task, ``(N, C, ...)``.
@@ -270,8 +261,6 @@ class Objective(nn.Module):
             batch: with ``target``, ``index`` where a loss needs it, and ``window`` where gradients are accumulated over
                 batches with missing labels; see :class:`kd.data.batch.Batch`.
         """
-        if self.teacher_drop and self.training:
-            return self._with_dropping(features, answer)
         target = batch["target"]
         logits = self.task.fit(logits, target)
         distilled = self.task.fit(distilled, target)
@@ -335,28 +324,6 @@ class Objective(nn.Module):
         (:meth:`RunTeacher.feature_weight`).
         """
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
-
-    def _with_dropping(self, features: Read, answer: Answer) -> Terms:
-        """The losses of one batch where ``teacher_drop`` is set: a picture learns from the teachers that
-        :func:`teacher_shares` leaves it, ``total = T * sum_tn share_tn * loss_tn`` for T teachers.
-
-        Arguments as of :meth:`forward`. Where it leaves all of them to all N pictures each share is ``1 / (T N)``, so the
-        total is the sum of the losses' means. ``named`` has these means of all pictures, whoever is dropped.
-        """
-        losses_by_teacher: dict[str, Tensor] = {}  # (N,) each
-        named = {}
-        for name, loss in self.active.items():
-            student, teacher = self._compared(name, features, answer)
-            values_N = loss.per_picture(student, teacher)  # type: ignore[operator]
-            named[f"{name}_loss"] = values_N.detach().mean()
-            member = self._teacher_of[name]
-            weighted_N = self.weight_of(name) * values_N
-            losses_by_teacher[member] = losses_by_teacher.get(member, 0.0) + weighted_N
-        losses_TN = torch.stack(list(losses_by_teacher.values()))
-        shares_TN = teacher_shares(losses_TN, self.teacher_drop)
-        total = len(losses_TN) * (shares_TN * losses_TN).sum()
-        named["loss"] = total.detach()
-        return Terms(total, named)
 
     @torch.no_grad()
     def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:

@@ -299,15 +299,6 @@ class EachLayer(LayersLoss):
             values.append(loss(student_features, teacher_features, target, **extra))
         return sum(values[1:], values[0]) / len(values)
 
-    def per_picture(self, student: list[Tensor], teacher: list[Tensor]) -> Tensor:
-        """The mean over the pairs for each picture, ``(N,)``; see :meth:`FeatureLoss.per_picture`."""
-        values = []  # of each pair, (N,)
-        for loss, student_features, teacher_features in zip(
-            self.losses, student, teacher, strict=True
-        ):
-            values.append(loss.per_picture(student_features, teacher_features))  # type: ignore[operator]
-        return torch.stack(values).mean(dim=0)
-
 
 def class_name(loss: nn.Module) -> str:
     """The class of a loss as its settings name it; of an :class:`EachLayer` that of the loss inside it."""

@@ -39,7 +39,6 @@ def assemble(
     teacher_of: dict[str, str] | None = None,
     ema_decay: float | None = None,
     optim: OptimSpec | None = None,
-    teacher_drop: float = LearningSettings.teacher_drop,
 ) -> DistillationModule:
     """A module from settings: what recipes hold below ``model``.
 
@@ -55,8 +54,6 @@ def assemble(
         teacher_of: the teacher that a loss of that name reads.
         ema_decay: of the moving average of the weights; None: without.
         optim: the optimizer's settings; None: the defaults.
-        teacher_drop: probability in 0..1 that a picture, in a step, does without all teachers but the one with the
-            largest loss.
 
     Raises:
         UserError: settings that contradict each other; it names the key.
@@ -76,7 +73,7 @@ def assemble(
     weight = (
         task_loss_weight if data.labels else min(task_loss_weight, 0.0)
     )  # a negative one is refused
-    objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
+    objective = Objective(task, losses, weight, taps, teacher_of)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
         raise UserError(
             "model.student.freeze: backbone needs a loss that trains the classifier: "

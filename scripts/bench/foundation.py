@@ -240,11 +240,9 @@ def part3(chosen: argparse.Namespace) -> tuple[str, list[str]]:
         "distilled": shared,
         "tuned": [*both, *off],
         "both": both,
-        "both-dropping": [*both, "model.teacher_drop=0.5"],
     }
     found = each(arms, chosen)
-    names = {"distilled": "DINOv2 alone", "tuned": "the fine-tuned one alone", "both": "both",
-             "both-dropping": "both, teachers dropped (0.5)"}  # fmt: skip
+    names = {"distilled": "DINOv2 alone", "tuned": "the fine-tuned one alone", "both": "both"}  # fmt: skip
     rows = []
     for arm, summaries in found.items():
         places = [chosen.runs / "foundation_vit" / f"{arm}-{seed}" for seed in chosen.seeds]

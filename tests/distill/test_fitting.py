@@ -5,10 +5,10 @@ import torch
 
 from kd.data.batch import Batch
 from kd.data.tier.cluster import differing, versions
-from kd.distill.fitting import among, check_batch, check_dropping
+from kd.distill.fitting import among, check_batch
 from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import CosineLoss, CRDLoss, EachLayer, KDLoss, SPLoss
+from kd.losses import CRDLoss, EachLayer, KDLoss, SPLoss
 from kd.tasks import Features
 from kd.teachers.answer import Answer
 
@@ -38,20 +38,7 @@ def test_a_loss_over_pairs_of_layers_goes_by_the_name_in_the_settings() -> None:
         objective._term("crd", loss, torch.zeros(2, 1), lambda *_: [], Answer(), batch)
 
 
-def test_a_teacher_is_left_out_only_where_several_teach_features() -> None:
-    of = {"a": "x", "b": "y"}
-    check_dropping({"a": CosineLoss(), "b": CosineLoss()}, of, 0)
-    for losses, weight, message in (
-        ({"a": CosineLoss(), "b": CosineLoss()}, 1.0, "model.task_loss_weight=0"),
-        ({"a": CosineLoss()}, 0.0, "needs losses that use several model.teachers"),
-        (
-            {"a": CosineLoss(), "b": KDLoss()},
-            0.0,
-            r"KDLoss \(model.distill_losses.b\) has no value for each picture",
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            check_dropping(losses, of, weight)
+def test_names_are_listed_in_brackets() -> None:
     assert (among(["a", "b"]), among([])) == (" (a, b)", "")
 
 

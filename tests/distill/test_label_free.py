@@ -18,7 +18,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.plan import _objectives
-from kd.losses import CosineLoss, EachLayer, RADIOLoss, targets
+from kd.losses import CosineLoss, RADIOLoss, targets
 from kd.losses.functional import phi_s
 from kd.run.request import translate
 from kd.run.run import Run
@@ -249,36 +249,9 @@ def probed(made: Path) -> Path:
     recipe = label_free_recipe(
         made / "two.yaml", made / "pictures", teachers, recipe="two", data__img_size=48
     )
-    items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}", "model.teacher_drop=0.5"]
+    items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}"]
     assert main("train", items) == 0
     return made / "runs" / "two" / "000"
-
-
-def test_a_picture_does_without_teachers_over_several_layers(probed: Path, made: Path) -> None:
-    """Each picture's loss is the mean over the layers', whose mean over the pictures is what validation measures."""
-    layers = {"student": ["blocks.0", "norm"], "teacher": ["blocks.0", "norm"], "tokens": "class"}
-    taps = [f"model.taps.dino_summary={json.dumps(layers)}"]
-    items = [
-        f"recipe={made / 'two.yaml'}",
-        *taps,
-        "model.teacher_drop=0.5",
-        "trainer.max_epochs=1",
-        "name=layers",
-    ]
-    assert main("train", items) == 0
-    assert 0 < last_val(probed.parent / "layers")["dino_summary_loss"] < 2
-    torch.manual_seed(0)
-    each = EachLayer(CosineLoss())
-    each.build([(4, 6), (4, 5)], [(4, 8), (4, 7)])
-    given = [torch.randn(4, width) for width in (6, 5)], [torch.randn(4, width) for width in (8, 7)]
-    values = each.per_picture(*given)
-    projected = [loss.projection(x) for loss, x in zip(each.losses, given[0], strict=True)]
-    cosines = [
-        torch.nn.functional.cosine_similarity(x, y)
-        for x, y in zip(projected, given[1], strict=True)
-    ]
-    torch.testing.assert_close(values, 1 - (cosines[0] + cosines[1]) / 2)
-    torch.testing.assert_close(values.mean(), each(*given, torch.zeros(4)))
 
 
 def test_a_resumed_run_keeps_its_average(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,11 +329,6 @@ def test_a_probe_that_can_not_be(
             "tiny.yaml",
             ["checkpoint.monitor=val/knn1"],
             "checkpoint.monitor: val/knn1 needs labelled pictures",
-        ),
-        (
-            "tiny.yaml",
-            ["model.teacher_drop=0.5"],
-            "model.teacher_drop: needs losses that use several",
         ),
         (
             recipe,

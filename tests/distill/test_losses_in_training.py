@@ -433,7 +433,6 @@ def test_what_a_loss_is_not_defined_for_is_refused(
           "model.taps.h={student: norm, teacher: norm}"], "model.student.freeze: backbone needs a loss that trains"),
         (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={s: SimKDLoss}"],
          "model.student.freeze: backbone needs a loss that trains the classifier"),
-        (["model.teacher_drop=0.5"], "model.teacher_drop: needs losses over teachers' features alone"),
         (["model.distill_losses.task=KDLoss"], "model.distill_losses.task: the name 'task' is reserved"),
         (["model.distill_losses.keys=KDLoss"], "model.distill_losses.keys: the name 'keys' is reserved"),
     ],

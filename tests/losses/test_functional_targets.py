@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kd.losses.functional.targets import hadamard, phi_s, teacher_shares
+from kd.losses.functional.targets import hadamard, phi_s
 
 
 @pytest.mark.parametrize("order", [1, 2, 4, 12, 20, 28, 36, 192, 384, 768, 1024, 1152])
@@ -30,14 +30,3 @@ def test_phi_s_is_a_rotation_with_one_scale() -> None:
     )
     with pytest.raises(ValueError, match="variance"):
         phi_s(torch.zeros(4, 4))
-
-
-def test_the_hardest_teacher_always_counts() -> None:
-    losses = torch.tensor([[3.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
-    for drop in (0.0, 0.5, 1.0):
-        shares = teacher_shares(losses, drop)
-        assert torch.isclose(shares.sum(), torch.tensor(1.0))
-        assert (shares.gather(0, losses.argmax(0, keepdim=True)) > 0).all()
-    assert (teacher_shares(losses, 0.0) == 1 / 6).all()
-    with pytest.raises(ValueError, match="drop must be"):
-        teacher_shares(losses, 1.5)

@@ -19,7 +19,6 @@ from kd.losses.functional import (
     phi_s,
     pseudo_class_loss,
     smooth_l1_loss,
-    teacher_shares,
 )
 from kd.losses.targets import Standardizer
 
@@ -174,17 +173,3 @@ def test_the_queue_holds_the_newest_of_the_teacher() -> None:
     assert loss.queue.norm(dim=1).allclose(torch.ones(6))
     with pytest.raises(ValueError, match="PseudoClassLoss compares vectors"):
         PseudoClassLoss().build((2, 3, 4, 4), (2, 5, 4, 4))
-
-
-def test_teacher_dropping_keeps_the_largest_and_half_of_the_others() -> None:
-    torch.manual_seed(0)
-    losses = torch.rand(3, 2000)
-    shares = teacher_shares(losses, drop=0.5)
-    kept = shares > 0
-    assert kept[losses.argmax(0), torch.arange(2000)].all()
-    others = ~torch.nn.functional.one_hot(losses.argmax(0), 3).T.bool()
-    assert kept[others].float().mean().item() == pytest.approx(0.5, abs=0.03)
-    assert shares.sum().item() == pytest.approx(1, abs=1e-4)
-    assert shares[kept].unique().numel() == 1
-    assert torch.equal(teacher_shares(losses, drop=0.0) > 0, torch.ones(3, 2000, dtype=torch.bool))
-    assert (teacher_shares(losses, drop=1.0) > 0).sum(0).tolist() == [1] * 2000

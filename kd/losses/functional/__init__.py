@@ -35,12 +35,12 @@ from kd.losses.functional.relations import (
     rkd_loss,
     sp_loss,
 )
-from kd.losses.functional.targets import hadamard, phi_s, teacher_shares
+from kd.losses.functional.targets import hadamard, phi_s
 
 __all__ = [
     "at_loss", "binary_kd_loss", "cka_loss", "cosine_loss", "crd_loss", "cwd_loss", "dist_loss", "dkd_loss",
     "gram_kl_loss", "hadamard", "hard_kd_loss", "hcl_loss", "hint_loss", "kd_loss", "masked_hint_loss", "mlkd_loss",
     "nkd_loss", "pairwise_loss", "phi_s", "pixel_kd_loss", "pkd_loss", "pseudo_class_loss", "rkd_angle_loss",
-    "rkd_distance_loss", "rkd_loss", "smooth_l1_loss", "sp_loss", "standardize_logits", "teacher_shares",
+    "rkd_distance_loss", "rkd_loss", "smooth_l1_loss", "sp_loss", "standardize_logits",
     "topk_kd_loss", "wsld_loss",
 ]  # fmt: skip

@@ -116,30 +116,3 @@ def phi_s(covariance: Tensor) -> Tensor:
     _, vectors = torch.linalg.eigh(covariance)
     rotation = hadamard(len(covariance)).to(covariance.device)
     return rotation @ vectors.T / scale
-
-
-def teacher_shares(losses: Tensor, drop: float = 0.5) -> Tensor:
-    """UNIC's teacher dropping: of each picture the teacher with the largest loss counts, each other by chance.
-
-    Teachers that are easy to follow then do not dominate. The total is
-    ``(teacher_shares(losses) * losses).sum()``, a weighted mean of the losses. Source: Sariyildiz et al., UNIC:
-    Universal Classification Models via Multi-teacher Distillation, arXiv 2408.05088.
-
-    Args:
-        losses: ``(T, N)``: of each teacher, of each picture. Read, not differentiated.
-        drop: the chance in [0, 1] of any other teacher to be left out.
-
-    Returns:
-        ``(T, N)`` without a gradient, >= 0; their sum is 1.
-
-    >>> teacher_shares(torch.tensor([[3.0, 1.0], [2.0, 2.0]]), drop=1.0)
-    tensor([[0.5000, 0.0000],
-            [0.0000, 0.5000]])
-    """
-    if not 0 <= drop <= 1:
-        raise ValueError(f"drop must be >= 0 and <= 1, got {drop}")
-    losses = losses.detach()
-    counts = torch.rand_like(losses, dtype=torch.float32) >= drop
-    largest = losses.argmax(dim=0, keepdim=True)
-    counts = counts.scatter(0, largest, True)
-    return counts / counts.sum()
