@@ -58,7 +58,6 @@ CLASSES: dict[str, dict[str, str]] = {
     },
     "callback": {
         "kd.monitor.audit": "Audit",
-        "kd.monitor.headspace": "Headspace",
         "pytorch_lightning.callbacks": "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint Timer",
     },
     "logger": {

@@ -15,7 +15,6 @@ from kd.run.run import Run
 
 OLD = [
     "kd.monitor.audit.Audit",
-    "kd.monitor.headspace.Headspace",
     "kd.data.masks.SegmentationFolder",
     "kd.data.shards.Shards",
     "kd.data.sources.Food101",

@@ -160,16 +160,6 @@ def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
     assert not (recipe.parent / "runs").exists()
 
 
-def test_headspace_of_a_short_epoch_leaves_no_folder(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    students = "students={a: {optim.lr: 0.1}, b: {optim.lr: 0.2}}"
-    assert "a headspace run needs 10" in told(
-        [f"recipe={recipe}", "config=headspace", students], capsys
-    )
-    assert not (recipe.parent / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,6 +1,5 @@
 """Every command of the README and of the guides beside the code runs, with the placeholders filled in."""
 
-import json
 import os
 import re
 import shlex
@@ -275,22 +274,6 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
         command,
     ):
         return []
-    if (
-        "config=headspace" in items
-    ):  # three epochs of ten batches, where config=debug has one of four
-        source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
-        given = [
-            f"data.source={source}",
-            f"model.teacher.checkpoint={filled['TEACHER']}",
-            "data.batch_size=2",
-        ]
-        return [
-            *given,
-            *TINY_TEACHER,
-            "trainer.accelerator=cpu",
-            "data.num_workers=0",
-            "trainer.limit_train_batches=10",
-        ]
     if re.search("recipe=(food101|photos)|smddp", command):
         return ["--print_config"]
     if "camvid_seg" in command:

@@ -185,7 +185,7 @@ class RunRecords:
     headers: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Headers of the step files by rank."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """One-time records: start-up, a headspace run's result."""
+    """One-time records, such as start-up."""
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     """Samples of each machine, in order."""
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -62,7 +62,6 @@ def report(explained: Explained) -> list[Section]:
     rest: dict[str, Parts] = {
         **(results if done else speed),
         **(speed if done else results),
-        "headspace": lambda: [_headspace(run)],
         "input costs": lambda: [input_costs(facts)],
         "data tier": lambda: [tier_table(facts)],
         "start-up": lambda: [_startup(facts)],
@@ -313,25 +312,6 @@ def _rules(explained: Explained) -> Section:
     rows = [[finding.rule, finding.text, finding.lever] for finding in explained.findings]
     empty = "None: nothing unusual about the machine or the training."
     return table("Rules that fired", ["rule", "evidence", "what to do"], rows, empty=empty)
-
-
-def _headspace(run: RunRecords) -> Section | None:
-    """The headspace run: ms a step as it is, with a perfect input, with a free teacher; None where it was not run."""
-    result = run.event("headspace")
-    if result is None:
-        return None
-    names = {
-        "now_ms": "as it is",
-        "free_input_ms": "with a perfect input",
-        "free_input_and_teacher_ms": "with a free teacher as well",
-    }
-    rows = []
-    for key, text in names.items():
-        if key in result:
-            ms = result[key]
-            factor = ratio(result["now_ms"], ms)
-            rows.append([text, ms, f"{factor:.2f}x"])
-    return table("Headspace", ["", "ms a step", "speed"], rows)
 
 
 def _startup(facts: Facts) -> Section | None:

@@ -67,7 +67,6 @@ def records(folder: Path, draw: random.Random, gpu: bool, steps: int) -> Path:
     lines.append(
         {"kind": "event", "name": "startup", "s": draw.choice((0, 100.0)), "parts": {"imports": 0}}
     )
-    lines.append({"kind": "event", "name": "headspace", "now_ms": 0, "free_input_ms": 0})
     write(folder / "records" / "phases.rank0.jsonl", lines)
     machine = [{"kind": "header", "schema": 1, "of": "system", "node": "0-a", "core_ids": [0, 1]}]
     for number in range(steps):

@@ -56,7 +56,6 @@ def test_a_copy_ahead_of_cached_answers_changes_nothing(recipe: Path, tmp_path: 
     (["model.teacher.placement=cpu"], "model.teacher.overlap: needs model.teacher.placement=same, got cpu"),
     (["model.teacher.compile=reduce-overhead"],
      "model.teacher.overlap: needs model.teacher.compile=default, got reduce-overhead"),
-    (["config=headspace"], "model.teacher.overlap: must be false in a headspace run, which removes the teacher"),
 ])  # fmt: skip
 def test_what_can_not_overlap_is_refused(
     recipe: Path, items: list[str], message: str, capsys: Any
