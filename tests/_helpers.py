@@ -14,7 +14,9 @@ import timm
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+from kd.storage.weights_files import read_metadata
 
 ROOT = Path(__file__).parent.parent
 TINY = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -233,6 +235,13 @@ class LossTester:
             value.backward()
             results.append((value.detach(), student.grad))
         torch.testing.assert_close(results[0], results[1])
+
+
+def other_weights(run: Path) -> None:
+    """As training that goes on leaves a run: its student has other weights."""
+    file = run / "student.safetensors"
+    metadata = read_metadata(file)
+    save_file({name: value + 1 for name, value in load_file(file).items()}, file, metadata)
 
 
 def error_in_a_thread(call: Callable[[], object]) -> Exception | None:

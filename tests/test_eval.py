@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from kd.cli import main
+from kd.storage.student_metadata import weights_digest
 from tests._helpers import ARCH, TINY, save_teacher, tiny_vit
 
 
@@ -32,7 +33,9 @@ def test_a_run_and_weights_files_side_by_side(
         same["teacher"],
         same["fidelity"],
     )
-    assert json.loads((finished / "eval_val.json").read_text()) == run
+    written = json.loads((finished / "eval_val.json").read_text())
+    assert written.pop("weights") == weights_digest(finished)
+    assert written == run
     rows = list(csv.DictReader(table.open()))
     assert len(rows) == run["pictures"] == 16
     for name, result in zip(words, (run, same, other), strict=True):

@@ -5,6 +5,7 @@ import sys
 from kd.errors import UserError, plain
 from kd.run.own_keys import out_path, take_all
 from kd.run.request import Request
+from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import finished_at
 from kd.storage.writing import write_text
 
@@ -44,8 +45,8 @@ def run(request: Request) -> int | None:
         files = [out]
     else:
         files = [folder / "README.md"]
-        hub = folder / "export" / "hub"
-        if hub.is_dir():
+        hub = export_at(folder, "hub", on_stderr)
+        if hub is not None:
             files.append(hub / "README.md")
     parent = files[0].resolve().parent
     if not parent.is_dir():
@@ -57,7 +58,9 @@ def run(request: Request) -> int | None:
             file=sys.stderr,
         )
     try:
-        text = card(read_run(folder), *(options.get(key) for key in LICENSES))
+        run = read_run(folder)
+        known = len(run.notes)
+        text = card(run, *(options.get(key) for key in LICENSES))
     except UserError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -65,6 +68,8 @@ def run(request: Request) -> int | None:
         raise UserError(
             f"{folder}: its files hold values that no run has recorded: {plain(error)}"
         ) from error
+    for note in dict.fromkeys(run.notes[known:]):
+        print(f"kd-card: {note}", file=sys.stderr)
     for file in files:
         write_text(file, text)
         print(f"written to {file}")

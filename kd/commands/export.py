@@ -12,6 +12,7 @@ from kd.run.own_keys import out_path, take_all, truth, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
+from kd.storage.of_weights import EXPORT
 from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def run(request: Request) -> int | None:
         name, export_format, int8, layout, calibrate, limits, fp16, max_batch
     )
     if out is None:
-        out = opened.folder / "export" / export_request.name
+        out = opened.folder / EXPORT / export_request.name
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: {out} exists already and is not an empty folder")
     problem, comparison = export(opened, export_request, out, remember_made)

@@ -8,7 +8,7 @@ from kd.run.open import open_run
 from kd.run.own_keys import positive, take_all, whole_numbers
 from kd.run.request import Request
 from kd.run.trust import made_here
-from kd.storage.writing import write_json
+from kd.storage.of_weights import LATENCY, write_of_weights
 
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
@@ -62,10 +62,8 @@ def run(request: Request) -> int | None:
     )
     open_again = partial(open_run, request.rest[0], request)  # in each model's process
     latencies = measure(opened, open_again, runtimes, batches, threads, seconds)
-    file = opened.folder / "export" / "latency.json"
-    write_json(file, latencies)
+    written = str(write_of_weights(opened.folder, LATENCY, latencies))
     _print(latencies)
-    written = str(file)
     page = opened.folder / "report.html"
     if page.is_file():
         write_report(Explained(read_run(opened.folder)), page)

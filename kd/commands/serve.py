@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kd.errors import UserError
 from kd.run.open import open_run
 from kd.run.request import Request
+from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _model(request: Request, int8: bool) -> Path:
 
     Args:
         request: its first word is an export's folder, a ``.onnx`` file, or a run's folder, which is exported where it has
-            no such export.
+            no such export of its present weights.
         int8: a run's int8 export is wanted.
 
     Raises:
@@ -129,8 +130,9 @@ def _model(request: Request, int8: bool) -> Path:
         if int8:
             raise UserError(f"int8: has no effect on an export, {exported} is served as it is")
         return exported
-    file = place / "export" / ("onnx_int8" if int8 else "onnx") / "model.onnx"
-    if not file.is_file():
+    name = "onnx_int8" if int8 else "onnx"
+    file = export_at(place, name, on_stderr)
+    if file is None:
         from kd.commands import export
 
         if not (place / "student.safetensors").is_file():
@@ -141,6 +143,8 @@ def _model(request: Request, int8: bool) -> Path:
         settings += request.overrides
         if export.run(replace(request, rest=[str(place)], overrides=settings)):
             raise UserError(f"{place}: its export was not kept, see above")
+        file = export_at(place, name, on_stderr)
+        assert file is not None, "it was kept"
     return file
 
 

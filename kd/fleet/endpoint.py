@@ -26,6 +26,7 @@ from kd.run.own_keys import take_all, truth
 from kd.run.request import Request
 from kd.run.trust import remember_made
 from kd.storage.elsewhere import json_of
+from kd.storage.of_weights import EXPORT, export_at, on_stderr
 from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
-    """The run's ``export/sagemaker/model.tar.gz``, which is exported where it is missing (minutes); else as it is.
+    """The run's ``model.tar.gz``, which is exported (minutes) where it has none of the student's present weights.
 
     Raises:
         UserError: the export needs an extra, or was refused, since it differs from the student.
@@ -229,8 +230,8 @@ def _archive(opened: "FinishedRun") -> Path:
     from kd.ship.export.base import ExportLimits, find_format
     from kd.ship.export.gate import ExportRequest, export
 
-    out = opened.folder / "export" / "sagemaker"
-    if not (out / "model.tar.gz").is_file():
+    archive = export_at(opened.folder, "sagemaker", on_stderr)
+    if archive is None:
         kind = find_format("sagemaker")
         kind.check("endpoint", False)
         export_request = ExportRequest(
@@ -241,10 +242,13 @@ def _archive(opened: "FinishedRun") -> Path:
             calibrate=300,
             limits=ExportLimits(),
         )
+        out = opened.folder / EXPORT / export_request.name
         problem, _ = export(opened, export_request, out, remember_made)
         if problem:
             raise UserError(f"{opened.folder}: its export was not kept: {problem}")
-    return out / "model.tar.gz"
+        archive = export_at(opened.folder, export_request.name, on_stderr)
+        assert archive is not None, "it was kept"
+    return archive
 
 
 def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:

@@ -11,6 +11,7 @@ from kd.report.certified import certificates_of
 from kd.report.metric import format_metric, is_share, lost_classes
 from kd.report.records import RunRecords
 from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import LATENCY, exports, read_of_weights
 from kd.storage.shown import in_markdown
 
 METRICS = {
@@ -51,7 +52,7 @@ def card(
     data = summary.get("data") or {}
     best = student.get("best_val") or student.get("val") or {}
     fidelity = mapping_of(run.folder / "fidelity.json")
-    latency = mapping_of(run.folder / "export" / "latency.json")
+    latency = read_of_weights(run.folder, LATENCY, run.notes.append)
     task = _pipeline(run)
     features = task == FEATURES
     name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
@@ -86,7 +87,7 @@ def card(
         classes=[_class_row(row) for row in classes],
         latency=latency,
         speed=[_speed_row(row) for row in latency.get("rows") or []],
-        exports=_exports(mapping_of(run.folder / "export" / "export.json")),
+        exports=_exports(exports(run.folder, run.notes.append)),
         lost=lost_classes(classes)[:LOST],
         unseen=unseen,
         licenses=[(what, text or "not stated") for what, text in licenses.items()],
@@ -227,18 +228,17 @@ def _speed_row(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each export that was kept: name, MB, the share of answers that are the student's, its own main metric, and
+def _exports(kept: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each export: name, MB, the share of answers that are the student's, its own main metric, and
     the largest difference of an output.
     """
     rows: list[tuple[str, ...]] = []
-    for name, export in exports.items():
-        if export.get("kept"):
-            size = f"{export['size_mb']:.1f}"
-            agreement = f"{export['agreement']:.2%}"
-            metric = format_metric(export.get("metric", "acc1"), export.get("export"))
-            difference = f"{export['max_difference']:.2g}"
-            rows.append((name, size, agreement, metric, difference))
+    for name, export in kept.items():
+        size = f"{export['size_mb']:.1f}"
+        agreement = f"{export['agreement']:.2%}"
+        metric = format_metric(export.get("metric", "acc1"), export.get("export"))
+        difference = f"{export['max_difference']:.2g}"
+        rows.append((name, size, agreement, metric, difference))
     return rows
 
 

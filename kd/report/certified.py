@@ -4,27 +4,25 @@ from typing import Any
 
 from kd.report.charts import Section, table
 from kd.report.records import RunRecords
-from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import evaluations, exports
 
 
 def certificates_of(run: RunRecords) -> list[tuple[str, list[str]]]:
     """What was compared (a split, or ``export NAME``), and the certificate's lines, a sentence each.
 
-    Of each ``eval_*.json`` and of the exports that were kept; what was not certified is left out.
+    Of each ``eval_*.json`` and of the exports that were kept, of the present weights; what was not certified is left out.
 
     Args:
         run: read from its folder.
     """
     found = []
-    for file in sorted(run.folder.glob("eval_*.json")):
-        lines = _lines(mapping_of(file))
+    of_exports = exports(run.folder, run.notes.append)
+    measured = evaluations(run.folder, run.notes.append)
+    measured |= {f"export {name}": export for name, export in of_exports.items()}
+    for name, figures in measured.items():
+        lines = _lines(figures)
         if lines:
-            found.append((file.stem.removeprefix("eval_"), lines))
-    for name, exported in mapping_of(run.folder / "export" / "export.json").items():
-        if isinstance(exported, dict) and exported.get("kept"):
-            lines = _lines(exported)
-            if lines:
-                found.append((f"export {name}", lines))
+            found.append((name, lines))
     return found
 
 

@@ -3,9 +3,7 @@
 from kd.report.charts import JPEG, Section, gallery
 from kd.report.records import RunRecords
 from kd.report.terminal import disputed_line
-from kd.storage.elsewhere import mapping_of
-
-FILE = "disputed.json"
+from kd.storage.of_weights import DISPUTED, read_of_weights
 
 
 def disputed(run: RunRecords) -> list[Section]:
@@ -13,13 +11,13 @@ def disputed(run: RunRecords) -> list[Section]:
 
     A file that can't be read is named in the run's notes.
     """
-    found = mapping_of(run.folder / FILE)
+    found = read_of_weights(run.folder, DISPUTED, run.notes.append)
     try:
         line = disputed_line(found)
         items = [_item(example) for example in found["examples"]]
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         if found:
-            run.notes.append(f"{FILE} can't be read")
+            run.notes.append(f"{DISPUTED} can't be read")
         return []
     if not items:
         return []
@@ -28,7 +26,7 @@ def disputed(run: RunRecords) -> list[Section]:
 
 
 def _item(example: dict[str, object]) -> Section:
-    """A picture of :data:`FILE` as an item of the gallery: its label, the suggested one, and what the models answer.
+    """A picture of ``disputed.json`` as an item of the gallery: its label, the suggested one, and what the models answer.
 
     Raises:
         KeyError, ValueError: a key is missing, a probability is no number, or the picture is no JPEG of the page.

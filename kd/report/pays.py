@@ -5,10 +5,8 @@ from typing import Any
 
 from kd.report.charts import Section, table
 from kd.report.records import RunRecords
-from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import PAYS, read_of_weights
 
-FILE = "pays.json"
-"""In the run's folder: what ``kd-eval pays=`` has measured."""
 TITLE = "Does it pay?"
 DISTILLED = "distilled"
 COLUMNS = ["", "backbone", "mean", "each seed"]
@@ -72,16 +70,14 @@ def pays(run: RunRecords) -> list[Section]:
     Args:
         run: read from its folder.
     """
-    content = mapping_of(run.folder / FILE)
-    if content.get("steps") != run.summary.get("steps"):
-        content = {}  # the student has been trained on since
+    content = read_of_weights(run.folder, PAYS, run.notes.append)
     if "probe" in content:
         try:
             part = content["probe"]
             note = ". ".join(_sentence(line) for line in pays_lines(part)) + "."
             return [table(TITLE, COLUMNS, pays_rows(part), note=note)]
         except (KeyError, TypeError, ValueError, AttributeError):
-            run.notes.append(f"{FILE} can't be read")
+            run.notes.append(f"{PAYS} can't be read")
     return _offer(run)
 
 

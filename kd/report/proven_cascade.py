@@ -6,10 +6,8 @@ from typing import Any
 
 from kd.report.charts import Section, line_chart, table
 from kd.report.records import RunRecords
-from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import CASCADE, read_of_weights
 
-FILE = "cascade.json"
-"""In the run's folder: what ``kd-eval cascade=true`` has measured, with the rule by which the teacher is asked."""
 POINTS = 41
 """Of the chart."""
 COLUMNS = ["teacher answers", "accuracy", "ms a picture", "of the teacher's ms"]
@@ -22,7 +20,7 @@ def cascade_sections(run: RunRecords) -> list[Section | None]:
     Args:
         run: read from its folder.
     """
-    found = mapping_of(run.folder / FILE)
+    found = read_of_weights(run.folder, CASCADE, run.notes.append)
     curve = found.get("curve")
     teacher_ms = found.get("teacher_ms")
     if not isinstance(curve, list) or not curve or not teacher_ms:
@@ -61,7 +59,7 @@ def curve_rows(found: dict[str, Any]) -> list[list[str]]:
     """A cascade's curve as rows of :data:`COLUMNS`: shares in per cent, ms of one picture.
 
     Args:
-        found: the content of :data:`FILE`.
+        found: the content of ``cascade.json``.
     """
     rows = []
     for point in found["curve"]:
@@ -81,7 +79,7 @@ def threshold_lines(found: dict[str, Any]) -> list[str]:
     """The threshold that was chosen for the goal, and what it gives on other pictures, in words.
 
     Args:
-        found: the content of :data:`FILE`.
+        found: the content of ``cascade.json``.
     """
     goal = found["goal"]
     certain = f"{100 * found['confidence']:.4g} % confidence on {found['chosen_on']:,} pictures"
@@ -89,17 +87,20 @@ def threshold_lines(found: dict[str, Any]) -> list[str]:
     if threshold is None:
         sentences = [f"{goal}: no threshold is sure to reach it with {certain}"]
         if "kept_goal" in found:
-            sentences.append(f"{FILE} keeps the rule for {found['kept_goal']}, found before")
+            sentences.append(f"{CASCADE} keeps the rule for {found['kept_goal']}, found before")
         return sentences
+    cautions = found.get("cautions", [])
+    sure = "reached on these pictures" if cautions else "guaranteed"
     chosen = found["chosen"]
     checked = found["checked"]
     low, high = found["share_interval"]
     return [
-        f"{goal}: threshold {threshold:.4f}, guaranteed with {certain} "
+        f"{goal}: threshold {threshold:.4f}, {sure} with {certain} "
         f"({chosen['accuracy']:.1%}, {chosen['share']:.1%} asked)",
         f"checked on {checked['pictures']:,} others: {checked['accuracy']:.1%} (the teacher {checked['teacher']:.1%}), "
         f"{checked['share']:.1%} asked, {checked['ms']:.2f} ms a picture",
         f"share asked on such pictures: {low:.1%} to {high:.1%}",
+        *cautions,
     ]
 
 

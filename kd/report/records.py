@@ -26,6 +26,7 @@ from kd.storage.elsewhere import (
     text_of,
     yaml_of,
 )
+from kd.storage.of_weights import LATENCY, read_of_weights
 from kd.storage.writing import appended, file_for, write_text
 
 SCHEMA = 1
@@ -501,7 +502,7 @@ def read_run(folder: str | Path) -> RunRecords:
     run = read_results(folder)
     if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)
-    run.latency = _latency_rows(folder / "export" / "latency.json", run.notes)
+    run.latency = _latency_rows(folder, run.notes)
 
     # The files samples.*.jsonl are an audit's, not for a report.
     files = sorted((folder / "records").glob("*.jsonl"))
@@ -530,15 +531,13 @@ def read_run(folder: str | Path) -> RunRecords:
     return run
 
 
-def _latency_rows(file: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The rows of ``latency.json`` that have all their fields; [] without the file.
+def _latency_rows(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The rows of the run's ``latency.json`` that have all their fields; [] without one of the present weights.
 
-    Adds what is damaged to ``notes``.
+    Adds to ``notes`` why it is left out.
     """
-    if not file.exists():
-        return []
     needed = {"model", "runtime", "threads", "batch", "median_ms"}
-    content = _mapping(file, notes)
+    content = read_of_weights(folder, LATENCY, notes.append)
     complete = []
     for row in content.get("rows") or []:
         if isinstance(row, dict) and needed <= set(row):

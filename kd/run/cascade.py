@@ -15,11 +15,9 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Prepare
 from kd.proof.cascade import CascadePlan, Goal, choose, features_of
-from kd.report.proven_cascade import FILE
 from kd.run.cascade_wish import CascadeWish
 from kd.ship.cascade_rule import goal_of_rule
-from kd.storage.student_metadata import weights_digest
-from kd.storage.writing import write_json
+from kd.storage.of_weights import CASCADE, write_of_weights
 from kd.tasks import Task
 from kd.teachers import RunTeacher
 
@@ -97,7 +95,9 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
         raise UserError("cascade: needs one class a picture (model.task=Classification)")
 
 
-def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) -> dict[str, Any]:
+def cascade_of(
+    pair: Pair, sureness: Sureness, wish: CascadeWish, place: str, cautions: Sequence[str]
+) -> dict[str, Any]:
     """The curve, the threshold and its check, and milliseconds; they go to the run's ``cascade.json`` too.
 
     A goal that no threshold reaches leaves a file that is there with a rule for the same weights; then the result has
@@ -108,10 +108,11 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
         sureness: of the student on each labelled picture.
         wish: the goal.
         place: the pictures' split.
+        cautions: what speaks against the pictures (:func:`kd.run.certify.check_pictures`), lines.
 
     Returns:
-        What :func:`kd.proof.cascade.choose` gives, with ``goal``, ``student_ms``, ``teacher_ms``, and ``ms`` in each row of
-        the curve, in ``chosen`` and in ``checked``: milliseconds of a picture, on average.
+        What :func:`kd.proof.cascade.choose` gives, with ``goal``, ``cautions``, ``student_ms``, ``teacher_ms``, and ``ms``
+        in each row of the curve, in ``chosen`` and in ``checked``: milliseconds of a picture, on average.
 
     Raises:
         UserError: too few pictures, or a ``latency_ms`` that the student alone takes.
@@ -133,7 +134,8 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
         goal = Goal(share=min(share, 1.0))
     plan = CascadePlan(goal, wish.confidence, wish.score)
     rule = choose(np.concatenate(sureness.features), student, teacher, plan)
-    rule |= {"goal": wish.text, "student_ms": student_ms, "teacher_ms": teacher_ms}
+    rule |= {"goal": wish.text, "cautions": [*cautions]}
+    rule |= {"student_ms": student_ms, "teacher_ms": teacher_ms}
     rows = [*rule["curve"], *(rule[part] for part in ("chosen", "checked") if part in rule)]
     for row in rows:
         row["ms"] = student_ms + row["share"] * teacher_ms
@@ -143,7 +145,7 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
     if rule["threshold"] is None:  # a rule that was found before stays: it is for the same weights
         earlier = goal_of_rule(pair.run)
     if earlier is None:
-        write_json(pair.run / FILE, {**rule, "weights": weights_digest(pair.run)})
+        write_of_weights(pair.run, CASCADE, rule)
     else:
         rule["kept_goal"] = earlier
     return rule

@@ -110,7 +110,7 @@ def check_pictures(
             "(of lists: data.source.test=FILE) or folder=DIR with others, or despite_choice=true for a certificate that "
             "says so"
         )
-    return [f"no certificate of new pictures: these {what} the student's epoch, which favours it"]
+    return [f"no guarantee for new pictures: these {what} the student's epoch, which favours it"]
 
 
 def _key(place: str) -> str:

@@ -12,9 +12,9 @@ from kd.callbacks.fidelity import as_validated, thumbnail
 from kd.data.sources import printable
 from kd.errors import UserError
 from kd.models.taps import classifier_of
-from kd.report.disputed import FILE
 from kd.run.cascade import Pair
 from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import DISPUTED, write_of_weights
 from kd.storage.shown import Table
 from kd.storage.writing import write_json, write_text
 from kd.tasks.disputed import Disputed, disputed_labels
@@ -212,7 +212,7 @@ def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> No
     for row, picture in zip(rows, as_validated(pair.data, place, shown), strict=False):
         examples.append({**row, "image": thumbnail(picture)})
     page = {key: value for key, value in found.items() if key != "labels"}
-    write_json(pair.run / FILE, {**page, "examples": examples})
+    write_of_weights(pair.run, DISPUTED, {**page, "examples": examples})
 
     summary = mapping_of(pair.run / "summary.json")
     if summary:

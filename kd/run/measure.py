@@ -38,11 +38,12 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.finished import check_classes, measurable, teacher_of
 from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import evaluation, on_stderr, read_of_weights, write_of_weights
 from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
-from kd.storage.writing import STUDENTS, write_json, write_text
+from kd.storage.writing import STUDENTS, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, build_teacher, match_answers
@@ -106,11 +107,11 @@ class Options:
         as any other split shares that one's.
         """
         if not self.folder:
-            return f"eval_{self.split}.json"
+            return evaluation(self.split)
         name = Path(self.folder).resolve().name
         if name in ("train", "val", "test"):
             name = f"folder_{name}"
-        return f"eval_{name}.json"
+        return evaluation(name)
 
 
 @dataclass
@@ -164,10 +165,8 @@ class Evaluation:
         files = []
         for result, run in zip(results, runs, strict=True):
             if run is not None:
-                file = run / options.file
-                files.append(file)
-                earlier = _proven_before(file, result)
-                write_json(file, {**earlier, **result})
+                earlier = _proven_before(run, options.file, result)
+                files.append(write_of_weights(run, options.file, {**earlier, **result}))
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
@@ -176,21 +175,19 @@ class Evaluation:
         return cls(results, files)
 
 
-def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate and the cascade in a run's file that are about the same student on the same pictures; {} without.
-
-    The same pictures are those of one ``identity``, the same student one of equal figures (``student``: parameters and
-    metrics), not of equal weights. The caller keeps them where the new figures have none: the page and the card show them.
+def _proven_before(run: Path, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The certificate and the cascade in a run's file that are about the same weights on the same pictures (those of one
+    ``identity``); {} without. The caller keeps them where the new figures have none: the page and the card show them.
 
     Args:
-        file: of earlier figures, or missing.
+        run: the run's folder.
+        name: of the file of earlier figures, which may be missing.
         result: the new figures.
     """
-    before = mapping_of(file)
+    before = read_of_weights(run, name, on_stderr)
     # not compared by `data`, as the same folder may be spelled in two ways
-    for key in ("identity", "student"):
-        if key not in before or before[key] != result.get(key):
-            return {}
+    if "identity" not in before or before["identity"] != result.get("identity"):
+        return {}
     return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
 
@@ -438,7 +435,7 @@ class _Proof:
     measured: Sequence[Subject]
     options: Options
     cautions: list[list[str]]
-    """What to say of the pictures in each model's certificate."""
+    """What to say of the pictures in each model's certificate, or in the cascade."""
     outcomes: list[PictureOutcomes] = field(default_factory=list)
     """For certificates, of each model."""
     sureness: Sureness | None = None
@@ -480,7 +477,7 @@ class _Proof:
         if self.outcomes:
             _certify(results, self.measured, self.outcomes, options)
         if options.cascade is not None and self.sureness is not None:
-            cascade = cascade_of(first, self.sureness, options.cascade, place)
+            cascade = cascade_of(first, self.sureness, options.cascade, place, self.cautions[0])
             results[0]["cascade"] = cascade
         if self.disputes is not None:
             results[0]["disputed"] = self.disputes.found(first, place)

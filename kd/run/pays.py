@@ -28,7 +28,7 @@ from kd.models.taps import PRELOGITS, Taps
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
-from kd.report.pays import DISTILLED, FILE, gain_line
+from kd.report.pays import DISTILLED, gain_line
 from kd.run.build import untrained_student_in
 from kd.run.open import open_run
 from kd.run.pays_wish import PaysWish
@@ -37,6 +37,7 @@ from kd.run.run import Run
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import PAYS, write_of_weights
 from kd.storage.student_metadata import student_metadata_in
 from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
@@ -349,15 +350,13 @@ def _written(folder: Path, probe: dict[str, Any]) -> tuple[dict[str, Any], Path]
     Returns:
         As of :func:`measure_pays`.
     """
-    file = folder / FILE
     summary = mapping_of(folder / "summary.json")
     content = {
         "run": str(folder),
-        "steps": summary.get("steps"),  # the student's
         "probe": probe,
         "answers": [gain_line(gain) for gain in probe["gains"]],
     }
-    write_json(file, content)
+    file = write_of_weights(folder, PAYS, content)
     if summary:
         write_json(folder / "summary.json", {**summary, "pays": content})
     return content, file

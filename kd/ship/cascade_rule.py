@@ -11,9 +11,8 @@ import numpy as np
 from kd.errors import UserError
 from kd.proof.binomial import both_bounds
 from kd.proof.cascade import SCORES, Score, features_of, score_of
-from kd.report.proven_cascade import FILE
-from kd.storage.elsewhere import mapping_of, text_in
-from kd.storage.student_metadata import weights_digest
+from kd.storage.elsewhere import text_in
+from kd.storage.of_weights import CASCADE, on_stderr, read_of_weights
 
 WINDOW = 500
 """The newest answers, whose share of asked ones is compared with what was measured."""
@@ -53,7 +52,7 @@ def goal_of_rule(run: Path) -> str | None:
         read_rule(run, "true")
     except UserError:
         return None
-    return text_in(mapping_of(run / FILE), "goal") or None
+    return text_in(read_of_weights(run, CASCADE, on_stderr), "goal") or None
 
 
 def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
@@ -71,10 +70,11 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
         UserError: nothing was measured, or for other weights, or the file can't be read; no threshold was found; ``defer``
             is out of range.
     """
-    found = mapping_of(run / FILE)
     measures = f"kd-eval {run} cascade=true measures it"
+    why = [f"{run} has no {CASCADE}"]
+    found = read_of_weights(run, CASCADE, why.append)
     if not found:
-        raise UserError(f"{key}: {run} has no {FILE}; {measures}")
+        raise UserError(f"{key}: {why[-1]}; {measures}")
     try:
         score = found["score"]
         pictures = int(found["pictures"])
@@ -84,10 +84,6 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
             head = [float(weight) for weight in found["head"]]
         if score not in SCORES or percentiles.shape != (101,) or pictures < 1:
             raise ValueError(score)
-        if found["weights"] != weights_digest(run):
-            raise UserError(
-                f"{key}: {run / FILE} was measured for other weights than the run has now; {measures} anew"
-            )
         if defer == "true":
             if found["threshold"] is None:
                 or_share = "give a share (defer=0.1), or " if key == "defer" else ""
@@ -101,7 +97,7 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     except UserError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{key}: {run / FILE} can't be read; {measures} anew") from error
+        raise UserError(f"{key}: {run}: {CASCADE} can't be read; {measures} anew") from error
     # the score below which this share of the measured pictures lies: its percentiles 0, 1, ..., 100 are in the file
     share = _share(defer)
     threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))

@@ -16,7 +16,7 @@ from kd.progress import CALM_AT_START, bar
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.finished import FinishedRun
-from kd.storage.elsewhere import mapping_of
+from kd.storage.of_weights import exports, on_stderr
 
 ROUNDS = 5
 """Each model is timed so often at each batch, in turns with the others."""
@@ -107,18 +107,15 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
     Raises:
         UserError: a name that the run has no export of.
     """
-    exports: Runtimes = {}
-    for name, export in mapping_of(run / "export" / "export.json").items():
-        whole = isinstance(export, dict) and {"file", "to", "kept", "int8"} <= export.keys()
-        if not whole or not export["kept"]:
-            continue
-        file = Path(str(export["file"]))
+    found: Runtimes = {}
+    for name, export in exports(run, on_stderr).items():
+        file = Path(export["file"])
         if export["to"] not in RUNNABLE or not file.exists():
             continue
         if export["to"] != "torch_export" or made_here(file):
-            exports[name] = export
+            found[name] = export
     if names is None:
-        without_triton = {name: e for name, e in exports.items() if e["to"] != "triton"}
+        without_triton = {name: e for name, e in found.items() if e["to"] != "triton"}
         return {"torch": {}, **without_triton}
 
     chosen: Runtimes = {}
@@ -127,14 +124,14 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
             chosen["torch"] = {}
             continue
         if name == "int8":
-            matching = {key: export for key, export in exports.items() if export["int8"]}
+            matching = {key: export for key, export in found.items() if export["int8"]}
         else:
             matching = {}
-            if name in exports:
-                matching = {name: exports[name]}
+            if name in found:
+                matching = {name: found[name]}
         if not matching:
             to = "openvino int8=true" if name == "int8" else name
-            made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
+            made = f"of its present weights that this machine made (kd-export {run} to={to}; --trust takes any)"
             raise UserError(f"runtime: {run} has no export '{name}' {made}")
         chosen |= matching
     return chosen

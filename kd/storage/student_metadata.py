@@ -6,6 +6,7 @@ Torch is not imported.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,16 @@ def weights_digest(run: Path) -> str:
     Args:
         run: the run's folder.
     """
-    with open_regular(run / "student.safetensors", LARGEST_STUDENT) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    file = run / "student.safetensors"
+    status = file.stat()
+    return _digest(file, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(file: Path, *_state: int) -> str:
+    """:func:`weights_digest` of a file in the state that its inode, its time and its size tell: read once."""
+    with open_regular(file, LARGEST_STUDENT) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:12]
 
 
 def is_student(metadata: Mapping[str, str]) -> bool:

@@ -75,7 +75,15 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
                    "student": {"params": 1e6, "best_val": best}}  # fmt: skip
     assert said in headline(Facts(run))["text"]
     assert [title for title, *_ in _cards(Facts(run))["cards"]] == ["student", "teacher", "status"]
-    export = {"kept": True, "size_mb": 4.0, "agreement": 1.0, "max_difference": 0.0}
+    export = {
+        "to": "onnx",
+        "int8": False,
+        "file": "",
+        "kept": True,
+        "size_mb": 4.0,
+        "agreement": 1.0,
+        "max_difference": 0.0,
+    }
     write_json(
         tmp_path / "export" / "export.json", {"onnx": {**export, "metric": "r2", "export": 0.8}}
     )

@@ -20,7 +20,7 @@ def test_the_curve_is_drawn_over_milliseconds(tmp_path: Path) -> None:
     """At even distances, as the page draws them, and with the numbers that were measured below."""
     run = RunRecords(write_run(tmp_path / "run", steps=4, samples=4))
     assert cascade_sections(run) == []
-    (tmp_path / "run" / "cascade.json").write_text(json.dumps(CASCADE))
+    (tmp_path / "run" / "cascade.json").write_text(json.dumps(CASCADE))  # no student beside it
     chart, numbers = cascade_sections(run)
     assert chart is not None
     assert numbers is not None

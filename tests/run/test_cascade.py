@@ -13,9 +13,12 @@ from PIL import Image
 
 from kd.cli import main
 from kd.errors import UserError
+from kd.report.proven_cascade import cascade_sections
+from kd.report.records import read_run
 from kd.ship.cascade_rule import CascadeRule, ShareWatch, goal_of_rule, read_rule
+from kd.storage.of_weights import write_of_weights
 from kd.storage.student_metadata import weights_digest
-from tests._helpers import CLASSES
+from tests._helpers import CLASSES, other_weights
 from tests._serving import serving
 
 
@@ -52,6 +55,23 @@ def test_the_curve_and_the_rule(with_test: Path, capsys: pytest.CaptureFixture[s
     assert cascade["scores"][0] <= tenth.threshold <= cascade["scores"][50]
 
 
+def test_pictures_that_chose_the_epoch_guarantee_nothing(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they are taken all the same, the terminal, the page and the rule's file say so."""
+    data = with_test.parent / "data"
+    for picture in data.glob("val/*/*.jpg"):
+        (data / "test" / picture.parent.name / f"val_{picture.name}").symlink_to(picture)
+    words = ["cascade=true", "share=0.8", f"data.source.root={data}", "despite_choice=true"]
+    assert main("eval", [str(with_test), *words]) == 0
+    out = capsys.readouterr().out
+    caution = "no guarantee for new pictures: these (16 of them) chose the student's epoch"
+    assert caution in out
+    assert "guaranteed" not in out
+    _, numbers = cascade_sections(read_run(with_test))
+    assert caution in numbers["note"]
+
+
 def test_a_goal_out_of_reach_leaves_the_rule(
     measured: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,17 +85,11 @@ def test_a_goal_out_of_reach_leaves_the_rule(
 
 
 def test_a_rule_is_for_the_weights_it_was_measured_with(measured: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    from kd.storage.weights_files import read_metadata
-
     file = measured / "student.safetensors"
     before = file.read_bytes()
-    weights = load_file(file)
-    weights["head.bias"] += 1  # as of a run that was trained on
-    save_file(weights, file, read_metadata(file))
+    other_weights(measured)
     for key in ("defer", "to=cascade"):
-        with pytest.raises(UserError, match=f"^{key}: .*measured for other weights"):
+        with pytest.raises(UserError, match=f"^{key}: .*made from other weights"):
             read_rule(measured, "0.1", key)
     file.write_bytes(before)
     assert read_rule(measured, "0.1").asked == 6
@@ -194,7 +208,7 @@ def test_serving_refuses_what_it_can_not_defer(
     ):
         assert main("serve", [str(finished), *items]) == 2
         assert capsys.readouterr().err.startswith(f"kd-serve: {text}")
-    (finished / "cascade.json").write_text('{"score": 3}')
+    write_of_weights(finished, "cascade.json", {"score": 3})
     with pytest.raises(UserError, match="can't be read"):
         read_rule(finished, "true")
     (finished / "cascade.json").unlink()

@@ -11,6 +11,7 @@ from kd.cli import main
 from kd.data.sources import FoodTagMini
 from kd.report.disputed import disputed
 from kd.report.records import read_run
+from kd.storage.of_weights import write_of_weights
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -106,7 +107,7 @@ def test_several_models_are_refused(finished: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_damaged_file_leaves_the_page_whole(with_test: Path) -> None:
-    (with_test / "disputed.json").write_text('{"split": "train", "pictures": 0}')
+    write_of_weights(with_test, "disputed.json", {"split": "train", "pictures": 0})
     run = read_run(with_test)
     assert disputed(run) == []
     assert "disputed.json can't be read" in run.notes

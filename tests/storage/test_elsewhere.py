@@ -21,6 +21,7 @@ from kd.run.resolve import resolve
 from kd.run.run import Run
 from kd.run.trust import check_resolved
 from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
+from kd.storage.of_weights import write_of_weights
 from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
 
 
@@ -556,7 +557,7 @@ def test_a_program_of_torch_from_elsewhere_is_not_opened(
     known = {
         "torch_export": {"kept": True, "to": "torch_export", "file": str(program), "int8": False}
     }
-    (copied / "export" / "export.json").write_text(json.dumps(known))
+    write_of_weights(copied, "export/export.json", known)
     line = refused(
         "latency",
         [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"],
@@ -596,7 +597,6 @@ def test_names_in_a_card_open_no_markup(copied: Path) -> None:
     summary = json.loads((copied / "summary.json").read_text())
     summary["recipe"], summary["student"]["arch"], summary["teacher"]["arch"] = BAD, BAD, BAD
     (copied / "summary.json").write_text(json.dumps(summary))
-    (copied / "export").mkdir(exist_ok=True)
     row = {
         "model": BAD,
         "runtime": BAD,
@@ -606,7 +606,7 @@ def test_names_in_a_card_open_no_markup(copied: Path) -> None:
         "p95_ms": 1,
         "images_per_s": 1,
     }
-    (copied / "export" / "latency.json").write_text(json.dumps({"machine": BAD, "rows": [row]}))
+    write_of_weights(copied, "export/latency.json", {"machine": BAD, "rows": [row]})
     fidelity = json.loads((copied / "fidelity.json").read_text())
     fidelity |= {
         "score": BAD,

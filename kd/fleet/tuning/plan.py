@@ -24,6 +24,8 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import check_file
 from kd.storage.elsewhere import json_of, text_of, yaml_of
+from kd.storage.of_weights import LATENCY as LATENCY_FILE
+from kd.storage.of_weights import on_stderr, read_of_weights
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
@@ -60,8 +62,7 @@ class SearchObjective:
             run: the run's folder.
         """
         if self.name == LATENCY:
-            file = run / "export" / "latency.json"
-            rows = json_of(text_of(file))["rows"]
+            rows = read_of_weights(run, LATENCY_FILE, on_stderr)["rows"]
             student_row = next(row for row in rows if row["model"] == "student")
             return float(student_row["median_ms"])
         summary = json_of(text_of(run / "summary.json"))

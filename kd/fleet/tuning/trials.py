@@ -16,7 +16,8 @@ from typing import IO, Any, Protocol
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import LARGEST_LOG, json_of, lines_of, mapping_of, text_of
+from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
+from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weights
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended
 
@@ -233,8 +234,8 @@ class TrialRun:
 
     @property
     def has_latency(self) -> bool:
-        """Whether the run was timed."""
-        return (self.run / "export" / "latency.json").is_file()
+        """Whether the run's student was timed."""
+        return bool(read_of_weights(self.run, LATENCY, lambda _: None))  # else it is timed anew
 
     def time_student(self) -> bool:
         """Starts ``kd-latency`` on the run's student, as :attr:`process`; False if it was measured, or started, before."""
@@ -324,16 +325,17 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
         Metrics by name, without the split's name; {} where the evaluation has failed, which is printed. Waits for
         the evaluation's end.
     """
-    file = run / f"eval_{split}.json"
-    if not file.is_file():
+    figures = read_of_weights(run, evaluation(split), on_stderr)
+    if not figures:
         log = run.parent.parent / LOG
         process = slot.start(["eval", str(run), f"split={split}"], log, {})
         while process.poll() is None:
             time.sleep(0.05)
-        if not file.is_file():
+        figures = read_of_weights(run, evaluation(split), on_stderr)
+        if not figures:
             print(f"kd-tune: {run} is not measured on {split}: {reason_in(log)}", flush=True)
             return {}
-    return json_of(text_of(file))["student"]
+    return figures["student"]
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:

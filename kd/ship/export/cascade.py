@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kd.errors import UserError
-from kd.report.proven_cascade import FILE
 from kd.ship.cascade_rule import CascadeRule, read_rule
 from kd.ship.export.base import ExportJob, Format, Runtime
 from kd.ship.export.manifest import as_lines
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 TEACHER, CASCADE = "teacher", "cascade"
 """Folders of the repository beside the student's."""
+FILE = "cascade.json"
+"""The rule beside the exported models."""
 SCORE_LINES = {
     "probability": "p.max(1)",
     "margin": "np.diff(np.sort(p, 1)[:, -2:], axis=1)[:, 0]",

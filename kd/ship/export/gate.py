@@ -24,7 +24,8 @@ from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.fp16 import HalfPrecision, shortened
 from kd.ship.export.manifest import FILE, ExportManifest, Layout
 from kd.ship.finished import FinishedRun
-from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of, mapping_of
+from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of
+from kd.storage.of_weights import EXPORTS, on_stderr, read_of_weights, write_of_weights
 from kd.storage.writing import make_folder, move, remove, write_json
 from kd.tasks import Features, Task
 
@@ -264,9 +265,10 @@ def export(
 
     Returns:
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``, also
-            of one that is not kept: what was requested (``to``, ``int8``, ``fp16``, ``layout``), ``file`` (its path),
-            ``size_mb``, ``compared`` (with what), the numbers of :func:`compare`, ``kept``; and where they apply
-            ``note``, ``float32_layers`` and ``simulated`` (:data:`SIMULATED` of :func:`compare` in simulated FP16).
+            of one that is not kept: what was requested (``to``, ``int8``, ``fp16``, ``layout``), ``file`` (its path, from
+            the run's folder where it lies in it), ``size_mb``, ``compared`` (with what), the numbers of :func:`compare`,
+            ``kept``; and where they apply ``note``, ``float32_layers`` and ``simulated`` (:data:`SIMULATED` of
+            :func:`compare` in simulated FP16).
 
     Raises:
         UserError: no pictures to compare it on, a certificate of answers that have none (features), or as of
@@ -322,12 +324,13 @@ def export(
             reason = failure(simulated, False, wanted.limits)
             problem = f"simulated in FP16, {reason}" if reason else ""
             measured["simulated"] = {key: simulated[key] for key in SIMULATED if key in simulated}
+        written = out / file.relative_to(part)
         record = {
             "to": wanted.to,
             "int8": wanted.int8,
             "fp16": wanted.fp16,
             "layout": layout,
-            "file": str(out / file.relative_to(part)),
+            "file": _from_run(run.folder, written),
             "size_mb": size_mb(part),
             "compared": kind.compared,
             **measured,
@@ -338,12 +341,19 @@ def export(
             remove(out)
             move(part, out)
             if wanted.to == "torch_export":
-                vouch(bytes_of(record["file"], LARGEST_STUDENT))
+                vouch(bytes_of(written, LARGEST_STUDENT))
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    records = run.folder / "export" / "export.json"
-    write_json(records, {**mapping_of(records), wanted.name: record})
+    before = read_of_weights(run.folder, EXPORTS, on_stderr)
+    write_of_weights(run.folder, EXPORTS, {**before, wanted.name: record})
     return problem, record
+
+
+def _from_run(run: Path, file: Path) -> str:
+    """A file's path from a run's folder where it lies in it, so that the run may be moved; else its whole path."""
+    if file.is_relative_to(run):
+        return str(file.relative_to(run))
+    return str(file.absolute())
 
 
 def _unmixed(to: str, float32_layers: list[str]) -> str:

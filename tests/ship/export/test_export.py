@@ -58,7 +58,7 @@ def test_onnx_takes_uint8_pictures_and_any_batch(finished: Path, layout: str) ->
     found = exported(finished, "onnx")
     assert found["kept"] and found["agreement"] == 1.0 and found["student"] == found["export"]
     assert found["max_difference"] < 1e-4 and found["pictures"] == 16 and found["metric"] == "acc1"
-    session = runtime.InferenceSession(found["file"])
+    session = runtime.InferenceSession(finished / found["file"])
     meta = session.get_modelmeta().custom_metadata_map
     assert (
         json.loads(meta["kd.classes"]) == list(CLASSES) and json.loads(meta["kd.layout"]) == layout
