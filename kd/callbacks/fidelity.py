@@ -107,7 +107,7 @@ class FidelityRecord(Callback):
         """
         self._add(wait=True)
         if not is_trial_validation(trainer):
-            self.preflight.all_came()
+            self.preflight.all_came(trainer)
         for name in RunContext.of(trainer).students.named():
             comparison = self._comparisons[name] = _merged(
                 of_all_processes(self._comparisons.get(name))

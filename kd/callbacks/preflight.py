@@ -37,7 +37,7 @@ from kd.storage.tensors import read_tensors
 from kd.storage.writing import write_text, write_whole
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
-from kd.tasks.fidelity import KeptLogits
+from kd.tasks.fidelity import MOST_LOGITS, KeptLogits
 from kd.teachers import RunTeacher, dtype_for
 from kd.teachers.answer import ALL
 
@@ -208,6 +208,7 @@ class Preflight(Callback):
             shared.write(findings, self.kept)
         else:
             findings = earlier
+            self.kept.full = earlier.logits is None
             if earlier.logits is not None:
                 self.kept.add(torch.tensor(earlier.index), earlier.logits)
         run.module.validation.known = findings.decided
@@ -220,6 +221,17 @@ class Preflight(Callback):
         note = "" if earlier is None else ", as measured before"
         for name in findings.val:
             self._judge(trainer, run, findings, name, note)
+        self._report_limit(trainer)
+
+    def _report_limit(self, trainer: Trainer) -> None:
+        """Prints, by the first process, what a run lacks whose teacher's logits did not fit."""
+        if self.kept is not None and self.kept.full and trainer.is_global_zero:
+            print(
+                f"preflight: the teacher's logits of the validation pictures take more than {MOST_LOGITS >> 20} MB in a "
+                "process, so val/kl is not measured, nor are the page's agreement and examples (trainer.limit_val_batches "
+                "takes fewer pictures)",
+                flush=True,
+            )
 
     @staticmethod
     def _nothing_kept_yet(run: RunContext) -> KeptLogits:
@@ -230,7 +242,7 @@ class Preflight(Callback):
         batches = run.data.eval_batches("val")
         pictures_of_rank = math.ceil(batches.length / batches.world_size)
         used_pictures = batches.used * batches.batch_size
-        return KeptLogits(dtype=dtype, pictures=min(pictures_of_rank, used_pictures))
+        return KeptLogits(MOST_LOGITS, dtype, min(pictures_of_rank, used_pictures))
 
     def about_teacher(self, teacher: RunTeacher) -> dict[str, Any]:
         """What the records of a run say of a teacher.
@@ -258,8 +270,10 @@ class Preflight(Callback):
         if self._keep_as_it_comes and self.kept is not None and taught is not None:
             self.kept.add(*taught)
 
-    def all_came(self) -> None:
+    def all_came(self, trainer: Trainer) -> None:
         """After a whole validation: all of the teacher's answers are there, and no more are kept."""
+        if self._keep_as_it_comes:
+            self._report_limit(trainer)
         self._keep_as_it_comes = False
 
     @part_of_the_start("preflight: teacher on val")
@@ -312,19 +326,36 @@ class Preflight(Callback):
             if not remedy and name in confusions:
                 remedy = self._order_remedy(trainer, teacher, confusions[name], info.classes)
             findings.remedies[name] = remedy
-        shows_enough = 2 * findings.classes >= len(findings.counts)
+        self._find_weak(run, findings, searched=bool(confusions))
+        return findings
+
+    @staticmethod
+    def _find_weak(run: RunContext, findings: Findings, searched: bool) -> None:
+        """Notes in the findings which teachers are no better than guessing; of too few classes nothing is noted.
+
+        Args:
+            run: its task judges.
+            findings: changed.
+            searched: whether another order of classes was searched; if not, its key is the remedy.
+        """
+        task = run.module.task
         chance = task.chance(findings.counts, findings.total)
-        if not shows_enough:
-            return findings
-        for name, metrics in val.items():
+        if 2 * findings.classes < len(findings.counts):
+            return
+        for name, metrics in findings.val.items():
             reached = metrics[task.primary]
             if reached > chance:
                 continue
-            if task.shows_bad_teacher(reached, findings.counts, pictures):
+            if task.shows_bad_teacher(reached, findings.counts, findings.pictures):
                 findings.weak.append(name)
             else:
                 findings.unclear.append(name)
-        return findings
+            unsearched = task.one_class and not searched and name in run.teacher.members
+            if unsearched and not findings.remedies[name]:
+                findings.remedies[name] = (
+                    f"; the order of more than {MOST_CLASSES:,} classes is not searched: a list of the teacher's in its own "
+                    f"order goes to {run.teacher.members[name].key}.classes"
+                )
 
     def _order_remedy(
         self, trainer: Trainer, teacher: RunTeacher, confusions: Confusions, classes: list[str]

@@ -21,7 +21,7 @@ from kd.machine import cache_dir, cores
 from kd.progress import bar
 from kd.settings import Check
 from kd.storage.decoding import open_picture
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import LARGEST_LIST, json_of, text_of
 from kd.storage.writing import write_text
 
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
@@ -159,7 +159,7 @@ def _remembered(file: Path, count: int, check: Check) -> Scan | None:
         check: how much was checked.
     """
     try:
-        content = json_of(text_of(file))
+        content = json_of(text_of(file, LARGEST_LIST))  # 20 bytes a picture
         damaged = {int(i): str(reason) for i, reason in content["damaged"].items()}
         digests = [str(digest) for digest in content["digests"]]
     except (OSError, ValueError, TypeError, AttributeError, KeyError):

@@ -444,6 +444,10 @@ def _curve(sums: Tensor) -> list[list[float]]:
     return points
 
 
+MOST_LOGITS = 2**29
+"""Bytes of a teacher's logits that a process keeps of the validation pictures."""
+
+
 class KeptLogits:
     """Logits by a picture's number, in ``dtype``, as long as they fit ``limit`` bytes; then none at all.
 
@@ -454,10 +458,11 @@ class KeptLogits:
 
     Attributes:
         rows: by the picture's number.
+        full: whether they did not fit.
     """
 
     def __init__(
-        self, limit: int = 2**29, dtype: torch.dtype = torch.float16, pictures: int = 0
+        self, limit: int = MOST_LOGITS, dtype: torch.dtype = torch.float16, pictures: int = 0
     ) -> None:
         """Keeps nothing yet.
 
@@ -470,7 +475,7 @@ class KeptLogits:
         self.dtype = dtype
         self.pictures = pictures
         self.rows: dict[int, Tensor] = {}
-        self._full = False
+        self.full = False
 
     def add(self, index: Tensor, logits: Tensor) -> None:
         """Keeps a batch on the CPU, or forgets all where the limit would be passed.
@@ -484,8 +489,8 @@ class KeptLogits:
         if len(rows):
             bytes_of_one = rows[0].nbytes
         pictures = max(self.pictures, len(self.rows) + len(rows))
-        if self._full or pictures * bytes_of_one > self.limit:
-            self._full = True
+        if self.full or pictures * bytes_of_one > self.limit:
+            self.full = True
             self.rows.clear()
             return
         self.rows |= dict(zip(index.tolist(), rows, strict=True))

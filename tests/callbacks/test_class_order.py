@@ -40,6 +40,14 @@ def test_another_order_of_classes_is_found_named_and_written(
     assert json.loads(file.read_text()) == ["dates", "cake", "apple", "bread"]
     assert run_folders(shuffled) == before
 
+    # With too many classes for a search the key is named all the same.
+    with monkeypatch.context() as patched:
+        patched.setattr("kd.callbacks.preflight.MOST_CLASSES", 3)
+        assert train_main([f"recipe={shuffled}"]) == 2
+    said = capsys.readouterr().err
+    assert "the order of more than 3 classes is not searched" in said
+    assert "goes to model.teacher.classes" in said
+
     # Who trains all the same finds the same key on the page.
     assert train_main([f"recipe={shuffled}", "preflight=warn", "trainer.max_epochs=1"]) == 0
     (warned,) = set(run_folders(shuffled)) - set(before)

@@ -13,6 +13,7 @@ from kd.data.sources import ImageFolder, Manifest, Source, lists
 from kd.errors import UserError
 from kd.run.request import translate
 from kd.run.shorthand import LISTS
+from kd.storage.elsewhere import LARGEST
 from tests._helpers import CLASSES, draw_folder
 from tests._runs import run
 
@@ -380,3 +381,16 @@ def test_what_an_earlier_version_noted_of_a_look_is_looked_at_again(
     assert len({*found.digests}) == 4
     note.write_text("{}")
     assert scan(split, "train") == found
+
+
+def test_a_note_of_millions_of_pictures_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 20 bytes a picture it is larger than most files that are read whole may be."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    split = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1))).load("train")
+    scan(split, "train")
+    (note,) = (tmp_path / "cache" / "scans").glob("*.json")
+    known = {"damaged": {"0": "as noted"}, "digests": ["0" * 16] * 4}
+    note.write_text(json.dumps(known) + " " * LARGEST)
+    assert scan(split, "train").damaged == {0: "as noted"}

@@ -112,6 +112,16 @@ def test_kept_logits_end_at_their_limit() -> None:
     assert kept.get(torch.tensor([1])) is None
 
 
+def test_logits_that_do_not_fit_are_reported(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 21,841 classes 12,290 validation pictures fill what a process keeps."""
+    monkeypatch.setattr("kd.callbacks.preflight.MOST_LOGITS", 100)
+    for words in ([], ["preflight=off"]):
+        assert main("train", [f"recipe={recipe}", "trainer.max_epochs=1", *words]) == 0
+        assert capsys.readouterr().out.count("so val/kl is not measured") == 1
+
+
 def test_a_run_says_how_faithful_its_best_student_is(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
