@@ -31,6 +31,7 @@ LAYERS = [
     {"kd.fleet"},
     {"kd.commands"},
     {"kd.api"},
+    {"kd.command_line"},
     {"kd.cli"},
 ]
 """From below: a room imports from lower layers alone, not from the rooms beside it."""

@@ -68,7 +68,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.storage.tensors": {"torch.load": WEIGHTS},
     "kd.storage.checkpoints": {"torch.load": "weights_only, without the tensors' data",
                                "zipfile.ZipFile": "checksums of a checkpoint; nothing is unpacked"},
-    "kd.cli": {"importlib.import_module": NAMES},
+    "kd.command_line": {"importlib.import_module": NAMES},
     "kd.commands.launch": {"importlib.import_module": NAMES},
     "kd.commands.train": {"importlib.import_module": NAMES},
     "kd.run.train_first": {"safetensors.safe_open": "a file that ships with its recipe"},

@@ -1,0 +1,147 @@
+"""Runs a command: its errors end in one line and a status."""
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TypeGuard
+
+from kd.errors import RunError, Stopped, UserError, UserErrorOfAll, plain, reason
+from kd.launch.child import (
+    end_with_parent,
+    end_with_starter,
+    trains_teacher,
+    wait_asleep,
+    with_outer_keys,
+)
+from kd.launch.cluster import is_rank_zero
+from kd.launch.sagemaker import tell_failure
+from kd.machine import cache_dir, is_about_cache
+from kd.run.request import translate
+from kd.run.shorthand import as_typed
+from kd.run.streams import quiet_libraries, unbroken_output
+from kd.storage.shown import on_terminal
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""A disk that is full, read-only, or takes no file of this size: status 1, as for a run that fails."""
+
+
+def run(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> int:
+    """Runs a command in this process (:func:`_status`), whose settings it changes: with which process it ends, how
+    OpenMP's threads wait, what libraries print, how output is written.
+
+    Args:
+        command: its name.
+        argv: its arguments.
+        interrupted: whether Ctrl-C was pressed.
+
+    Raises:
+        KeyboardInterrupt: it was, whatever libraries have made of it.
+    """
+    # all four before torch is imported
+    end_with_parent()
+    end_with_starter()
+    wait_asleep()
+    quiet_libraries()
+    with unbroken_output(command):
+        return _status(command, argv, interrupted)
+
+
+@contextmanager
+def _told_apart(interrupted: Callable[[], bool]) -> Iterator[None]:
+    """Inside, what was a KeyboardInterrupt (Lightning makes an exit of it, C code an ImportError) is one again."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if interrupted():
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) -> int:
+    """Runs a command; the one place that turns errors into a line and an exit status.
+
+    Args:
+        command: its name; ``run`` of its file takes the request and returns the status, None where only its help, or how
+            it is called, can be shown.
+        argv: its arguments.
+        interrupted: as of :func:`run`.
+
+    A user's mistake is printed by the first process of a job alone, as all of them find it (but for a UserErrorOfAll);
+    other errors by each. Errors, but not stops, are also written where SageMaker reads them. With ``KD_TRACEBACK`` in the
+    environment an error that nobody foresaw is raised instead.
+
+    Returns:
+        The command's own status; 0 for help that was asked for; 2 for a user's mistake, an error that nobody foresaw, a
+        cache folder that can't be written, or help that was not asked for (no arguments); 1 for a disk that can't be
+        written, or a failure that a RunError explains; 128 + the signal's number for work that a signal has stopped outside
+        of a run's folder.
+    """
+    try:
+        with _told_apart(interrupted):
+            module = import_module(f"kd.commands.{command}")
+            request = translate(argv)
+            unknown = request.flags - {"help", "trust", *re.findall(r"--([a-z_-]+)", module.HELP)}
+            if unknown:
+                raise UserError(f"no option --{min(unknown)} (kd-{command} --help)")
+            status = module.run(request)
+        if status is not None:
+            return status
+        if argv and "help" not in request.flags:
+            raise UserError(f"expected {_usage(module.HELP)} (kd-{command} --help)")
+        print(module.usage() if hasattr(module, "usage") else module.HELP, end="")
+        return 0 if "help" in request.flags else 2
+    except UserError as error:
+        if is_rank_zero() or isinstance(error, UserErrorOfAll):
+            message = as_typed(str(error), argv)
+            if trains_teacher():
+                message = with_outer_keys(message)
+            # a message may quote a name from a file
+            shown = "\n".join(map(on_terminal, message.split("\n")))
+            print(f"kd-{command}: {shown}", file=sys.stderr)
+        tell_failure(str(error))
+        return 2
+    except Stopped as stop:
+        print(f"kd-{command}: {stop}; run the same command again to resume", file=sys.stderr)
+        return 128 + stop.signal_number
+    except RunError as error:  # without a run's folder: Ray's node, a loader's shared memory
+        tell_failure(reason(error))
+        print(f"kd-{command}: {on_terminal(reason(error))}", file=sys.stderr)
+        return 1
+    except Exception as error:  # a run's own failures are reported in its folder, once it has one
+        is_of_disk = _is_of_disk(error)
+        if os.environ.get("KD_TRACEBACK") and not is_of_disk:
+            raise
+        tell_failure(plain(error))
+        print(f"kd-{command}: {_unforeseen(error)}", file=sys.stderr)
+        return 1 if is_of_disk else 2
+
+
+def _is_of_disk(error: Exception) -> TypeGuard[OSError]:
+    """Whether the error is a disk that can't be written: full, over quota, read-only, or not for a file of this size."""
+    return isinstance(error, OSError) and error.errno in DISK_ERRORS
+
+
+def _unforeseen(error: Exception) -> str:
+    """A line about an error that is no user's mistake: of the disk, of the cache folder, or one that nobody foresaw."""
+    if _is_of_disk(error):
+        return f"{error.filename or 'a file'} can't be written: {error.strerror}"
+    if is_about_cache(error):
+        folder = cache_dir()
+        return (
+            f"KD_CACHE: kd's cache folder {folder} can't be written ({plain(error)}); "
+            "KD_CACHE=DIR before the command names another"
+        )
+    return f"{plain(error)} (KD_TRACEBACK=1 shows where)"
+
+
+def _usage(help_text: str) -> str:
+    """The first line of a command's help that begins with two blanks and ``kd-``, without its comment and what is in
+    brackets: the words that the command needs.
+    """
+    line = next(line for line in help_text.splitlines() if line.startswith("  kd-"))
+    example = re.split(r"  +", line.strip())[0]
+    return " ".join(re.sub(r"\[[^\]]*\]", "", example).split())
