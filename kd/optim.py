@@ -474,7 +474,9 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
     if not spec.zero:
         return kind(groups, **kwargs)
     if not torch.distributed.is_initialized():
-        raise UserError("optim.zero: needs several processes, for example config=ddp_2cpu")
+        raise UserError(
+            "optim.zero: needs several processes, for example config=ddp_2cpu; optim.zero=false trains on one"
+        )
     # in its buckets weights lose their memory order, and DDP would then read their gradients in the wrong one
     views = all(p.is_contiguous() for group in groups for p in group["params"])
     return ZeroRedundancyOptimizer(

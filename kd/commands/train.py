@@ -11,6 +11,7 @@ from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import cache_dir, in_job, log_nccl
 from kd.run import keys
+from kd.run.checks import notes_on_patches, notes_on_sizes
 from kd.run.files import as_yaml
 from kd.run.needs import check_downloads, check_needs, teachers_in
 from kd.run.paths import SETTINGS, listed, listing, names
@@ -174,6 +175,10 @@ def to_train(request: Request) -> Run:
 
     with_teacher(run)
     check_downloads(run.config)
+    if request.resume is None and is_rank_zero():  # of the sizes that the teachers' files say
+        typed = {item.partition("=")[0] for item in request.overrides}
+        for line in (*notes_on_sizes(run.config, typed), *notes_on_patches(run.config["model"])):
+            print(line, flush=True)
     mirror = None
     if is_url(run.place.runs_dir):
         mirror = Mirror(run.place.runs_dir, "runs_dir")

@@ -1,5 +1,6 @@
 """What a run's settings need of this Python and machine: checked before torch is imported and pictures are drawn."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -63,6 +64,7 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
             "lacks; config=nodes_4x8 trains on the same machines over NCCL"
         )
     _check_gpus(config["trainer"], overlays)
+    _check_zero(config)
 
 
 def _check_student(config: Mapping[str, Any]) -> None:
@@ -169,9 +171,9 @@ def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
         trainer: its settings.
         overlays: names of the overlays that were given, for the message.
     """
-    if trainer["accelerator"] not in ("gpu", "cuda") or sys.platform != "linux" or recognise():
+    if trainer["accelerator"] not in ("gpu", "cuda") or recognise():
         return
-    if not any(any(Path("/dev").glob(pattern)) for pattern in GPU_FILES):
+    if not _has_gpu_files():
         devices = trainer["devices"]
         machines = trainer["num_nodes"]
         raise UserError(
@@ -179,6 +181,24 @@ def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
             f"trainer.num_nodes={machines}, trainer.accelerator={trainer['accelerator']}) and this machine has none; "
             "trainer.accelerator=cpu trainer.devices=1 trainer.num_nodes=1 trains here, kd-launch sends the run to others"
         )
+
+
+def _check_zero(config: Mapping[str, Any]) -> None:
+    """Refuses ZeRO on one process, as far as settings and machine tell: a run of several may be resumed on one."""
+    trainer = config["trainer"]
+    devices = str(trainer["devices"])
+    one = devices == "1" or (devices in ("auto", "-1") and not _has_gpu_files())
+    started = recognise() or "WORLD_SIZE" in os.environ
+    if config["optim"]["zero"] and one and trainer["num_nodes"] == 1 and not started:
+        raise UserError(
+            "optim.zero: needs several processes, for example config=ddp_2cpu; optim.zero=false trains on one"
+        )
+
+
+def _has_gpu_files() -> bool:
+    """Whether this machine may have a GPU: off Linux always."""
+    on_linux = sys.platform == "linux"
+    return not on_linux or any(any(Path("/dev").glob(pattern)) for pattern in GPU_FILES)
 
 
 def _by(overlays: list[str], *parts: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
-from kd.run.checks import check_warmup, notes_on_patches, notes_on_sizes
+from kd.run.checks import check_warmup, notes_on_patches
 from kd.run.listed import kind_at
 from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
@@ -254,8 +254,8 @@ class Request:
     def check_read(self, config: Mapping[str, Any]) -> None:
         """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`).
 
-        Of a new run a typed warm-up that fills it is refused too, and notes on sizes of pictures and patches are added to
-        :attr:`notes`. Called once, by ``kd-train`` and ``kd.train``.
+        Of a new run a typed warm-up that fills it is refused too, and pictures that are smaller than a patch. Called once,
+        by ``kd-train`` and ``kd.train``.
 
         Args:
             config: what :meth:`resolved` gave.
@@ -273,8 +273,7 @@ class Request:
         check_read({**config, "resume": self.resume}, contents, given)
         if self.resume is None:
             check_warmup(config, given)
-            self.notes += notes_on_sizes(config, given)
-            self.notes += notes_on_patches(config["model"])
+            notes_on_patches(config["model"])
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, each followed by what it changes of this recipe alone (:func:`part_of`), in rising

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kd.cli import commands
+from kd.commands.train import to_train
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES, UserError
 from kd.run import listed
@@ -26,7 +27,7 @@ from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
 from kd.run.run import Run
 from kd.ship.predict_words import ANSWERS, answers_of, check_out
-from tests._helpers import ROOT
+from tests._helpers import ROOT, write_recipe
 
 PROGRAM = """\
 import contextlib, io, json, sys
@@ -357,6 +358,18 @@ def test_pictures_that_the_models_resize_are_reported() -> None:
     assert not notes_on_sizes(config, [])
     (of_teacher,) = notes_on_sizes(config, ["model.teacher.img_size"])
     assert of_teacher.endswith("as model.teacher.img_size says")
+
+
+def test_sizes_are_reported_as_the_teachers_file_says_them(
+    finished: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as the recipe does, whose teacher the file replaces."""
+    other = {"model__teacher__arch": "vit_small_patch16_224", "model__teacher__img_size": 64}
+    file = write_recipe(tmp_path / "x.yaml", pictures, finished / "student.safetensors", **other)
+    to_train(translate([f"recipe={file}", "data.img_size=40"]))
+    out = capsys.readouterr().out
+    assert "resized to 32x32, as model.teacher.img_size and model.student.img_size say" in out
+    assert "64x64" not in out
 
 
 def test_pictures_that_were_listed_are_taken_over_once(finished: Path) -> None:

@@ -1,5 +1,6 @@
 """Names of runs and of students."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,16 @@ def test_answers_of_a_file_are_neither_cached_nor_mixed(
     assert done.stderr.endswith(f"{message}\n")
     assert len(done.stderr.splitlines()) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["answers.csv"]
+
+
+def test_zero_on_one_process_is_refused_before_torch(finished: Path, tmp_path: Path) -> None:
+    """As of a run of two processes that is resumed on one."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("zero: false", "zero: true"))
+    items = [f"resume={run}", "trainer.devices=1", "trainer.max_epochs=3"]
+    code = f"import sys; from kd.cli import main; print(main('train', {items}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert done.stderr.endswith("; optim.zero=false trains on one\n")
