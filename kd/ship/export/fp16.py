@@ -3,9 +3,12 @@
 To run an FP16 file on a CPU proves nothing: ONNX Runtime computes it in float32 there, and a product of 80,000 that is
 infinite on a GPU or a phone stays 80,000. The proof has two parts instead:
 
-- :func:`measure` runs the float32 graph on real pictures and finds what each operation's numbers reach.
+- :func:`measure` runs the float32 graph on real pictures and finds what each operation's numbers reach, also those that
+  it computes inside (:data:`INSIDE`).
 - :func:`rounded` is the FP16 graph with float32 arithmetic and each result rounded to FP16. Sums inside one operation
-  are in float32, as GPUs and most phones have them.
+  (:data:`SUMS`) are in float32, as GPUs and most phones have them.
+
+An operation of no table is not proven and stays in float32.
 """
 
 from ast import literal_eval
@@ -55,15 +58,63 @@ Probe (x) => (largest, magnitude, error) {{
     error = ReduceSum <keepdims = 0> (errors)
 }}
 """
-SQUARES = """
+SQUARES_OF_DEVIATIONS = """
 <domain: "kd", opset_import: ["" : {opset}]>
-Squares <axes> (x) => (squares) {{
+SquaresOfDeviations <axes> (x, y) => (inside) {{
     along = Constant <value_ints : ints = @axes> ()
     mean = ReduceMean (x, along)
     deviation = Sub (x, mean)
-    squares = Mul (deviation, deviation)
+    inside = Mul (deviation, deviation)
 }}
 """
+SQUARES = """
+<domain: "kd", opset_import: ["" : {opset}]>
+Squares (x, y) => (inside) {{ inside = Mul (x, x) }}
+"""
+SUM_OF_SQUARES = """
+<domain: "kd", opset_import: ["" : {opset}]>
+SumOfSquares (x, y) => (inside) {{ inside = Mul (y, y) }}
+"""
+SUM_OF_POWERS = """
+<domain: "kd", opset_import: ["" : {opset}]>
+SumOfPowers (x, y) => (inside) {{ inside = Exp (y) }}
+"""
+CUBES = """
+<domain: "kd", opset_import: ["" : {opset}]>
+Cubes (x, y) => (inside) {{
+    square = Mul (x, x)
+    inside = Mul (square, x)
+}}
+"""
+INSIDE = {
+    "LayerNormalization": "SquaresOfDeviations",
+    "InstanceNormalization": "SquaresOfDeviations",
+    "RMSNormalization": "Squares",
+    "ReduceL2": "SumOfSquares",
+    "ReduceLogSum": "SumOfPowers",
+    "ReduceLogSumExp": "SumOfPowers",
+    "Gelu": "Cubes",
+}
+"""By operation, what of its input x and its result y it computes inside: converters take these operations apart (onnxsim,
+TensorRT), and there it overflows before any result does. A Gelu has cubes in its approximation by tanh alone."""
+SUMS = frozenset({
+    "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "CumSum", "Einsum", "Gemm", "GlobalAveragePool",
+    "GridSample", "LogSoftmax", "MatMul", "Mean", "ReduceL1", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Resize",
+    "Softmax", "Sum",
+})  # fmt: skip
+"""Operations that sum inside, in float32: products, parts of a mean, powers below 1, or what their result is."""
+SINGLE = frozenset({
+    "Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Concat", "Constant",
+    "ConstantOfShape", "Cos", "DepthToSpace", "Div", "Dropout", "Elu", "Equal", "Erf", "Exp", "Expand", "EyeLike",
+    "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "Greater", "GreaterOrEqual",
+    "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max",
+    "MaxPool", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "Range",
+    "Reciprocal", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND", "Selu",
+    "Shape", "Sigmoid", "Sign", "Sin", "Size", "Slice", "Softplus", "Softsign", "SpaceToDepth", "Split", "Sqrt",
+    "Squeeze", "Sub", "Swish", "Tanh", "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where",
+    "Xor",
+})  # fmt: skip
+"""Operations that compute each number from single ones, or move numbers: what they reach is their result."""
 ROUND = """
 <domain: "kd", opset_import: ["" : {opset}]>
 Round (x) => (y) {{
@@ -82,13 +133,15 @@ class TensorRange:
     layer: str
     """The student's layer that computes it; of a weight the layer that uses it."""
     operation: str
-    """The ONNX operation; ``weight``; or ``squares``, which a normalisation computes inside."""
+    """The ONNX operation; ``weight``; or ``KIND in OPERATION``, which an operation of :data:`INSIDE` computes inside."""
     largest: float
     """Largest finite magnitude."""
     lost: float
     """Share of the sum of magnitudes that rounding to FP16 takes away, in 0..1; 1 where it overflows."""
     float32: bool = False
     """Whether the operations around it stay in float32."""
+    proven: bool = True
+    """Whether what its operation computes inside is known (:func:`is_proven`)."""
 
     @property
     def overflows(self) -> bool:
@@ -99,6 +152,11 @@ class TensorRange:
     def underflows(self) -> bool:
         """Whether most of it lies where FP16 has few bits, or none."""
         return not self.overflows and self.lost > ROUNDING
+
+    @property
+    def unsafe(self) -> bool:
+        """Whether it stays in float32 where a layer may."""
+        return self.overflows or self.underflows or not self.proven
 
     def __str__(self) -> str:
         return f"{self.layer} ({self.operation})"
@@ -129,7 +187,7 @@ class HalfPrecision:
         """
         _name_nodes(model.graph)
         self.ranges = measure(model, self.pictures())
-        unsafe = [tensor for tensor in self.ranges if tensor.overflows or tensor.underflows]
+        unsafe = [tensor for tensor in self.ranges if tensor.unsafe]
         if self.everything:
             return halve(model, ())
         for tensor in unsafe:
@@ -142,6 +200,9 @@ class HalfPrecision:
         """
         if not self.everything:
             return ""
+        unproven = [str(tensor) for tensor in self.ranges if not tensor.proven]
+        if unproven:
+            return f"what {shortened(unproven)} computes inside is not known; fp16=true keeps it in float32"
         too_large = [tensor for tensor in self.ranges if tensor.overflows]
         if not too_large:
             return ""
@@ -175,8 +236,7 @@ def shortened(layers: Sequence[str]) -> str:
 def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[TensorRange]:
     """What each float32 tensor of a graph holds.
 
-    Of a normalisation the squares of the deviations from the mean are measured too: converters take it apart
-    (onnxsim, TensorRT), and there they overflow first.
+    Of an operation of :data:`INSIDE` what it computes inside is measured too.
 
     Args:
         model: in float32, with named nodes; it is not changed.
@@ -189,7 +249,9 @@ def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[Te
 
     probed = onnx.ModelProto()
     probed.CopyFrom(model)
-    _add_functions(probed, PROBE, SQUARES)
+    _add_functions(
+        probed, PROBE, SQUARES_OF_DEVIATIONS, SQUARES, SUM_OF_SQUARES, SUM_OF_POWERS, CUBES
+    )
     weights = _weights(probed.graph)
     operations = _add_probes(probed.graph, _types(model))
     _run_probes(probed, operations, pictures)
@@ -197,7 +259,7 @@ def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[Te
 
 
 def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorRange]:
-    """Adds a Probe to each float32 result of a graph, and to the squares of each normalisation.
+    """Adds a Probe to each float32 result of a graph, and to what operations compute inside.
 
     Args:
         graph: of the probed model; Probe ``i`` adds the outputs ``kd/largest/i``, ``kd/magnitude/i``, ``kd/error/i``.
@@ -220,15 +282,17 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
             scalar = make_tensor_value_info(name, TensorProto.FLOAT, [])
             graph.output.append(scalar)
         layer = layer_of(node)
-        ranges.append(TensorRange(tensor, layer, operation, 0.0, 0.0))
+        ranges.append(TensorRange(tensor, layer, operation, 0.0, 0.0, proven=is_proven(node)))
 
     for node in list(graph.node):
-        axes = _normalised_axes(node)
-        if axes:
-            squares = f"{node.output[0]}/squares"
-            inputs = [node.input[0]]
-            graph.node.append(make_node("Squares", inputs, [squares], domain=DOMAIN, axes=axes))
-            probe(squares, node, "squares")
+        kind = _kind_inside(node)
+        if kind:
+            inside = f"{node.output[0]}/inside"
+            inputs = [node.input[0], node.output[0]]
+            axes = _normalised_axes(node)
+            attributes = {"axes": axes} if axes else {}
+            graph.node.append(make_node(kind, inputs, [inside], domain=DOMAIN, **attributes))
+            probe(inside, node, f"{kind} in {node.op_type}")
         for tensor in node.output:
             if types.get(tensor) == TensorProto.FLOAT:
                 probe(tensor, node, node.op_type)
@@ -291,12 +355,12 @@ def _share(part: float, whole: float) -> float:
 
 
 def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:
-    """Names of the nodes that compute or use the tensors of some ranges; of ``squares`` the normalisation itself."""
+    """Names of the nodes that compute or use the tensors of some ranges; of what one computes inside itself."""
     tensors = {tensor.tensor for tensor in ranges}
     names = set()
     for node in graph.node:
-        squares = [f"{tensor}/squares" for tensor in node.output]
-        if tensors.intersection((*node.input, *node.output, *squares)):
+        inside = [f"{tensor}/inside" for tensor in node.output]
+        if tensors.intersection((*node.input, *node.output, *inside)):
             names.add(node.name)
     return names
 
@@ -462,6 +526,26 @@ def _name_nodes(graph: "onnx.GraphProto") -> None:
         if not is_unique:
             node.name = f"{node.op_type}_{number}_{nodes}"
         names.add(node.name)
+
+
+def is_proven(node: "onnx.NodeProto") -> bool:
+    """Whether what an operation computes inside is known; not so of another library's operations."""
+    if node.domain:
+        return False
+    if node.op_type in INSIDE:
+        return node.op_type != "LayerNormalization" or bool(_normalised_axes(node))
+    return node.op_type in SUMS or node.op_type in SINGLE
+
+
+def _kind_inside(node: "onnx.NodeProto") -> str:
+    """The function of kd's domain that gives what an operation computes inside; "" where that is nothing."""
+    kind = INSIDE.get(node.op_type, "")
+    if not is_proven(node):
+        return ""
+    if node.op_type == "Gelu":
+        by_tanh = any(a.name == "approximate" and a.s == b"tanh" for a in node.attribute)
+        return kind if by_tanh else ""
+    return kind
 
 
 def _normalised_axes(node: "onnx.NodeProto") -> list[int]:

@@ -204,3 +204,86 @@ def test_mistakes_take_one_line(
 ) -> None:
     assert main("export", [str(finished), *items]) == 2
     assert message in capsys.readouterr().err
+
+
+# -- what operations compute inside --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "attributes", "factor"),
+    [
+        ("LayerNormalization", {"axis": -1}, 10),  # 255 * 10: squares of millions, a result near 1
+        ("ReduceL2", {"keepdims": 1}, 10),
+        ("Gelu", {"approximate": "tanh"}, 1),  # 255 in cubes
+        ("LpNormalization", {"axis": -1}, 1),  # in no table
+    ],
+)
+def test_what_overflows_inside_stays_in_float32(
+    operation: str, attributes: dict[str, Any], factor: float
+) -> None:
+    """Its results are small: a converter that takes it apart meets the large ones."""
+    inputs = "small ones" if operation == "LayerNormalization" else "small"
+    nodes = [
+        node("Cast", "pictures", "numbers", to=onnx.TensorProto.FLOAT),
+        node("Mul", "numbers factor", "small"),
+        node(operation, inputs, "inside", **attributes),
+        node("Mul", "inside ones", "answer"),
+    ]
+    model = graph_of(nodes, {"factor": factor, "ones": np.ones(8)})
+    half = fp16.HalfPrecision(False, lambda: [PICTURES])
+    half.convert(model)
+    assert half.float32_layers() == ["the_inside"]
+    whole = fp16.HalfPrecision(True, lambda: [PICTURES])
+    whole.convert(model)
+    assert "the_inside" in whole.overflow()
+
+
+FAST = ("convnextv2_atto", "vit_tiny_patch16_224")
+"""A norm of rows and columns, a norm of channels with a Gelu."""
+
+
+def families() -> list[Any]:
+    """The smallest model of each of timm's files, as its name tells; the fast ones first."""
+    from timm.models._registry import _module_to_models
+
+    sizes = (
+        "atto",
+        "femto",
+        "pico",
+        "nano",
+        "xxs",
+        "tiny",
+        "mini",
+        "small",
+        "050",
+        "10",
+        "18",
+        "b0",
+    )
+    cases: list[Any] = [*FAST]
+    for names in _module_to_models.values():
+        ranked = sorted(
+            names, key=lambda name: ([size in name for size in sizes], -len(name)), reverse=True
+        )
+        if ranked[0] not in FAST:
+            cases.append(pytest.param(ranked[0], marks=pytest.mark.slow))
+    return cases
+
+
+@pytest.mark.parametrize("arch", families())
+def test_each_operation_of_each_family_is_in_a_table(arch: str) -> None:
+    """New ones (of a newer timm, or a newer exporter) stay in float32 until they are."""
+    pytest.importorskip("onnxscript")
+    model = timm.create_model(arch, num_classes=4).eval()
+    size = timm.data.resolve_data_config({}, model=model)["input_size"]
+    batch = torch.export.Dim("batch")
+    try:
+        program = torch.onnx.export(
+            model, (torch.rand(2, *size),), dynamo=True, dynamic_shapes=({0: batch},), verbose=False
+        )
+    except Exception as error:
+        pytest.skip(f"can't be exported: {type(error).__name__}")
+    assert program is not None
+    graph = program.model_proto.graph
+    assert {n.op_type for n in graph.node if not fp16.is_proven(n)} == set()
+    assert not program.model_proto.functions
