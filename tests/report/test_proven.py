@@ -5,15 +5,7 @@ from pathlib import Path
 
 from kd.report.proven_cascade import cascade_sections
 from kd.report.records import RunRecords
-from tests._pages import write_run
-
-CURVE = [
-    {"share": 0.0, "accuracy": 0.776, "ms": 98.0},
-    {"share": 0.1, "accuracy": 0.806, "ms": 126.9},
-    {"share": 1.0, "accuracy": 0.867, "ms": 388.1},
-]
-CASCADE = {"curve": CURVE, "teacher": 0.867, "teacher_ms": 290.1, "goal": "accuracy=0.98*teacher",
-           "confidence": 0.95, "score": "probability", "chosen_on": 632, "threshold": None}  # fmt: skip
+from tests._pages import CASCADE, write_run
 
 
 def test_the_curve_is_drawn_over_milliseconds(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from kd.storage.of_weights import (
 )
 from scripts.house import tree_of
 from tests._helpers import ROOT, other_weights
-from tests.report.test_proven import CASCADE as CURVE
+from tests._pages import CASCADE as CURVE
 
 Read = Callable[[RunRecords], object]
 

@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -290,7 +290,7 @@ def _add_probes(graph: "onnx.GraphProto", types: dict[str, int]) -> list[TensorR
             inside = f"{node.output[0]}/inside"
             inputs = [node.input[0], node.output[0]]
             axes = _normalised_axes(node)
-            attributes = {"axes": axes} if axes else {}
+            attributes: dict[str, Any] = {"axes": axes} if axes else {}
             graph.node.append(make_node(kind, inputs, [inside], domain=DOMAIN, **attributes))
             probe(inside, node, f"{kind} in {node.op_type}")
         for tensor in node.output:
