@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,10 @@ MINE = """class Nets:
     def __init__(self, width: int = 3, deep: bool = False) -> None: ...
 class Listed:
     def __init__(self, folder: str, limit: int = 5) -> None: ...
+"""
+OVERLAY = """optim: {lr: 1e-2}
+model.student.kwargs: {depth: 5}
+model: {distill_losses: {kd: {weight: 3}}}
 """
 
 
@@ -199,7 +203,7 @@ def prepare(folder: Path) -> None:
     for name in ("ml/input/config", "ml/input/data/train", "ml/input/data/t"):
         (folder / name).mkdir(parents=True)
     (folder / "ml/input/data/train/r.yaml").write_text("seed: 5\n")
-    (folder / "overlay.yaml").write_text("optim: {lr: 1e-2}\nmodel.student.kwargs: {depth: 5}\n")
+    (folder / "overlay.yaml").write_text(OVERLAY)
     (folder / "mine.py").write_text(MINE)
     (folder / "a.jpg").write_bytes(b"")
     for name in RUNS:
@@ -312,7 +316,9 @@ def difference(old: dict[str, Any], new: dict[str, Any], exact: bool, without: l
         if same:
             continue
         if name != "settings" or not (before and after):
-            return f"{name}: {str(before)[:200]!r} -> {str(after)[:200]!r}"
+            pairs = zip_longest(f"{before}".split("\n"), f"{after}".split("\n"))
+            first, second = next((a, b) for a, b in pairs if a != b)
+            return f"{name}: {first!s:.200} -> {second!s:.200}"
         leaves = [dict(flat(tree)) for tree in (before, after)]
         keys = [
             key
@@ -350,7 +356,7 @@ def compare(
         )
         counts.setdefault(case["door"], Counter())["differ" if what else kind] += 1
         if what:
-            words = case.get("words") or [case["recipe"], case["values"]]
+            words = case.get("words", [case.get("recipe"), case.get("values")])
             others.setdefault(what, []).append(
                 f"{case['door']} {json.dumps(words)} {case.get('env', '')}"
             )
@@ -509,8 +515,11 @@ def mistakes() -> None:
             done = subprocess.run(words, env=env, capture_output=True, text=True)
             after = os.times()
             seconds = after[2] + after[3] - before[2] - before[3]
-            torch, status = (["True", "-"] + done.stdout.split())[-2:]
-            has_key = not known.isdisjoint(re.findall(r"[a-z_]+(?:\.\w+)*", row.get("says", "")))
+            ended = re.search(r"^(True|False) (\w+)\n\Z", done.stdout, re.MULTILINE)
+            torch, status = ended.groups() if ended else ("True", "-")
+            named = re.findall(r"[a-z_]+(?:\.\w+)*", row.get("says", ""))
+            below = [word.rpartition(".")[0] for word in named]  # kwargs take names of timm's
+            has_key = not known.isdisjoint([*named, *below])
             good += has_key and status == "2" and seconds <= 0.5
             print(
                 f"{seconds:6.2f} s  torch {torch:<5}  status {status:>3}  key {has_key!s:<5}  {row['words']}",
