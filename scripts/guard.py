@@ -9,7 +9,7 @@ A kind (a row of ``scripts/guard.yaml``) trains tiny pairs on drawn pictures wit
 are the logged values (every step's losses, every validation), the exported students, and all tensors of the last
 checkpoint whatever their names. ``scripts/guard.json`` has their hashes, and the versions and the kind of CPU that they
 are from. Other processors round otherwise: there ``check`` refuses, and both sides must be run. ``keep after.json``
-renews the hashes of the kinds that are in the file. Two kinds train at once: about five minutes on two cores.
+renews the hashes of the kinds that are in the file. Two kinds train at once; all take two minutes of CPU time.
 """
 
 import argparse
