@@ -51,7 +51,7 @@ class RunResult:
         if not file.is_file():
             raise UserError(f"name: {file} not found")
         _, trusted = Run.settings(file.with_name("config.yaml"), Request())
-        return student_in(file, trusted)[0]
+        return student_in(trusted.of(file))[0]
 
 
 @as_function("train")

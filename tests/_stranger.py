@@ -21,7 +21,7 @@ from kd.run import keys, listed
 from kd.run.build import arguments_of, built, data_of, task_of, teacher_specs
 from kd.run.request import Request
 from kd.run.resolve import resolve
-from kd.run.trust import check_file, check_resolved
+from kd.run.trust import Trust, check_file, check_resolved
 from kd.settings import LearningSettings, TrainerSettings
 
 ROOT = Path(__file__).parent.parent
@@ -215,16 +215,16 @@ class Trial:
 
         def parse() -> None:
             config = resolve([recipe, nested(key, value)])
-            check_resolved(config, [])
+            check_resolved(config, Trust())
             self.build(config)
 
         self.does(f"parse {key}={value}", parse)
 
     def build(self, config: dict[str, Any]) -> None:
         """The builders of a run on settings, trusting nothing."""
-        arguments_of(TrainerSettings, {**config["trainer"], "logger": False}, "trainer")
-        arguments_of(LearningSettings, config["model"], "model")
-        built(Any, config["trainer"]["logger"], "trainer.logger")
+        arguments_of(TrainerSettings, {**config["trainer"], "logger": False}, "trainer", Trust())
+        arguments_of(LearningSettings, config["model"], "model", Trust())
+        built(Any, config["trainer"]["logger"], "trainer.logger", Trust())
 
     def opened(self, config: dict[str, Any], key: str, value: object) -> None:
         """A run's ``config.yaml``, for the commands that follow a training, where the first check is missing."""
@@ -237,7 +237,10 @@ class Trial:
             node = node[part]
         node[last] = value
         for what in (data_of, task_of, teacher_specs):
-            self.does(f"{what.__name__} {key}={value}", lambda what=what: what(resolve([settings])))
+            self.does(
+                f"{what.__name__} {key}={value}",
+                lambda what=what: what(resolve([settings]), Trust()),
+            )
 
 
 def try_files(trial: Trial, classes: list[str]) -> None:

@@ -82,10 +82,10 @@ def test_every_setting_that_takes_a_class_says_which() -> None:
 
 
 def test_the_list_names_what_there_is() -> None:
-    from kd.run.trust import class_named
+    from kd.run.trust import Trust, class_named
 
     for one in listed.classes():
-        kind = class_named(one.name, one.kind, "key", [])
+        kind = class_named(one.name, one.kind, "key", Trust())
         assert f"{kind.__module__}.{kind.__qualname__}" in one.paths
 
 

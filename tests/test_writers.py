@@ -98,7 +98,6 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.fleet.sizing.timing": {"folder.mkdir": NEW},
     "kd.fleet.tuning.ray_cluster": {"shutil.rmtree": JOB},
     "kd.fleet.tuning.study": {"file.truncate": DOOR},
-    "kd.fleet.tuning.trials": {"shutil.rmtree": JOB},
     "kd.launch.sagemaker": {
         "(folder / 'output' / 'failure').open": JOB,
         "(folder / 'output').mkdir": JOB,

@@ -63,7 +63,13 @@ def run(request: Request) -> int | None:
     overlays = [f"config={overlay}" for overlay in request.overlays]
     from kd.run.train_first import with_teacher
 
-    items = [f"recipe={request.recipe}", *overlays, *request.overrides, *with_teacher(run)]
+    items = [
+        f"recipe={request.recipe}",
+        *overlays,
+        *request.overrides,
+        *run.trusted.words,
+        *with_teacher(run),
+    ]
     runs_dir = folder_of_runs(config["runs_dir"], "kd-scale")
     folder = claim(folder_of_recipe(runs_dir, config["recipe"]) / "scale")
     threads = max(1, cores() // processes[-1])

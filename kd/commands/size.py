@@ -13,6 +13,7 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
 from kd.storage.checkpoints import claim
+from kd.storage.writing import guard
 
 HELP = """\
 kd-size: the most accurate student for a latency budget, before training.
@@ -154,6 +155,7 @@ def _compare(place: str, request: Request) -> int:
     }
     others = [row for row in sizes.get("trained", []) if row["run"] != trained["run"]]
     sizes["trained"] = [*others, trained]
+    guard(file.parents[2])
     write(sizes, file.parent)
     print(text)
     print(f"written to {file.with_name('sizes.html')}")

@@ -6,12 +6,12 @@ Classes are those that :func:`kd.run.trust.class_named` gives for a place: the l
 
 import copy
 import logging
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_type_hints
 
@@ -49,7 +49,14 @@ from kd.run.pictures import source_key
 from kd.run.resolve import Tree, change
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
-from kd.run.trust import arguments_allowed, class_named, parameters_of, remember, trusted_class
+from kd.run.trust import (
+    Trust,
+    arguments_allowed,
+    class_named,
+    parameters_of,
+    remember,
+    trusted_class,
+)
 from kd.settings import (
     Class,
     DataSettings,
@@ -202,7 +209,7 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     return arguments_of(TrainerSettings, settings, "trainer", run.trusted)
 
 
-def _loggers(trusted: Sequence[str], specs: Sequence[Mapping[str, Any]]) -> list[Logger]:
+def _loggers(trusted: Trust, specs: Sequence[Mapping[str, Any]]) -> list[Logger]:
     """Loggers of their class paths and arguments (``specs``); ``trusted`` as in :func:`data_of`."""
     return [built(Any, spec, "trainer.logger", trusted) for spec in specs]
 
@@ -288,7 +295,7 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
 
 def data_of(
     config: Mapping[str, Any],
-    trusted: Sequence[str] = (),
+    trusted: Trust,
     listed_sources: dict[str, Any] | None = None,
 ) -> DistillationDataModule:
     """The data of resolved settings, for all but a training; the engine ``ray`` is replaced by loading on this machine.
@@ -309,13 +316,13 @@ def data_of(
     return cast(DistillationDataModule, module)
 
 
-def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
+def task_of(config: Mapping[str, Any], trusted: Trust) -> Task:
     """The task of resolved settings, classification where none is named; ``trusted`` as in :func:`data_of`."""
     task = built(Class, config["model"].get("task"), "model.task", trusted)
     return cast(Task | None, task) or Classification()
 
 
-def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]:
+def metrics_of(config: dict[str, Any], trusted: Trust) -> list[str]:
     """Names of the validation metrics (``acc1``) of a run with the settings ``config``, the primary one first.
 
     Nothing but the task is built.
@@ -334,7 +341,7 @@ def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]
     return [task.primary, *others]
 
 
-def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, TeacherSpec]:
+def teacher_specs(config: Mapping[str, Any], trusted: Trust) -> dict[str, TeacherSpec]:
     """The settings of a run's teachers by name; a single teacher's name is empty.
 
     Args:
@@ -349,27 +356,32 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
     return specs
 
 
-def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preprocess, list[str]]:
+def student_in(trusted: Trust) -> tuple[nn.Module, Preprocess, list[str]]:
     """The model in ``student.safetensors`` with its weights, its input, and the names of its classes by class id.
 
     Args:
-        file: says itself what its model is.
-        trusted: what the user trusts beside :mod:`kd.models`: modules and classes of builders.
+        trusted: what the user trusts in this file, which says itself what its model is.
     """
+    file = _file_of(trusted)
     return load_student(file, trusted_class(builder_in(file), trusted))
 
 
-def untrained_student_in(file: Path, trusted: Sequence[str], seed: int) -> nn.Module:
+def untrained_student_in(trusted: Trust, seed: int) -> nn.Module:
     """The model of ``student.safetensors`` with new random weights; ``trusted`` as in :func:`student_in`."""
+    file = _file_of(trusted)
     return untrained_student(file, seed, trusted_class(builder_in(file), trusted))
 
 
-def task_in(file: Path, trusted: Sequence[str]) -> Task:
+def task_in(trusted: Trust) -> Task:
     """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification.
+
+    Args:
+        trusted: what the user trusts in this file.
 
     Raises:
         UserError: the file names a class that is no task, or is not trusted.
     """
+    file = _file_of(trusted)
     content = student_metadata_in(file).task
     task = built(listed.part("task"), content, f"{file}: task", trusted)
     if task is None:
@@ -381,7 +393,13 @@ def task_in(file: Path, trusted: Sequence[str]) -> Task:
     return task
 
 
-def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> Built:
+def _file_of(trusted: Trust) -> Path:
+    """The file that a trust belongs to, which must be one: that in the settings is for no student's file."""
+    assert trusted.file is not None
+    return trusted.file
+
+
+def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
     """The object of a value: a group's, a class's with its arguments, or the value itself.
 
     Args:
@@ -419,9 +437,7 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
     return value
 
 
-def arguments_of(
-    group: type, given: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
-) -> dict[str, Any]:
+def arguments_of(group: type, given: Mapping[str, Any], key: str, trusted: Trust) -> dict[str, Any]:
     """The arguments of what a group of settings becomes, by name; those that it does not know are left out.
 
     Args:
@@ -438,7 +454,7 @@ def arguments_of(
     }
 
 
-def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[str]) -> object:
+def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> object:
     """An object of ``class_path`` and ``init_args``.
 
     Args:
@@ -454,6 +470,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
     cls = class_named(name, kind, key, trusted)
     _check_base(cls, kind, key)
     given = arguments_allowed(name, kind, value.get("init_args") or {}, key, trusted)
+    _check_arguments(cls, given, key)
     kinds = _kinds(cls, name, kind)
     arguments = {}
     try:
@@ -465,6 +482,18 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
     except Exception as error:
         mistake = cause_of_kind(error, UserError)
         raise mistake or UserError(_refusal(cls, arguments, key, error)) from error
+
+
+def _check_arguments(cls: type, given: Mapping[str, Any], key: str) -> None:
+    """Refuses arguments that a class does not have, before any of them is built."""
+    parameters = parameters_of(cls)
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [*parameters]
+    for word in given:
+        if word not in known:
+            takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
+            raise UserError(f"{key}.{word}: {takes}{did_you_mean(word, known)}")
 
 
 def _check_base(cls: type, kind: str, key: str) -> None:
@@ -541,10 +570,4 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
                 nulls.append(f"{key}.{name}")
         named = ", ".join(nulls) or key
         return f"{named}: can't be null"
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", reason)
-    if unknown:
-        word = unknown[1]
-        known = [parameter.name for parameter in parameters_of(cls).values()]
-        takes = f"{cls.__name__} takes {', '.join(known) or 'no arguments'}"
-        return f"{key}.{word}: {takes}{did_you_mean(word, known)}"
     return f"{key}: {cls.__name__} can't be built: {reason[:200]}"

@@ -253,7 +253,7 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     is_ours = file.suffix == ".safetensors" and is_student(read_metadata(file))
     if not is_ours:
         if run:
-            task = task_in(run_at(run) / "student.safetensors", trusted)
+            task = task_in(trusted.of(run_at(run) / "student.safetensors"))
         else:
             task = task_of(config, trusted)
         spec = _file_settings(word, request, options)
@@ -264,8 +264,8 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
             f"{file}: the student has no trained classifier (kd-predict writes its features)"
         )
     else:
-        model, prepare, classes = student_in(file, trusted)
-        task = task_in(file, trusted)
+        model, prepare, classes = student_in(trusted.of(file))
+        task = task_in(trusted.of(file))
         data = _data(data_of(config, trusted, request.listed), options, classes)
     if not (run or request.recipe) and "data.img_size" not in overridden:
         data.size = prepare.size  # views as large as the model's input

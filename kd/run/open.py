@@ -33,7 +33,7 @@ def open_run(place: str, request: Request | None = None) -> "FinishedRun":
     given = request or Request()
     file = folder / "student.safetensors"
     config, trusted = Run.settings(folder / "config.yaml", given)
-    model, preprocess, classes = student_in(file, trusted)
+    model, preprocess, classes = student_in(trusted.of(file))
     if classes and student_metadata_in(file).gives_features:
         model.reset_classifier(0)  # type: ignore[operator]
         classes = []
@@ -43,7 +43,7 @@ def open_run(place: str, request: Request | None = None) -> "FinishedRun":
         model,
         preprocess,
         classes,
-        task=task_in(file, trusted),
+        task=task_in(trusted.of(file)),
         load_teachers=lambda: teacher_specs(config, trusted),
         load_data=lambda: data_of(config, trusted, given.listed),
     )

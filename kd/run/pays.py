@@ -34,6 +34,7 @@ from kd.run.open import open_run
 from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.run.trust import Trust
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
@@ -100,8 +101,8 @@ class Starts:
 
     run: FinishedRun
     """The distilled one."""
-    trusted: list[str]
-    """What the user trusts beside the list of classes."""
+    trusted: Trust
+    """What the user trusts in the run's settings."""
     pretrained: nn.Module | None
     """The same architecture with pre-trained weights, where there are any."""
 
@@ -116,7 +117,7 @@ class Starts:
         """A backbone of its own, in eval mode, which may be trained: a random start is another one for each seed."""
         if name == RANDOM:
             file = self.run.folder / "student.safetensors"
-            return untrained_student_in(file, self.trusted, seed)
+            return untrained_student_in(self.trusted.of(file), seed)
         of_start = self.run.model
         if name == PRETRAINED and self.pretrained is not None:
             of_start = self.pretrained

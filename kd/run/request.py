@@ -20,7 +20,7 @@ from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import written_out
 from kd.run.suggest import as_question, suggest
 from kd.run.task_words import note_on_task
-from kd.run.trust import check_file, check_resolved, vouched
+from kd.run.trust import Trust, check_file, check_resolved, vouched
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
 
@@ -76,8 +76,8 @@ class Request:
     """All other words."""
     here: bool = True
     """Whether it runs on this machine, where SageMaker's ``channel:NAME`` has a folder; False: a job is being sent."""
-    vouched: list[str] = field(default_factory=list)
-    """What the user trusts beside the list of classes (:func:`kd.run.trust.vouched`); set by :meth:`resolved`."""
+    vouched: Trust = field(default_factory=Trust)
+    """What the user trusts in the settings (:func:`kd.run.trust.vouched`); set by :meth:`resolved`."""
 
     listed: dict[str, Any] = field(default_factory=dict)
     """Sources whose pictures were listed before torch was imported, by :func:`kd.run.pictures.source_key`."""
@@ -96,7 +96,7 @@ class Request:
         contents = self._contents()
         words = self._words(contents.values())
         values = [{key: word.value} for key, word in words]
-        self.vouched = vouched(contents, values, self.trust, "trust" in self.flags)
+        self.vouched = vouched(contents, values, self.trusted)
         layers: list[Mapping[str, Any]] = []
         for file, content in contents.items():
             layers.append(self._with_files("", content, file.parent))

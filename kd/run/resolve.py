@@ -6,7 +6,7 @@ Neither torch nor Lightning is imported, unless a class of the user's own replac
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, TypeAlias
@@ -16,7 +16,16 @@ from kd.run import files, listed, typed
 from kd.run.annotations import class_in, inner_kind, members
 from kd.run.keys import FILLED, Key, fields, group_in, plain, schema
 from kd.run.suggest import hint, suggest
-from kd.run.trust import NAME, WORDS, class_named, is_trusted, parameters_of, unlisted
+from kd.run.trust import (
+    NAME,
+    NOTHING,
+    WORDS,
+    Trust,
+    class_named,
+    is_trusted,
+    parameters_of,
+    unlisted,
+)
 from kd.settings import Settings
 
 Value: TypeAlias = Any
@@ -53,7 +62,7 @@ class Word:
         return self.text
 
 
-def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
+def resolve(layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tree:
     """All settings, with the defaults of those that no layer gives.
 
     Args:
@@ -68,7 +77,7 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) ->
     return change({}, [DEFAULTS, *layers], trusted)
 
 
-def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
+def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tree:
     """Resolved settings with more layers put on top; ``tree`` stays as it is. Those of each of ``students`` are checked too.
 
     Args:
@@ -195,7 +204,7 @@ class _Merge:
         trusted: what the user trusts beside the list of classes; None: no class is imported.
     """
 
-    def __init__(self, trusted: Sequence[str] | None) -> None:
+    def __init__(self, trusted: Trust | None) -> None:
         self.trusted = trusted
         self.unknown: list[str] = []
         """Whole keys that no group or listed class has, in the order in which they were met."""

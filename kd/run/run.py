@@ -11,7 +11,7 @@ from kd.run.files import as_yaml
 from kd.run.place import FinishedBefore, Place
 from kd.run.request import Request, translate
 from kd.run.resolve import Tree, change
-from kd.run.trust import check_machines
+from kd.run.trust import Trust, check_machines
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -57,9 +57,7 @@ class Run:
     build_loggers: "Callable[[list[dict[str, Any]]], list[Logger]]"
     """Builds them, with the folder in their arguments."""
 
-    def __init__(
-        self, config: Tree, trusted: Sequence[str] = (), overrides: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, config: Tree, trusted: Trust, overrides: Sequence[str] = ()) -> None:
         """Checks the values; nothing is built.
 
         Args:
@@ -72,7 +70,7 @@ class Run:
         """
         check_values(config)
         self.config = config
-        self.trusted = list(trusted)
+        self.trusted = trusted
         self.overrides = overrides
         self.cluster: Cluster | None = None  # the launcher's job; None: this machine alone
         self.marker: Path | None = None  # file that names the run's folder for a restarted job
@@ -121,7 +119,7 @@ class Run:
         return as_yaml(tree)
 
     @staticmethod
-    def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], list[str]]:
+    def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], Trust]:
         """A run folder's settings with a command line's put in, as plain values; without a file, of its recipe.
 
         Args:
@@ -129,7 +127,7 @@ class Run:
             request: is not changed; what its launcher sets does not count.
 
         Returns:
-            The settings, and the names that the user trusts in them beside the list of classes.
+            The settings, and what the user trusts in them; in other files (:meth:`kd.run.trust.Trust.of`).
 
         Raises:
             UserError: a mistake in them, or code that is not trusted.

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +33,7 @@ from kd.run.needs import refuse_random_weights, teachers_in
 from kd.run.paths import find
 from kd.run.present import TRAIN
 from kd.run.run import Run, settings_of
+from kd.run.trust import Trust
 from kd.storage.cache_parts import is_held
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
@@ -82,7 +83,7 @@ def with_teacher(run: Run) -> list[str]:
 def teacher_settings(
     config: dict[str, Any],
     typed: Iterable[str],
-    trusted: Sequence[str] = (),
+    trusted: Trust,
     source: Source | None = None,
 ) -> dict[str, Any]:
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where the teacher has
@@ -137,7 +138,7 @@ def teacher_settings(
                 flush=True,
             )
         return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
-    items = arguments(config, splits_itself=not source.has("val"))
+    items = [*arguments(config, splits_itself=not source.has("val")), *trusted.words]
     as_its_recipe_says = settings_of(items)
     task = config["model"]["task"]
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
@@ -168,7 +169,7 @@ def teacher_settings(
 def _fine_tuning_batch(
     config: dict[str, Any],
     typed: Iterable[str],
-    trusted: Sequence[str],
+    trusted: Trust,
     source: Source | None = None,
 ) -> dict[str, Any]:
     """The batch size of a run without a teacher that fine-tunes trained weights: few pictures make smaller batches.

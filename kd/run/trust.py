@@ -4,7 +4,7 @@ The list is :mod:`kd.run.listed`. One's own files are recipes and overlays found
 folder, and the ``config.yaml`` of runs started here (the cache folder keeps a digest of it). SECURITY.md, beside this
 file, says what is promised.
 
-``trusted`` holds, in all functions, what the user trusts: names of classes and packages, ``KEY=VALUE``, or :data:`ALL`.
+``trusted`` is, in all functions, a :class:`Trust`: what the user trusts, in one file.
 """
 
 import ast
@@ -64,6 +64,43 @@ NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")
 """Values that only look like paths: metrics (``val/acc1``), and what is in the run's folder (``RUN/NAME``)."""
 
 
+class Trust(tuple[str, ...]):
+    """What the user trusts in one file: names of classes and packages, ``KEY=VALUE``, or :data:`ALL`.
+
+    It belongs to that file. Nothing that reads a model, a task or a class of a file can be called without it, and it is
+    made of what the user has typed: :func:`vouched` for the settings, :meth:`of` for each other file.
+
+    Attributes:
+        file: the file that it belongs to; None: the settings, of all files and words together.
+        words: ``trust=MODULE`` and ``--trust`` as they were typed; a child process gets these.
+    """
+
+    file: Path | None
+    words: tuple[str, ...]
+
+    def __new__(
+        cls, names: Iterable[str] = (), file: Path | None = None, words: Iterable[str] = ()
+    ) -> "Trust":
+        """Takes the names, with the other two as of the class."""
+        trust = super().__new__(cls, names)
+        trust.file = file
+        trust.words = tuple(words)
+        return trust
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """For pickle: another process opens the same file."""
+        return tuple(self), self.file, self.words
+
+    def of(self, file: Path) -> "Trust":
+        """The trust in another file: the names that the user has typed, and all names only where he typed ``--trust``."""
+        names = [ALL] if "--trust" in self.words else [name for name in self if name != ALL]
+        return Trust(names, file, self.words)
+
+
+NOTHING = Trust()
+"""The user trusts nothing beside the list."""
+
+
 def check_plain(tree: object) -> None:
     """Rejects control characters, and class paths where plain values are taken (``kwargs``), whoever gave them.
 
@@ -98,30 +135,29 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
 
 
 def vouched(
-    contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool
-) -> list[str]:
-    """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line.
+    contents: Mapping[Path, Any], overrides: Iterable[object], words: Sequence[str]
+) -> Trust:
+    """What the user trusts in settings: ``trust=``, and the names and paths in files of one's own and on the command line.
 
     Args:
         contents: settings by file.
         overrides: of the command line, ``{key: value}`` each.
-        trusted: names in ``trust=``.
-        all_: ``--trust`` was given: every file counts as one's own.
+        words: ``trust=MODULE``, and ``--trust``: every file counts as one's own.
 
     Returns:
-        Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where every file is
-        one's own, as with no file at all. A module that a setting imports is there as ``KEY=VALUE`` and, with dots, by
-        its name too; another machine's address as ``KEY=VALUE`` alone. ``KEY`` stands without ``.init_args``, as the
-        checks look it up. Lightning's short names of classes (``ModelSummary``) stand in full.
+        Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where all of these
+        settings are one's own: typed, or in files that are. A module that a setting imports is there as ``KEY=VALUE`` and,
+        with dots, by its name too; another machine's address as ``KEY=VALUE`` alone. ``KEY`` stands without
+        ``.init_args``, as the checks look it up. Lightning's short names of classes (``ModelSummary``) stand in full.
     """
     own_files = {}
     for file, content in contents.items():
-        if all_ or is_own(file):
+        if "--trust" in words or is_own(file):
             own_files[file] = content
     names: list[str] = []
     if len(own_files) == len(contents):
         names = [ALL]
-    names += trusted
+    names += [word.removeprefix("trust=") for word in words if word != "--trust"]
     for part in (*own_files.values(), *overrides):
         for key, value in files.leaves(part):
             if not isinstance(value, str):
@@ -138,10 +174,10 @@ def vouched(
                 names.append(f"{plain(key)}={value}")
             elif listed.module_of(kind) and NAME.fullmatch(value):
                 names.append(f"{listed.module_of(kind)}.{value}")
-    return list(dict.fromkeys(names))
+    return Trust(dict.fromkeys(names), None, words)
 
 
-def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
+def check_resolved(config: Mapping[Any, Any], trusted: Trust) -> None:
     """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses.
 
     Args:
@@ -153,12 +189,12 @@ def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """
     problem = None
     if ALL not in trusted:
-        problem = _refusal(config, trusted)
+        problem = _refusal(config, list(trusted))
     if problem:
         raise UserError(problem)
 
 
-def check_machines(config: Mapping[Any, Any], trusted: list[str]) -> None:
+def check_machines(config: Mapping[Any, Any], trusted: Trust) -> None:
     """Refuses settings of a training in which a file from elsewhere names another machine (:data:`SENDING_KEY`).
 
     Args:
@@ -186,7 +222,7 @@ def _sent(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
+def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
     """The class that settings name: the one way from a name to a class.
 
     Args:
@@ -199,7 +235,6 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
         UserError: neither listed for this place nor trusted, not found, not a class, or its module fails to import another.
             Whatever else a user's module raises as it is imported is raised as it is.
     """
-    trusted = list(trusted)
     one = listed.listed(name, kind)
     if one is None and not is_trusted(name, trusted):
         raise UserError(f"{key} {_refused_at(name, kind)}")
@@ -365,7 +400,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def arguments_allowed(
-    name: str, kind: str, given: Mapping[str, Any], key: str, trusted: Iterable[str]
+    name: str, kind: str, given: Mapping[str, Any], key: str, trusted: Trust
 ) -> dict[str, Any]:
     """The arguments of a class with those left out that are null and not listed; refuses others that are not listed.
 
@@ -382,7 +417,7 @@ def arguments_allowed(
         UserError: an argument that is not listed.
     """
     one = listed.listed(name, kind)
-    if one is None or is_trusted(name, list(trusted)):
+    if one is None or is_trusted(name, trusted):
         return dict(given)
     allowed = {}
     for field, value in given.items():
@@ -401,13 +436,12 @@ def parameters_of(cls: type) -> Mapping[str, Parameter]:
         return {}
 
 
-def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
+def trusted_class(name: str, trusted: Trust) -> type | None:
     """The class that a student's file names, where the user stands for it.
 
     Args:
         name: a class path, or a name of timm's or kd's.
-        trusted: modules that the user trusts (``trust=``), and what the run's settings may name, which were checked as
-            they were read; :data:`ALL` stands for every module.
+        trusted: in the student's file.
 
     Returns:
         The class, which builds a model; None where the name is none of these modules'.
@@ -428,7 +462,7 @@ def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
         where = "type the command in the folder of its file, or set PYTHONPATH"
         raise UserError(f"trust: {name} can't be imported: {error} ({where})") from error
     if isinstance(named, type):
-        _check_home(named, name, "trust", [*trusted])
+        _check_home(named, name, "trust", trusted)
     if not (isinstance(named, type) and hasattr(named, "build")):
         raise UserError(f"trust: {name} is no class that builds a model")
     return named
@@ -596,13 +630,12 @@ def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
             yield f"{key}.{name}", inner
 
 
-def is_trusted(value: str, trusted: Iterable[str]) -> bool:
+def is_trusted(value: str, trusted: Sequence[str]) -> bool:
     """Whether the user stands for a class, by its path or by the name of a module above it.
 
     Both names of a class count, ``value`` and, once its module is imported, that of its definition. A module stands for
     what its package defines, not for what it imports from another: :func:`_check_home` looks, once the class is there.
     """
-    trusted = list(trusted)
     if ALL in trusted:
         return True
     names = [value]

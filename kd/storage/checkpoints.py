@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_WEIGHTS, packed_record, plain_name, regular, text_of
-from kd.storage.writing import appended, existing
+from kd.storage.writing import appended, existing, guard, make_folder
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
@@ -64,12 +64,14 @@ def claim(parent: Path) -> Path:
 
     For a search or a measurement that has no settings to write; runs take theirs by
     :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, it is the one after that.
+    The folder above ``parent`` is guarded as a run's is (:func:`kd.storage.writing.guard`).
 
     Raises:
         UserError: ``parent`` can't be written; the message names ``runs_dir``.
     """
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        guard(parent.parent)
+        make_folder(parent)
         numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
         number = max(numbers, default=-1) + 1
         while True:

@@ -328,6 +328,12 @@ def make_folder(path: Path) -> Path:
         return path
 
 
+def check_way(folder: Path) -> None:
+    """Raises a RefusedFile where a link leads to a folder below a guarded one; one that is missing is fine."""
+    with suppress(FileNotFoundError), _opened(folder.absolute(), make=False):
+        pass
+
+
 def file_for(path: Path) -> Path:
     """The path of a file that a library opens to write: it is no link, and has no second name.
 

@@ -153,7 +153,7 @@ class AnswerStore:
             write_text(file, json.dumps(content, indent=1))
         handle = _plain_file(file, os.O_RDONLY)  # refuses a link before it is read
         os.close(handle)
-        text = text_of(file)
+        text = text_of(file, errors="replace")
         stored = compare(text, fingerprint, str(self.folder), self._key)
         self.measured = stored.get("measured") or {}
 

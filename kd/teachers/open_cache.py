@@ -153,7 +153,7 @@ def _is_begun(folder: Path, parts: Parts, key: str) -> bool:
     fingerprint = folder / FINGERPRINT
     if not fingerprint.is_file():
         return False
-    compare(text_of(fingerprint), parts, str(folder), key)
+    compare(text_of(fingerprint, errors="replace"), parts, str(folder), key)
     return True
 
 

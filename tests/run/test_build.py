@@ -13,20 +13,23 @@ from kd.run.build import arguments_of, build, built
 from kd.run.request import translate
 from kd.run.resolve import resolve
 from kd.run.run import Run
+from kd.run.trust import Trust
 from kd.settings import Class, TeacherSettings, TrainerSettings
 
 
 def test_a_group_becomes_its_object() -> None:
-    spec = built(TeacherSettings | None, {"arch": "timm/resnet18", "cache": True}, "model.teacher")
+    spec = built(
+        TeacherSettings | None, {"arch": "timm/resnet18", "cache": True}, "model.teacher", Trust()
+    )
     assert spec == TeacherSpec("resnet18", cache="on")
     with pytest.raises(UserError, match="model.teacher.std: must be three numbers > 0"):
-        built(TeacherSettings, {"std": [1.0, 0.0, 1.0]}, "model.teacher")
+        built(TeacherSettings, {"std": [1.0, 0.0, 1.0]}, "model.teacher", Trust())
 
 
 def test_classes_within_classes() -> None:
     inner = {"class_path": "MLPProjection", "init_args": {}}
     value = {"kd": {"class_path": "HintLoss", "init_args": {"projection": inner}}}
-    losses = built(dict[str, Class], value, "model.distill_losses")
+    losses = built(dict[str, Class], value, "model.distill_losses", Trust())
     assert isinstance(losses["kd"], HintLoss) and isinstance(losses["kd"].projection, MLPProjection)
 
 
@@ -35,11 +38,11 @@ def test_a_class_of_another_kind_is_refused() -> None:
     with pytest.raises(
         UserError, match="data.source takes a source, got the loss kd.losses.KDLoss"
     ):
-        built(Class, other, "data.source")
+        built(Class, other, "data.source", Trust())
     with pytest.raises(UserError, match="data.source: KDLoss is no Source"):
-        built(Class, other, "data.source", ["*"])
+        built(Class, other, "data.source", Trust(["*"]))
     value = {"class_path": "ImageFolder", "init_args": {"root": "x"}}
-    assert isinstance(built(Class, value, "data.source"), ImageFolder)
+    assert isinstance(built(Class, value, "data.source", Trust()), ImageFolder)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +56,14 @@ def test_a_duration_is_typed_once_and_built_where_it_is_needed(
     config = resolve([{"trainer": {"strategy": value}}])
     kept = config["trainer"]["strategy"]
     assert kept["init_args"]["timeout"] == written  # as a run's config.yaml has it
-    strategy = built(Class, kept, "trainer.strategy")
+    strategy = built(Class, kept, "trainer.strategy", Trust())
     assert strategy._timeout == timedelta(seconds=seconds)
 
 
 def test_a_text_that_is_taken_as_it_is_stays_text() -> None:
     """Lightning reads its own form of durations."""
     trainer = resolve([{"trainer.max_time": "00:12:00:00"}])["trainer"]
-    assert arguments_of(TrainerSettings, trainer, "trainer")["max_time"] == "00:12:00:00"
+    assert arguments_of(TrainerSettings, trainer, "trainer", Trust())["max_time"] == "00:12:00:00"
 
 
 def test_what_is_no_duration_is_refused() -> None:
@@ -94,7 +97,7 @@ def test_a_builders_annotations_may_name_what_only_type_checkers_import(
     (tmp_path / "lazy_nets.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)
     key = "model.student.builder"
-    net = built(Class, {"class_path": "lazy_nets.Net", "init_args": {}}, key, ["lazy_nets"])
+    net = built(Class, {"class_path": "lazy_nets.Net", "init_args": {}}, key, Trust(["lazy_nets"]))
     assert type(net).__name__ == "Net"
     with pytest.raises(UserError, match=f"{key}: NoNet is no Builder: it needs the method build"):
-        built(Class, {"class_path": "lazy_nets.NoNet", "init_args": {}}, key, ["lazy_nets"])
+        built(Class, {"class_path": "lazy_nets.NoNet", "init_args": {}}, key, Trust(["lazy_nets"]))

@@ -18,6 +18,7 @@ from kd.models import TeacherSpec
 from kd.run.build import data_of, task_of, teacher_specs
 from kd.run.open import open_run
 from kd.run.request import Request
+from kd.run.trust import Trust
 from kd.ship.finished import FinishedRun
 from tests._helpers import CLASSES, draw_folder
 
@@ -87,7 +88,7 @@ def over(file: Path, *items: str) -> dict:
 
 
 def test_data_are_those_of_the_run(config: Path) -> None:
-    data = data_of(over(config))
+    data = data_of(over(config), Trust())
     assert (
         data.size == (24, 32)
         and isinstance(data.source, ImageFolder)
@@ -100,25 +101,27 @@ def test_data_are_those_of_the_run(config: Path) -> None:
 
 def test_a_command_line_replaces_values(config: Path) -> None:
     data = data_of(
-        over(config, "data.source.root=007", "data.batch_size=2", "data.augment.mixup=1")
+        over(config, "data.source.root=007", "data.batch_size=2", "data.augment.mixup=1"), Trust()
     )
     assert (data.source.root, data.batch_size, data.augment.mixup) == ("007", 2, 1.0)  # type: ignore[attr-defined]
-    data = data_of(over(config, "data.source=SegmentationFolder", "data.source.class_names=[a, b]"))
+    data = data_of(
+        over(config, "data.source=SegmentationFolder", "data.source.class_names=[a, b]"), Trust()
+    )
     assert isinstance(data.source, SegmentationFolder) and data.source.root == "pictures"
 
 
 def test_teachers_and_task(config: Path) -> None:
-    (spec,) = teacher_specs(over(config, "model.teacher.img_size=[24,32]")).values()
+    (spec,) = teacher_specs(over(config, "model.teacher.img_size=[24,32]"), Trust()).values()
     assert isinstance(spec, TeacherSpec) and spec.img_size == (24, 32) and spec.cache == "off"
-    assert teacher_specs(over(config, "model.teacher=null")) == {}
+    assert teacher_specs(over(config, "model.teacher=null"), Trust()) == {}
     several = over(
         config, "model.teacher=null", "model.teachers.a.arch=resnet18", "model.teachers.b.weight=2"
     )
-    assert {name: spec.weight for name, spec in teacher_specs(several).items()} == {
+    assert {name: spec.weight for name, spec in teacher_specs(several, Trust()).items()} == {
         "a": 1.0,
         "b": 2.0,
     }
-    assert type(task_of(over(config))).__name__ == "Classification"
+    assert type(task_of(over(config), Trust())).__name__ == "Classification"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_teachers_and_task(config: Path) -> None:
 def test_a_wrong_value_names_its_key(config: Path, item: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         found = over(config, item)
-        data_of(found), teacher_specs(found)
+        data_of(found, Trust()), teacher_specs(found, Trust())
     assert str(error.value).startswith(message)
 
 
@@ -148,6 +151,6 @@ def test_another_split_is_held_out_by_another_seed(tmp_path: Path, config: Path)
     held = []
     for seed in (3, 4):
         settings = over(config, f"data.source.root={tmp_path / 'pictures'}") | {"seed": seed}
-        split = data_of(settings).split("val")
+        split = data_of(settings, Trust()).split("val")
         held.append([split.name(i) for i in range(len(split.targets))])
     assert held[0] != held[1]

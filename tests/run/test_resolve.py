@@ -4,6 +4,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.run.resolve import Word, change, merged, resolve
+from kd.run.trust import Trust
 
 RECIPE = {
     "model": {
@@ -57,7 +58,7 @@ def test_a_class_of_ones_own_is_imported_where_it_replaces_one_with_arguments() 
     with pytest.raises(UserError, match="which is not among the classes"):
         resolve([RECIPE, overlay])
     with pytest.raises(UserError, match="no class 'tests.losses.test_losses.Nothing'"):
-        resolve([RECIPE, overlay], ["tests"])
+        resolve([RECIPE, overlay], Trust(["tests"]))
 
 
 def test_resolved_settings_change() -> None:

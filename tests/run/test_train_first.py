@@ -21,6 +21,7 @@ from kd.errors import UserError
 from kd.run import train_first
 from kd.run.resolve import resolve
 from kd.run.train_first import _batch_for, _training_pictures, _with_steps, trained_teacher
+from kd.run.trust import Trust
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
 from tests._runs import assert_good
@@ -472,4 +473,4 @@ def test_several_teachers_change_no_batch(pictures: Path, teacher: Path) -> None
         ({"model.teachers": {"a": one, "b": one}}, {}),
         ({}, {"data.batch_size": 4}),
     ):
-        assert train_first.teacher_settings(resolve([recipe, teachers]), []) == expected
+        assert train_first.teacher_settings(resolve([recipe, teachers]), [], Trust()) == expected

@@ -1,12 +1,16 @@
 """Classes that a file from elsewhere may name."""
 
+import ast
+import pickle
 from pathlib import Path
 
 import pytest
 
 from kd.errors import UserError
+from kd.run.build import student_in
 from kd.run.request import translate
-from kd.run.trust import ALL, class_named, refused, trusted_class
+from kd.run.trust import ALL, Trust, class_named, refused, trusted_class, vouched
+from tests._helpers import ROOT
 
 
 def test_refused() -> None:
@@ -48,7 +52,7 @@ def test_a_trusted_module_stands_for_its_own_classes_alone(
         "from subprocess import Popen\nfrom types import SimpleNamespace as Tools\nfrom of_a_user.nets import Net\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    for trusted in (["of_a_user"], ["of_a_user.nets", "of_a_user"]):
+    for trusted in (Trust(["of_a_user"]), Trust(["of_a_user.nets", "of_a_user"])):
         assert class_named("of_a_user.Net", "", "key", trusted).__name__ == "Net"
         assert trusted_class("of_a_user.Net", trusted) is not None
         for name, home in (("Popen", "subprocess.Popen"), ("Tools", "types.SimpleNamespace")):
@@ -57,8 +61,8 @@ def test_a_trusted_module_stands_for_its_own_classes_alone(
                 class_named(f"of_a_user.{name}", "", "key", trusted)
             with pytest.raises(UserError, match=message):
                 trusted_class(f"of_a_user.{name}", trusted)
-    assert class_named("of_a_user.Popen", "", "key", ["of_a_user.Popen"]).__name__ == "Popen"
-    assert class_named("of_a_user.Popen", "", "key", [ALL]).__name__ == "Popen"
+    assert class_named("of_a_user.Popen", "", "key", Trust(["of_a_user.Popen"])).__name__ == "Popen"
+    assert class_named("of_a_user.Popen", "", "key", Trust([ALL])).__name__ == "Popen"
 
 
 @pytest.mark.parametrize(
@@ -76,3 +80,35 @@ def test_a_folder_of_the_command_line_counts_however_its_key_is_written(
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("seed: 1\n")
     assert translate([f"recipe={recipe}", *words]).resolved()["seed"] == 1
+
+
+def test_trust_in_the_settings_is_not_trust_in_a_file(tmp_path: Path) -> None:
+    """Of another file than the settings the names count that were typed, and all only with ``--trust``."""
+    file = tmp_path / "student.safetensors"
+    typed, all_ = ([{"model.student.builder": "mine.Net"}], []), ([], ["--trust"])
+    for (overrides, words), expected in ((typed, ["mine.Net"]), (all_, [ALL])):
+        settings = vouched({}, overrides, words)
+        assert ALL in settings and settings.file is None
+        of_file = pickle.loads(pickle.dumps(settings.of(file)))
+        assert (of_file.file, [*of_file], of_file.words) == (file, expected, tuple(words))
+    with pytest.raises(AssertionError):
+        student_in(settings)
+
+
+def test_what_builds_takes_a_trust_and_only_the_gate_makes_one() -> None:
+    """No default stands for it, nowhere else is one made, and no command is given ``--trust`` by kd itself."""
+    makes, says = set(), set()
+    for file in (ROOT / "kd").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        name = str(file.relative_to(ROOT / "kd"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and name != "run/resolve.py":
+                arguments = node.args.args
+                without_default = arguments[: len(arguments) - len(node.args.defaults)]
+                assert all(a in without_default for a in arguments if a.arg == "trusted"), node.name
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Trust":
+                makes.add(name)
+            if isinstance(node, ast.Constant) and node.value == "--trust":
+                says.add(name)
+    assert makes == {"run/trust.py"}
+    assert says == {"run/trust.py", "run/request.py", "fleet/jobs/sagemaker.py"}

@@ -19,7 +19,7 @@ from kd.run.build import built
 from kd.run.request import Request
 from kd.run.resolve import resolve
 from kd.run.run import Run
-from kd.run.trust import check_resolved
+from kd.run.trust import Trust, check_resolved
 from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
 from kd.storage.of_weights import write_of_weights
 from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
@@ -78,11 +78,11 @@ def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
     config = resolve([{"trainer.callbacks": [{"class_path": "evil_code.Evil"}]}])
     callbacks = config["trainer"]["callbacks"]
     assert not evil.exists()  # settings are resolved without an import
-    (built_callback,) = built(Any, callbacks, "trainer.callbacks", ["evil_code"])
+    (built_callback,) = built(Any, callbacks, "trainer.callbacks", Trust(["evil_code"]))
     assert type(built_callback).__name__ == "Evil" and evil.exists()  # it was trusted
     evil.unlink()
     del sys.modules["evil_code"]
-    for trusted in ([], ["other.package"]):
+    for trusted in (Trust(), Trust(["other.package"])):
         with pytest.raises(UserError, match=r"trainer\.callbacks"):
             built(Any, callbacks, "trainer.callbacks", trusted)
         with pytest.raises(UserError, match=r"trainer\.callbacks"):

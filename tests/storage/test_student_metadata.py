@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from kd.errors import UserError
 from kd.models.weights import describe
 from kd.run.build import student_in, task_in
+from kd.run.trust import Trust
 from kd.ship.export.hub import made_by_timm
 from kd.ship.export.student import builder_in, load_student, untrained_student
 from kd.ship.predict_words import answers_of
@@ -32,8 +33,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "timm": lambda file: made_by_timm(file, "to=hub"),
     "student": load_student,
     "untrained": lambda file: untrained_student(file, 0),
-    "trusted": lambda file: student_in(file, []),
-    "task": lambda file: task_in(file, []),
+    "trusted": lambda file: student_in(Trust().of(file)),
+    "task": lambda file: task_in(Trust().of(file)),
     "teacher": describe,
 }
 

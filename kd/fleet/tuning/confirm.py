@@ -7,7 +7,7 @@ from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.page import write_page
 from kd.fleet.tuning.plan import LATENCY, SearchObjective, SearchPlan
-from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
+from kd.fleet.tuning.results import Confirmation, chosen, print_table, words_of, write_best
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import FrozenTrial
 from kd.fleet.tuning.trials import TrialPlace, TrialRun, deal, gpus_of, lock_trial, split_metrics
@@ -66,7 +66,7 @@ def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
 
 def _write(search: Search) -> None:
     """Writes ``best.yaml`` and the page as they are now, the page with an earlier confirmation where there is one."""
-    write_best(search.study, search.plan)
+    write_best(search.study, search.plan, search.extra)
     saved = search.plan.folder / CONFIRMED
     write_page(search.study, search.plan, text_of(saved) if saved.is_file() else "")
 
@@ -79,7 +79,7 @@ def revive(search: Search) -> None:
     """
     objectives = search.plan.objectives
     trial = _stopped_trial(search)
-    folder = search.folder_of(trial.number)
+    folder = search.plan.folder_of(trial.number)
     owner = lock_trial(folder)
     if owner is None:
         raise UserError(f"revive: trial {trial.number} is running already")
@@ -169,9 +169,10 @@ def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> l
     """
     best = chosen(search.study, plan)
     assert best is not None
+    shared = [*plan.items, *search.extra]
     command_lines = {
-        f"trial-{best.number}": [f"recipe={plan.folder / BEST}", "--trust"],
-        "default": [*plan.items, *search.extra],
+        f"trial-{best.number}": [*shared, *words_of(best, plan)],
+        "default": shared,
     }
     jobs = []
     items = []

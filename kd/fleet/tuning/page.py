@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from kd.fleet.tuning.plan import SearchPlan
@@ -235,7 +234,8 @@ def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
     best = chosen(study, plan)
     curves = []  # name, values by epoch, state
     for trial in study.trials("complete", "pruned"):
-        values = epoch_values(Path(trial.user_attrs["folder"]), objective.name)
+        run = plan.run_of(trial.user_attrs.get("revived", trial.number))
+        values = epoch_values(run, objective.name)
         if trial.state.name == "PRUNED":
             state = "stopped"
         elif best and trial.number == best.number:

@@ -22,7 +22,7 @@ from kd.run.paths import part_of
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.run.trust import check_file
+from kd.run.trust import Trust, check_file
 from kd.storage.elsewhere import json_of, text_of, yaml_of
 from kd.storage.of_weights import LATENCY as LATENCY_FILE
 from kd.storage.of_weights import on_stderr, read_of_weights
@@ -102,6 +102,8 @@ class SearchPlan:
     """One of :data:`PRUNERS`, which stops trials early."""
     folder: Path
     """Folder of the search."""
+    trusted: Trust
+    """What the user trusts in the settings."""
     confirm: int
     """How many fresh seeds the winner and the default are trained on; 0: none."""
     revive: str | None
@@ -111,6 +113,14 @@ class SearchPlan:
     def wants_latency(self) -> bool:
         """Whether finished runs are to be timed."""
         return any(objective.name == LATENCY for objective in self.objectives)
+
+    def folder_of(self, number: int) -> Path:
+        """The folder of trial ``number``."""
+        return self.folder / "trials" / f"{number:04d}"
+
+    def run_of(self, number: int) -> Path:
+        """The run's folder of trial ``number``, whatever the search's journal says of it."""
+        return folder_of_recipe(self.folder_of(number), self.config["recipe"]) / "000"
 
     @property
     def epochs(self) -> int:
@@ -186,6 +196,7 @@ def plan(request: Request) -> SearchPlan:
         sampler=sampler,
         pruner=pruner,
         folder=folder_of_recipe(runs_dir, config["recipe"]) / "tune" / name,
+        trusted=run.trusted,
         confirm=whole_number(settings, "confirm", 0, low=0),
         revive=str(settings["revive"]) if "revive" in settings else None,
     )
@@ -276,7 +287,7 @@ def _as_on_a_command_line(space: object) -> object:
 
 
 def _objectives(
-    text: str | None, config: dict[str, Any], trusted: Sequence[str]
+    text: str | None, config: dict[str, Any], trusted: Trust
 ) -> tuple[SearchObjective, ...]:
     """The objectives that ``text`` names, ``-val/loss,latency``; None: what the recipe's checkpoints are chosen by.
 

@@ -3,18 +3,17 @@
 import math
 import shutil
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from kd.fleet.tuning.plan import SearchPlan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.proof.seeds import gain_over_seeds
 from kd.report import terminal
-from kd.storage.elsewhere import text_of, yaml_of
+from kd.run.request import translate
+from kd.run.run import Run
 from kd.storage.writing import write_text
 
 BEST = "best.yaml"
@@ -45,32 +44,35 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
     return front[squared_distances.index(nearest)]
 
 
-def write_best(study: Study, plan: SearchPlan) -> None:
+def words_of(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
+    """The values of a finished trial as words of a command line (:meth:`~kd.fleet.tuning.study.Study.values_in`)."""
+    return [item(key, value) for key, value in Study.values_in(trial, plan.space).items()]
+
+
+def write_best(study: Study, plan: SearchPlan, extra: Sequence[str]) -> None:
     """Writes ``best.yaml``, a recipe that repeats the best trial; nothing before any has finished.
 
-    It is the trial's own ``config.yaml``, with the user's ``runs_dir`` and progress bar, below comments with the values.
+    It holds the settings of the search's own words and the trial's values, below comments with these.
+
+    Args:
+        study: the trials.
+        plan: of the search.
+        extra: words that all trials share beside the plan's.
     """
     best = chosen(study, plan)
     if best is None:
         return
-    folder = Path(best.user_attrs["folder"])
-    config = yaml_of(text_of(folder / "config.yaml"))
-    # what the search has set for its trials is again as the user had it
-    trainer = plan.config["trainer"]
-    config["runs_dir"] = plan.config["runs_dir"]
-    config["trainer"]["enable_progress_bar"] = trainer["enable_progress_bar"]
+    values = words_of(best, plan)
+    run = Run.of(translate([*plan.items, *extra, *values]))
 
-    values = []
+    reached = []
     for objective, value in zip(plan.objectives, best.values, strict=True):
-        values.append(f"{objective.name} {value:.6g}")
+        reached.append(f"{objective.name} {value:.6g}")
     ended = len(study.trials("complete"))
     where = f"trial {best.number} of {plan.folder}"
-    reached = ", ".join(values)
-    text = f"# Best of {ended} trials: {reached} ({where})\n"
-    for key, value in best.params.items():
-        text += f"#   {item(key, value)}\n"
-    text += yaml.safe_dump(config, sort_keys=False)
-    write_text(plan.folder / BEST, text)
+    text = f"# Best of {ended} trials: {', '.join(reached)} ({where})\n"
+    text += "".join(f"#   {word}\n" for word in values)
+    write_text(plan.folder / BEST, text + run.as_yaml())
 
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -24,7 +23,7 @@ from kd.progress import bar
 from kd.report.metric import duration
 from kd.run.needs import teachers_in
 from kd.run.train_first import teacher_settings
-from kd.storage.writing import make_folder
+from kd.storage.writing import guard, make_folder
 
 say = partial(print, flush=True)
 """Prints a line at once, also into a pipe."""
@@ -69,6 +68,7 @@ class Search:
         """
         self.plan = plan
         self.changed = changed
+        guard(plan.folder.parents[1])  # what lies below the recipe's folder may be a stranger's
         make_folder(plan.folder)
         self.lock = FileLock(plan.folder / "ask.lock")  # one process at a time draws values
         with self.lock:
@@ -153,10 +153,6 @@ class Search:
             )
         return False
 
-    def folder_of(self, number: int) -> Path:
-        """The folder of trial ``number``."""
-        return self.plan.folder / "trials" / f"{number:04d}"
-
     def _fill(self) -> None:
         """Starts a trial on each free place: first those that an ended process has left, then new ones.
 
@@ -168,7 +164,7 @@ class Search:
             if trial_to_run is None:
                 return
             trial, chosen, owner = trial_to_run
-            folder = self.folder_of(trial.number)
+            folder = self.plan.folder_of(trial.number)
             recipe = self.plan.config["recipe"]
             place = self.free.pop(0)
             job = TrialRun(folder, recipe, place, owner)
@@ -183,7 +179,7 @@ class Search:
             The trial, its values by key, and its lock; None without any.
         """
         for frozen in self.study.trials("running"):
-            owner = lock_trial(self.folder_of(frozen.number))
+            owner = lock_trial(self.plan.folder_of(frozen.number))
             if owner is not None:
                 return (*self.study.again(frozen.number, self.plan.space), owner)
         return None
@@ -194,7 +190,7 @@ class Search:
         if self.study.exhausted or trials >= self.plan.trials:
             return None
         trial, chosen = self.study.ask(self.plan.space)
-        folder = self.folder_of(trial.number)
+        folder = self.plan.folder_of(trial.number)
         owner = lock_trial(folder)
         assert owner is not None, "a new trial's folder is nobody's"
         return trial, chosen, owner
@@ -398,7 +394,7 @@ def _shared(plan: SearchPlan) -> list[str]:
     typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
     teacher = []
     if not searched:
-        for key, value in teacher_settings(plan.config, typed).items():
+        for key, value in teacher_settings(plan.config, typed, plan.trusted).items():
             teacher.append(f"{key}={value or 'null'}")
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):

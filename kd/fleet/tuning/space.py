@@ -55,7 +55,7 @@ class Space:
             return list(self.choices)
         return [self.low, self.high]
 
-    def suggest(self, trial: "optuna.Trial") -> object:
+    def suggest(self, trial: "optuna.trial.BaseTrial") -> object:
         """The trial's value for this key, chosen by the sampler: a choice as given, not as its label.
 
         Asked again of one trial, Optuna returns the value that it remembers.
@@ -160,7 +160,7 @@ def short(value: object) -> str:
     return str(value)
 
 
-def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:
+def suggest(spaces: Sequence[Space], trial: "optuna.trial.BaseTrial") -> dict[str, Any]:
     """A trial's values by key, as :meth:`Space.suggest` gives them; one that does not exist under its choices is left
     out.
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from kd.errors import UserError, needs_extra
+from kd.errors import UserError, needs_extra, plain
 from kd.fleet.tuning.space import Space, suggest
 from kd.storage.writing import existing, file_for
 
@@ -15,7 +15,7 @@ try:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-    from optuna.trial import FrozenTrial, Trial, TrialState
+    from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 except ImportError as error:
     raise UserError(f"searching {needs_extra('tune')} ({error})") from error
 
@@ -107,6 +107,20 @@ class Study:
         """
         trial = Trial(self.study, self.trial(number)._trial_id)
         return trial, suggest(spaces, trial)
+
+    @staticmethod
+    def values_in(trial: FrozenTrial, spaces: Sequence[Space]) -> dict[str, Any]:
+        """A finished trial's values by key, of the spaces' own: the journal says only which.
+
+        Raises:
+            UserError: it holds a value that the spaces do not have.
+        """
+        try:
+            return suggest(spaces, FixedTrial(trial.params))
+        except (KeyError, ValueError, TypeError) as error:
+            raise UserError(
+                f"name: {JOURNAL} has values in trial {trial.number} that are not this search's: {plain(error)}"
+            ) from error
 
     def trial(self, number: int) -> Any:
         """The trial of a number.

@@ -3,7 +3,6 @@
 import csv
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -19,7 +18,7 @@ from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
 from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weights
 from kd.storage.run_urls import folder_of_recipe
-from kd.storage.writing import appended
+from kd.storage.writing import appended, check_way, make_folder, remove
 
 LOST = 1000
 """Status of a run whose machine was lost: the run itself has not failed."""
@@ -214,13 +213,14 @@ class TrialRun:
     def begin(self, items: Sequence[str]) -> None:
         """Starts the run, or resumes it from its last checkpoint; nothing if it has ended well.
 
-        A run without a checkpoint begins anew: what it had written is deleted.
+        A run without a checkpoint begins anew: what it had written is deleted. A link on the way to it is refused.
 
         Args:
             items: words of ``kd-train``'s command line; not used where it is resumed.
         """
         self.items = items
         self.process = None
+        check_way(self.run)
         has_student = (self.run / "student.safetensors").is_file()
         if has_student and self.summary().get("status") == "done":
             return
@@ -228,7 +228,7 @@ class TrialRun:
         if checkpoint is not None:
             command = [f"resume={self.run}"]
         else:
-            shutil.rmtree(folder_of_recipe(self.folder, self.recipe), ignore_errors=True)
+            remove(self.run.parent)
             command = [*items, f"runs_dir={self.folder}"]
         self._start([*command, "trainer.enable_progress_bar=false"])
 
@@ -252,7 +252,9 @@ class TrialRun:
         from kd.callbacks.preflight import FOLDER
 
         search_folder = self.folder.parents[1].resolve()
-        env = {FOLDER: str(search_folder / "preflight")}  # the teacher's scores, for all trials
+        env = {
+            FOLDER: str(make_folder(search_folder / "preflight"))
+        }  # the teacher's scores, for all trials
         self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
 
     def stop(self, why: str) -> None:

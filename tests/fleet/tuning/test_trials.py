@@ -6,9 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
+import optuna
 import pytest
 
+from kd.errors import UserError
+from kd.fleet.tuning.space import Space
+from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import LOST, MOST_LOST, TrialRun, deal, lock_trial
+from kd.storage.writing import guard
 
 
 class Ended:
@@ -88,3 +93,32 @@ def test_a_trial_that_loses_its_machines_fails_with_their_number(tmp_path: Path)
 def test_more_jobs_than_gpus_share_them_one_each() -> None:
     assert [slot.gpus for slot in deal(3, ["0", "1"])] == [("0",), ("1",), ("0",)]
     assert [slot.gpus for slot in deal(2, [])] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    "place", ["trials", "trials/0000", "trials/0000/tiny", "trials/0000/tiny/000"]
+)
+def test_a_trial_is_neither_deleted_nor_trained_through_a_link(place: str, tmp_path: Path) -> None:
+    """A search's folder may be a stranger's: its trial would begin anew in another search's folder."""
+    search = guard(tmp_path / "search")
+    link = search / place
+    other = tmp_path / "other"
+    other_run = other / Path("trials/0000/tiny/000").relative_to(place)
+    other_run.mkdir(parents=True)
+    (other_run / "metrics.csv").touch()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(other)
+    with pytest.raises(UserError, match="is a link"):
+        job, _ = job_in(search / "trials" / "0000")
+        job.begin(["recipe=tiny"])
+    assert (other_run / "metrics.csv").exists()
+
+
+def test_a_journals_values_are_the_searchs_own() -> None:
+    trial = optuna.trial.create_trial(
+        value=1.0,
+        params={"a": "os.system"},
+        distributions={"a": optuna.distributions.CategoricalDistribution(["os.system"])},
+    )
+    with pytest.raises(UserError, match="that are not this search's"):
+        Study.values_in(trial, [Space("a", ("SGD", "AdamW"))])
