@@ -30,7 +30,6 @@ def guides() -> list[Path]:
     found = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        ROOT / "CHANGELOG.md",
         ROOT / "scripts/bench/README.md",
     ]
     found += (ROOT / "scripts/bench/log").glob("*.md")
