@@ -316,11 +316,6 @@ class TeacherSettings(ModelSettings):
     cache_topk: Count | None = None
     """Keep only so many logits and the mass of the rest; default: all."""
 
-    cache_precision: Literal["half", "int8"] = "half"
-    """Of features in the cache: ``half``, or ``int8`` with a scale for each channel. What it costs
-    is measured when a cache is begun, and said.
-    """
-
     cache_pixels: bool | Literal["auto"] = False
     """Keep each cached view's uint8 pixels beside its answers, so that no picture is decoded and
     augmented twice; ``auto``: where half of the free disk has room and loading limits the run.

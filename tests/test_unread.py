@@ -175,7 +175,6 @@ def relations(name: str) -> dict[str, object]:
         ({}, ["data.val_fraction=0.5"], "data.val_fraction: 0.5 has no effect: data.source has validation pictures"),
         ({}, ["checkpoint.mode=min"], "checkpoint.mode: min would keep the worst epoch by val/acc1; leave it out"),
         (HEADLESS, ["checkpoint.mode=max"], "checkpoint.mode: max would keep the worst epoch by val/feature_loss"),
-        ({}, ["model.teacher.cache=on", "model.teacher.cache_precision=int8"], "cache_precision: int8 is for"),
         (relations("CKALoss"), ["data.batch_size=2"], "data.batch_size: must give CKALoss (model.distill_losses.r) "
          "3 pictures at least, got 2"),
         (relations("RKDLoss"), ["data.batch_size=1"], "data.batch_size: must give RKDLoss (model.distill_losses.r)"),

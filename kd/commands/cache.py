@@ -15,7 +15,6 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
   Takes kd-train's settings: data, augmentation, seed, teacher and precision must be those of the run to come.
   model.teacher.cache_views=N   views of a picture (default 4)
   model.teacher.cache_topk=K    keep the K largest logits and the mass of the rest, instead of all
-  model.teacher.cache_precision=int8   features in one byte a value, with a scale for each channel, instead of two
   model.teacher.cache_dir=DIR   where; default: a folder in the user's cache folder
   of several teachers           model.teachers.NAME.cache_views=N ..., for each
   out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines

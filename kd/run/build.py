@@ -73,7 +73,6 @@ from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
 from kd.teachers import match_answers, shared_teachers
-from kd.teachers.open_cache import check_precision
 
 BUILT: dict[type, Callable[..., object]] = {
     StudentSettings: StudentSpec,
@@ -241,8 +240,6 @@ def _check_built(run: Run) -> None:
         check_losses(module.objective, key, len(run.data.info.classes))
         check_batch(module.objective.active, run.data.batch_size, run.trainer.world_size)
     run.data.splits.check_fraction()
-    if run.module.teacher is not None:
-        check_precision(run.module.teacher, run.data, run.module.students.wanted)
     # the run would be in a child process, and lost with it
     if runs_in_child_processes(run.trainer):
         strategy = run.config["trainer"]["strategy"]

@@ -1,7 +1,7 @@
 """How a teacher's answer is written as a record of a fixed size, and read again.
 
 A *record* is the bytes of one picture's answer; N records are uint8 ``(N, bytes)``. A *codec* writes one thing into a
-record and reads it: a feature (:class:`HalfFeature`, :class:`Int8Feature`), logits (:class:`DenseCodec`,
+record and reads it: a feature (:class:`HalfFeature`), logits (:class:`DenseCodec`,
 :class:`TopKCodec`, :class:`MapCodec`), or a whole answer (:class:`AnswerCodec`). The *tail* of logits of which the k
 largest are kept is the logsumexp of all others, at each temperature that a loss uses.
 """
@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 
 from kd.losses.base import TopKLogits
-
-UNITS_OF = 64
-"""Pictures that int8's units are measured on; the errors are measured on the pictures after them."""
 
 CRC_BYTES = 4
 """At the start of every record: the checksum of the rest (:mod:`kd.teachers.answer_store`)."""
@@ -98,137 +95,10 @@ class HalfFeature:
         return unpacked(columns, [(torch.float16, self.shape)])[0].float()
 
 
-FLOOR = 1 / 8
-"""The smallest unit, as a share of the channels' median: a channel that is silent in the sample may fire later."""
-
-OUTLIERS = 1
-"""Values of each token that are stored beside the others. One value far beyond its unit would round the others to 0."""
-
-BESIDE = 6
-"""Bytes of a token in int8 beside its values; int8 is smaller than half precision from one channel more on."""
-
-
-class Int8Feature:
-    """A feature in int8: each channel in units of its own, and of those each token's second largest value is 127.
-
-    The channels' units are measured once (:meth:`measure`), as channels of a vision transformer differ by orders of
-    magnitude. Each token also has a scale, and its largest value in half precision with its channel's number: 6 bytes.
-    A value is off by at most 1 / 254 of its token's second largest (or 2^-15), in its channel's unit; the largest, in
-    half precision, by 1 / 2048 of itself.
-
-    :meth:`measure` or :meth:`use` comes before encoding and decoding (AssertionError).
-
-    Args:
-        shape: of one picture's: a vector ``(D,)``, tokens ``(T, D)`` or a map ``(D, H, W)``.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        """Lays out the columns of a feature; a vector counts as one token, a map has a token at each position.
-
-        ``bytes`` is the size of a record's part on disk: changing it makes written caches unreadable.
-        """
-        self.shape = shape
-        if len(shape) == 2:
-            self.channel_axis = 1
-        else:
-            self.channel_axis = 0
-        self.channels = shape[self.channel_axis]
-        values = math.prod(shape)
-        self.tokens = values // self.channels
-        self.bytes = padded(BESIDE * self.tokens + values)
-        self.units: Tensor | None = None
-
-    def measure(self, x: Tensor) -> list[float]:
-        """Sets and returns the channels' units, D numbers: root mean squares over ``(N, *shape)``.
-
-        They are at least :data:`FLOOR` of the median of the channels that are not 0; 1 where all are.
-        """
-        rms_D = self._rows(x).double().square().mean((0, 1)).sqrt()
-        of_active_channels = rms_D[rms_D > 0]
-        floor = 1.0
-        if len(of_active_channels):
-            floor = FLOOR * of_active_channels.median().item()
-        units: list[float] = rms_D.clamp_min(floor).float().tolist()
-        self.use(units)
-        return units
-
-    def use(self, units: list[float]) -> None:
-        """Sets units that were measured before.
-
-        Args:
-            units: one a channel.
-
-        Raises:
-            ValueError: another number of channels, or units that are not finite and positive.
-        """
-        units_D = torch.tensor(units, dtype=torch.float32)
-        is_valid_D = units_D.isfinite() & (units_D > 0)
-        if units_D.shape != (self.channels,) or not is_valid_D.all():
-            raise ValueError(f"{self.channels} units, each > 0")
-        self.units = units_D
-
-    def encode(self, x: Tensor) -> Tensor:
-        """``(N, *shape)`` -> uint8 ``(N, bytes)``: each token's scale, its largest value with its channel, and all
-        others as int8.
-        """
-        rows_NTD = self._rows(x) / self._units_on(x.device)
-        # the largest value of each token and its channel, stored apart
-        sizes_NTD = rows_NTD.abs()
-        channel_NT1 = sizes_NTD.argmax(2, keepdim=True)
-        largest_NT1 = rows_NTD.gather(2, channel_NT1)
-        # int8 for the others: scale = second largest / 127
-        others_NTD = rows_NTD.scatter(2, channel_NT1, 0.0)
-        second_largest_NT1 = others_NTD.abs().amax(2, keepdim=True)
-        exact_scale_NT1 = second_largest_NT1 / 127
-        smallest_half = torch.finfo(torch.float16).tiny
-        scale_NT1 = half(exact_scale_NT1.clamp_min(smallest_half))
-        scaled_NTD = others_NTD / scale_NT1.float()
-        rounded_NTD = scaled_NTD.round().clamp(-127, 127)
-        values_NTD = rounded_NTD.to(torch.int8)
-        channel_NT1 = channel_NT1.to(torch.uint16)
-        columns = (scale_NT1, half(largest_NT1), channel_NT1, values_NTD)
-        return packed(columns, self.bytes)
-
-    def decode(self, columns: Tensor) -> Tensor:
-        """The inverse of :meth:`encode`: uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``, times the channels' units."""
-        one_a_token = (self.tokens, 1)
-        layout = [
-            (torch.float16, one_a_token),
-            (torch.float16, one_a_token),
-            (torch.uint16, one_a_token),
-            (torch.int8, (self.tokens, self.channels)),
-        ]
-        scale_NT1, largest_NT1, channel_NT1, values_NTD = unpacked(columns, layout)
-        channel_NT1 = channel_NT1.long().clamp(max=self.channels - 1)  # of a damaged record too
-        rows_NTD = values_NTD.float() * scale_NT1.float()
-        rows_NTD = rows_NTD.scatter(2, channel_NT1, largest_NT1.float())
-        rows_NTD = rows_NTD * self._units_on(columns.device)
-        if self.channel_axis == 1:
-            return rows_NTD
-        return rows_NTD.transpose(1, 2).reshape(-1, *self.shape)
-
-    def _rows(self, x: Tensor) -> Tensor:
-        """``(N, *shape)`` -> float32 ``(N, T, D)``; a vector is one token, a map has a token a position."""
-        if self.channel_axis == 1:
-            return x.float()
-        if x.ndim > 2:
-            return x.float().flatten(2).transpose(1, 2)
-        return x.float()[:, None]
-
-    def _units_on(self, device: torch.device) -> Tensor:
-        """The channels' units ``(D,)``, moved to ``device`` once."""
-        assert self.units is not None
-        self.units = self.units.to(device)
-        return self.units
-
-
-FeatureCodec = HalfFeature | Int8Feature
-
-
 def relative_error(decoded: Tensor, exact: Tensor) -> float:
     """``|decoded - exact| / |exact|`` over all values of two tensors of one shape (Frobenius norms).
 
-    ``summary.json`` and ``kd-cache`` report it, and int8 is refused by it. Where ``exact`` is 0 it is 0 or huge.
+    ``summary.json`` and ``kd-cache`` report it. Where ``exact`` is 0 it is 0 or huge.
     """
     difference = (decoded - exact).double().norm()
     size = exact.double().norm().clamp_min(1e-30)
@@ -247,16 +117,14 @@ class MapCodec:
     Args:
         shape: ``(C, h, w)`` of one picture's.
         topk: k < C; None: all logits.
-        precision: of all logits: ``half``, or ``int8`` with a unit a class and a scale a pixel.
     """
 
-    def __init__(self, shape: tuple[int, int, int], topk: int | None, precision: str) -> None:
+    def __init__(self, shape: tuple[int, int, int], topk: int | None) -> None:
         """Lays out a record; the arguments are the class's. ``record_bytes`` is its size on disk, checksum included."""
         self.shape = shape
         self.topk = topk
-        self.precision = precision
         self.num_classes, height, width = shape
-        self.all_logits = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
+        self.all_logits = HalfFeature(shape)
         if self.num_classes <= 2**8:
             self.index_type = torch.uint8
         else:
@@ -270,15 +138,11 @@ class MapCodec:
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records, as plain values."""
-        description: dict[str, Any] = {
+        return {
             "format": "map" if self.topk is None else f"top-{self.topk} map",
             "classes": self.num_classes,
             "size": list(self.shape[1:]),
         }
-        if self.topk is None and self.precision != "half":
-            description["precision"] = self.precision
-            description["outliers"] = OUTLIERS
-        return description
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
@@ -436,11 +300,6 @@ FEATURES_ALONE = "features alone"
 Feature = tuple[str, str]
 """(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""
 
-PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {
-    "half": HalfFeature,
-    "int8": Int8Feature,
-}
-
 
 class AnswerCodec:
     """A whole answer: the logits by a codec of their own, then the features. A cache keeps one or the other in each store.
@@ -448,26 +307,22 @@ class AnswerCodec:
     Args:
         logits: the codec of logits; None: features alone.
         features: the shape of each, of one picture.
-        precision: of the features, a key of :data:`PRECISIONS`; ``logits`` has its own.
     """
 
     def __init__(
         self,
         logits: Codec | None,
         features: Mapping[Feature, tuple[int, ...]] | None = None,
-        precision: str = "half",
     ) -> None:
         """Lays out a record: the logits' part first, then each feature in the order of ``features``.
 
         The arguments are the class's.
         """
         self.logits = logits
-        self.precision = precision
-        feature_codec = PRECISIONS[precision]
         self.features = {}
         feature_bytes = 0
         for name, shape in (features or {}).items():
-            codec = feature_codec(shape)
+            codec = HalfFeature(shape)
             self.features[name] = codec
             feature_bytes += codec.bytes
         if logits:
@@ -485,16 +340,10 @@ class AnswerCodec:
             description["features"] = {
                 ":".join(feature): list(codec.shape) for feature, codec in self.features.items()
             }
-        if self.precision != "half":
-            description["precision"] = self.precision
-            description["outliers"] = OUTLIERS
         return description
 
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
-        """Measures int8's units and the errors of rounding on some pictures, when a cache is begun.
-
-        The units come from the first :data:`UNITS_OF` pictures and the errors from the others; where there are no others
-        both come from all. The codecs then have these units.
+        """Measures the errors of rounding on some pictures, when a cache is begun.
 
         Args:
             logits: of N pictures, ``(N, C)`` or maps ``(N, C, h, w)``; of a codec of features alone only N counts.
@@ -503,65 +352,21 @@ class AnswerCodec:
         Returns:
             For the fingerprint's file. ``pictures``: how many the errors are measured on; ``error``: the relative error
             (:func:`relative_error`) by kind of answer, ``logits`` or ``layer:tokens``; ``worst``: the largest of one
-            picture; ``units`` by kind where the precision is int8. Of ``(N, C)`` logits of which the k largest alone are
-            stored there is no error.
+            picture. Of ``(N, C)`` logits of which the k largest alone are stored there is no error.
         """
-        exact = {"logits": logits}
+        exact = {"logits": logits.float().cpu()}
         for feature, x in features.items():
-            exact[":".join(feature)] = x
-
-        # the units are measured on the first pictures, the errors on the others
-        units = {}
-        for name, codec in self._codecs_by_name().items():
-            if isinstance(codec, Int8Feature):
-                units[name] = codec.measure(exact[name][:UNITS_OF])
-        first = 0
-        if len(logits) > UNITS_OF:
-            first = UNITS_OF
-        for name, x in exact.items():
-            exact[name] = x[first:].float().cpu()
-        held_out_features = {feature: x[first:] for feature, x in features.items()}
-        records = self.encode(logits[first:], held_out_features).cpu()
-
+            exact[":".join(feature)] = x.float().cpu()
+        records = self.encode(logits, features).cpu()
         decoded_logits, decoded_features = self.decode(records)
         decoded = {":".join(feature): x for feature, x in decoded_features.items()}
         if isinstance(decoded_logits, Tensor):  # the k largest logits alone have no such error
             decoded["logits"] = decoded_logits
-        measured: dict[str, Any] = {
-            "pictures": len(exact["logits"]),
+        return {
+            "pictures": len(logits),
             "error": {name: relative_error(x, exact[name]) for name, x in decoded.items()},
             "worst": {name: worst_error(x, exact[name]) for name, x in decoded.items()},
         }
-        if units:
-            measured["units"] = units
-        return measured
-
-    def as_measured(self, measured: dict[str, Any]) -> None:
-        """Gives int8's codecs the units that the cache was begun with; without such codecs it does nothing.
-
-        Args:
-            measured: what :meth:`measure` returned then, as read from the cache's file.
-
-        Raises:
-            ValueError: missing or damaged.
-        """
-        for name, codec in self._codecs_by_name().items():
-            if not isinstance(codec, Int8Feature):
-                continue
-            try:
-                units = [float(unit) for unit in measured["units"][name]]
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"no units of {name}") from error
-            codec.use(units)
-
-    def _codecs_by_name(self) -> dict[str, FeatureCodec]:
-        """The codecs that may have units: of maps of all logits (``logits``) and of features (``layer:tokens``)."""
-        codecs: dict[str, FeatureCodec] = {}
-        if isinstance(self.logits, MapCodec) and self.logits.topk is None:
-            codecs["logits"] = self.logits.all_logits
-        for feature, codec in self.features.items():
-            codecs[":".join(feature)] = codec
-        return codecs
 
     def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
         """Logits and features -> uint8 ``(N, record_bytes)``, the checksum left empty (0), on the device of the logits.
@@ -601,8 +406,6 @@ class AnswerCodec:
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
         """Reads records; their checksum is not read.
 
-        A codec of int8 needs its units first (AssertionError).
-
         Args:
             records: uint8 ``(N, record_bytes)``.
 
@@ -623,7 +426,7 @@ class AnswerCodec:
 
 
 def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:
-    """What several kinds of answers hold together: ``format`` of the logits, ``features``, ``precision``.
+    """What several kinds of answers hold together: ``format`` of the logits, ``features``.
 
     Args:
         codecs: at least one; of these at most one has logits.
@@ -636,8 +439,7 @@ def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:
     features = {}
     for description in descriptions:
         features.update(description.pop("features", {}))
-    merged = descriptions[-1]  # the precision of features
-    merged.update(descriptions[0])  # the format of the logits, where there are any
+    merged = descriptions[0]  # the format of the logits, where there are any
     if features:
         merged["features"] = features
     return merged

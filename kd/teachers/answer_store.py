@@ -321,7 +321,7 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = Fa
     free = free_bytes(first)
     needed = missing_bytes(sizes)
     if needed > free:
-        less = "or cache_pixels=false" if pixels else "cache_topk, or cache_precision=int8"
+        less = "or cache_pixels=false" if pixels else "cache_topk"
         raise UserError(
             f"{key}.cache_dir: {first} needs {needed / 1e6:,.1f} MB more for {what}, the disk has {free / 1e6:,.1f} MB "
             f"(fewer cache_views, {less})"

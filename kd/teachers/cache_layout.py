@@ -1,7 +1,7 @@
 """What a teacher's answers depend on, and where each kind of them is kept.
 
 A cache is a folder, below the user's cache folder named after its teacher, pictures and views, with a folder and
-fingerprint for each kind of answer (logits, or one layer's features in one precision). Recipes with the same teacher,
+fingerprint for each kind of answer (logits, or one layer's features). Recipes with the same teacher,
 data and views share it; of students and losses only what they read decides which kinds it holds.
 """
 
@@ -188,7 +188,7 @@ class Layout:
             codecs.append(("logits", AnswerCodec(of_logits)))
         for (_, path, tokens), shape in wanted.features.items():
             of_picture = {(path, tokens): shape[1:]}
-            codec = AnswerCodec(None, of_picture, teacher.spec.cache_precision)
+            codec = AnswerCodec(None, of_picture)
             codecs.append((f"{path}.{tokens}", codec))
         return codecs
 
@@ -202,7 +202,7 @@ class Layout:
             black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
             _, classes, height, width = teacher(black).shape
             shape = classes, height, width
-            return MapCodec(shape, spec.cache_topk, spec.cache_precision)
+            return MapCodec(shape, spec.cache_topk)
         count = len(self.classes)
         if spec.cache_topk:
             of_losses = temperatures(logit_losses(wanted))

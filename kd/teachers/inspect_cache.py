@@ -74,10 +74,9 @@ class Held:
         kinds = []
         if form != FEATURES_ALONE:
             kinds.append(f"logits ({form}, {answers['classes']} classes)")
-        precision = answers.get("precision", "half")
         for name, shape in answers.get("features", {}).items():
             sides = "x".join(str(side) for side in shape)
-            kinds.append(f"{name} ({sides}, {precision})")
+            kinds.append(f"{name} ({sides})")
         names = " and ".join(kinds)
         return f"{names}: {size}{self._errors()}"
 
@@ -249,7 +248,6 @@ def _key(part: str, name: str, teacher: str) -> str:
         },
         "answers": {
             "features": "model.taps",
-            "precision": f"{teacher}.cache_precision",
             "format": f"{teacher}.cache_topk",
             "temperatures": f"{teacher}.cache_topk",
             "masks": f"{teacher}.cache_pixels",

@@ -20,7 +20,7 @@ from kd.models.taps import TRIAL
 from kd.progress import bar
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
-from kd.teachers.answer_codec import BESIDE, UNITS_OF, described
+from kd.teachers.answer_codec import described
 from kd.teachers.answer_store import (
     FINGERPRINT,
     AnswerStore,
@@ -36,15 +36,14 @@ from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
 
 MEASURED_ON = 256
-"""Training pictures (or all, if there are fewer) for the units of int8 and the error that a cache states."""
+"""Training pictures (or all, if there are fewer) for the error of rounding that a cache states."""
+EACH_TIME = 64
+"""Of these, how many the teacher sees at once."""
 
 DISK_SHARE = 0.5
 """Largest share of the free disk that answers (``cache=auto``) or pixels (``cache_pixels=auto``) take unasked."""
 
 KEPT = "they are kept already"
-
-WORST = 0.1
-"""Largest relative error of one picture's answer in int8."""
 
 
 def open_cache(
@@ -308,17 +307,11 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
         filling: whether ``kd-cache`` fills it: then ``cache=only`` does not forbid computing.
 
     Raises:
-        UserError: a place that can't be used, or whose units of int8 are missing or damaged.
+        UserError: a place that can't be used.
     """
     entries = []
     for kind in kinds:
         store = _store(teacher, kind, layout, filling)
-        try:
-            kind.codec.as_measured(store.measured)
-        except ValueError as error:
-            raise UserError(
-                f"{teacher.key}.cache_dir: {kind.place}/{FINGERPRINT} is damaged: {error}"
-            ) from error
         entries.append(CacheEntry(store, kind.codec))
     only = teacher.spec.cache == "only" and not filling
     return CachedTeacher(teacher, entries, only)
@@ -362,20 +355,17 @@ def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> St
 
 
 def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
-    """Units of int8 and the error of rounding, measured on up to :data:`MEASURED_ON` training pictures.
+    """The error of rounding, measured on up to :data:`MEASURED_ON` training pictures.
 
     Called once for each kind of answer, by the process that begins its cache, under the cache's lock.
 
     Returns:
         See :meth:`kd.teachers.answer_codec.AnswerCodec.measure`.
-
-    Raises:
-        UserError: int8 is off by more than :data:`WORST` of one picture's answer.
     """
     layers = [(ALL, *feature) for feature in kind.codec.features]
     logits_of_batches = []
     features_of_batches = []
-    parts = data.sample_pictures(MEASURED_ON).split(UNITS_OF)
+    parts = data.sample_pictures(MEASURED_ON).split(EACH_TIME)
     hidden = getattr(rank_zero_only, "rank", 0) != 0
     for images in bar(parts, label="rounding of answers", unit=" parts", disable=hidden):
         logits, features_by_layer = teacher.look(images, layers)
@@ -384,45 +374,7 @@ def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> 
     features = {
         layer[1:]: torch.cat([batch[layer] for batch in features_of_batches]) for layer in layers
     }
-    measured = kind.codec.measure(torch.cat(logits_of_batches), features)
-    if "units" in measured:
-        worst = measured["worst"]
-        name = max(worst, key=worst.__getitem__)
-        if worst[name] > WORST:
-            raise UserError(
-                f"{teacher.key}.cache_precision: int8 is off by {worst[name]:.0%} of {name} of one of "
-                f"{measured['pictures']} pictures, at most {WORST:.0%} are allowed; cache_precision=half"
-            )
-    return measured
-
-
-def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
-    """Refuses int8 where a cache would store nothing in it, or take no fewer bytes than in half precision.
-
-    Called when a run is built. The arguments are those of :func:`check_before_fits`.
-
-    Raises:
-        UserError: names the teacher's ``cache_precision``.
-    """
-    for name, member in _cached_members(teacher, wanted).items():
-        if member.spec.cache_precision != "int8":
-            continue
-        of_member = wanted.of(name)
-        topk = member.spec.cache_topk
-        if of_member.maps and not of_member.features and topk is not None:
-            raise UserError(
-                f"{member.key}.cache_precision: int8 has no effect on the {topk} largest logits of a pixel "
-                f"({member.key}.cache_topk); leave one of them out"
-            )
-        if not (of_member.features or of_member.maps):
-            raise UserError(
-                f"{member.key}.cache_precision: int8 is for features, and no loss reads any; leave it out"
-            )
-        if len(data.source.classes) <= BESIDE and not of_member.features:
-            raise UserError(
-                f"{member.key}.cache_precision: int8 is no smaller than half precision with so few classes "
-                f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out"
-            )
+    return kind.codec.measure(torch.cat(logits_of_batches), features)
 
 
 def check_cacheable(

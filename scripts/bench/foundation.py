@@ -306,21 +306,18 @@ def part5(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     shared = [*PICTURES, "model.student.inherit=true", f"trainer.max_epochs={chosen.epochs}",
               f"trainer.check_val_every_n_epoch={chosen.every}"]  # fmt: skip
     arms = {"distilled": shared}
-    for precision in ("half", "int8"):
-        folder = chosen.runs.resolve() / f"cache-{precision}-{{seed}}"
-        arms[precision] = [*shared, "model.teachers.dino.cache=only", "model.teachers.dino.cache_views=4",
-                           f"model.teachers.dino.cache_precision={precision}",
-                           f"model.teachers.dino.cache_dir={folder}"]  # fmt: skip
+    folder = chosen.runs.resolve() / "cache-half-{seed}"
+    arms["half"] = [*shared, "model.teachers.dino.cache=only", "model.teachers.dino.cache_views=4",
+                    f"model.teachers.dino.cache_dir={folder}"]  # fmt: skip
     for seed in chosen.seeds:
-        for precision in arms.keys() - {"distilled"}:
-            if not chosen.arm or precision in chosen.arm:
-                items = [item.replace("{seed}", str(seed)) for item in arms[precision]]
-                command = [
-                    sys.executable,
-                    "-c",
-                    "import sys; from kd.cli import main; sys.exit(main('cache', sys.argv[1:]))",
-                ]
-                subprocess.run([*command, *items, f"seed={seed}", *chosen.set], check=True)
+        if not chosen.arm or "half" in chosen.arm:
+            items = [item.replace("{seed}", str(seed)) for item in arms["half"]]
+            command = [
+                sys.executable,
+                "-c",
+                "import sys; from kd.cli import main; sys.exit(main('cache', sys.argv[1:]))",
+            ]
+            subprocess.run([*command, *items, f"seed={seed}", *chosen.set], check=True)
     found = each(arms, chosen)
     rows = []
     for arm, summaries in found.items():

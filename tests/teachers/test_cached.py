@@ -2,16 +2,13 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
-import sys
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,8 +27,6 @@ from kd.data.sources.base import key_of
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepCost, _epochs
-from kd.losses import PixelKDLoss
-from kd.models import TeacherSpec
 from kd.module import distillation
 from kd.report.records import read_run
 from kd.teachers import CachedTeacher
@@ -39,7 +34,6 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cached import CacheEntry
-from kd.teachers.open_cache import check_precision
 from tests._forks import run_ranks, start, status_of
 from tests._helpers import draw_folder, save_teacher, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of
@@ -663,21 +657,10 @@ def test_a_moving_temperature_needs_all_logits(
     assert "model.teacher.cache_topk: KDLoss needs all logits" in capsys.readouterr().err
 
 
-def test_int8_that_would_be_far_off_is_refused(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(sys.modules["kd.teachers.open_cache"], "WORST", 1e-4)
-    recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
-    assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_precision=int8"]) == 2
-    message = r"model.teacher.cache_precision: int8 is off by \d+% of \S+ of one of \d+ pictures"
-    assert re.search(message, capsys.readouterr().err)
-
-
 def test_several_teachers_each_with_a_cache(
     tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Logits of the mean, features of one in int8, of another input size; filled by kd-cache, then in the run."""
+    """Logits of the mean, features of one, of another input size; filled by kd-cache, then in the run."""
     from tests._helpers import ARCH, TINY
 
     spec = {
@@ -696,7 +679,6 @@ def test_several_teachers_each_with_a_cache(
         **spec,
         "img_size": 48,
         "checkpoint": str(tmp_path / "b.safetensors"),
-        "cache_precision": "int8",
     }
     recipe = write_recipe(
         tmp_path / "t.yaml", pictures, teacher, model__teacher=None, model__teachers={"a": spec, "b": other},
@@ -726,7 +708,7 @@ def test_several_teachers_each_with_a_cache(
     said = capsys.readouterr().out
     assert "vit_tiny_patch16_224 (weights " in said
     assert "48x48 px, float32); 48 pictures of 32x32 px, seed 0, engine torch; " in said
-    assert "norm:class (32, int8): 2 view(s), 100% filled, 0.0 MB, off by 0." in said
+    assert "norm:class (32): 2 view(s), 100% filled, 0.0 MB, off by 0." in said
     assert "model.teachers.b: norm:class: fits\n" in said
     assert "model.teachers.a: logits: does not fit: " in said
     assert "model.teachers.a.checkpoint: weights is " in said
@@ -902,15 +884,3 @@ def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(
     answer = teacher.answer(fetched, Wanted())
     torch.testing.assert_close(answer.logits[ALL], logits, atol=1e-2, rtol=0)
     assert (teacher.read, teacher.computed) == (4, 0)
-
-
-def test_int8_without_effect_on_the_largest_logits_of_pixels_is_refused() -> None:
-    spec = TeacherSpec(arch="vit", cache="on", cache_precision="int8", cache_topk=7)
-    member = SimpleNamespace(key="model.teacher", spec=spec)
-    teacher: Any = SimpleNamespace(members={ALL: member})
-    data: Any = SimpleNamespace(source=SimpleNamespace(classes=list("abcdefgh")))
-    reads_pixels = Wanted({ALL: (PixelKDLoss(),)})
-    with pytest.raises(UserError, match="int8 has no effect on the 7 largest logits of a pixel"):
-        check_precision(teacher, data, reads_pixels)
-    member.spec = TeacherSpec(arch="vit", cache="on", cache_precision="int8")
-    check_precision(teacher, data, reads_pixels)
