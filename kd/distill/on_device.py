@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from kd.errors import UserError
 
 Value = TypeVar("Value")
 CPU = torch.device("cpu")
@@ -20,39 +22,30 @@ def fit_on(
     models: Sequence[nn.Module],
     fit: Callable[[torch.device], Value],
 ) -> Value:
-    """Calls ``fit(device)`` with models on a GPU and brings them back; on the CPU where the GPU's memory is too small.
+    """Calls ``fit(device)`` with models on a GPU and brings them back.
 
     Args:
         device: where the run trains. On another kind of device than a GPU (an Apple one has no float64) the models stay
             where they are.
         models: whose weights the fit reads or sets.
-        fit: is given the device for what it brings along (pictures). It may be called again after it ran out of memory:
-            then the models have their weights of before.
+        fit: is given the device for what it brings along (pictures).
 
     Returns:
         What the fit returns.
+
+    Raises:
+        UserError: the GPU's memory is too small.
     """
     if device.type != "cuda":
         return fit(CPU)
-    weights_before = [_copy_of_weights(model) for model in models]
     try:
         with _placed_on(device, models), _full_precision(), device:
             return fit(device)
-    except torch.cuda.OutOfMemoryError:
-        for model, weights in zip(models, weights_before, strict=True):
-            model.load_state_dict(weights)
-    torch.cuda.empty_cache()
-    print(
-        "student: the fit of the first weights finds too little free memory on the GPU and runs on the CPU; "
-        "fewer model.student.inherit_pictures need less",
-        flush=True,
-    )
-    return fit(CPU)
-
-
-def _copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
-    """A model's weights and buffers by name, copied to the CPU's memory."""
-    return {name: value.to(CPU, copy=True) for name, value in model.state_dict().items()}
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserError(
+            "model.student.inherit_pictures: the GPU's memory is too small for the fit of the first weights; "
+            "fewer pictures need less"
+        ) from error
 
 
 @contextmanager

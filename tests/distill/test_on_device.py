@@ -17,6 +17,7 @@ from kd.distill.classifier import _features
 from kd.distill.inherit import inherit_together
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.on_device import CPU, fit_on
+from kd.errors import UserError
 from kd.models import Preprocess
 from kd.models.taps import Taps
 from tests._fake_gpu import CUDA, gpu
@@ -87,32 +88,15 @@ def test_each_family_is_fitted_on_the_device_alone(name: str, on_gpu: None) -> N
         assert {value.device for value in model.state_dict().values()} == {CPU}
 
 
-def test_where_the_memory_is_too_small_the_cpu_goes_on_from_the_weights_of_before(
-    on_gpu: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_memory_is_too_small_the_key_is_named(on_gpu: None) -> None:
     layer = nn.Linear(2, 2)
-    before = layer.weight
-    places = []
 
-    def fit(device: torch.device) -> str:
-        places.append(layer.weight.device)
-        if device != CPU:
-            layer.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)})
-            raise torch.cuda.OutOfMemoryError
-        return "done"
+    def fit(device: torch.device) -> None:
+        raise torch.cuda.OutOfMemoryError
 
-    loaded = []
-    load = nn.Module.load_state_dict
-
-    def load_weights(model: nn.Module, weights: dict[str, Tensor], **more: Any) -> Any:
-        loaded.append(weights["weight"])
-        return load(model, weights, **more)
-
-    with mock.patch.object(nn.Module, "load_state_dict", load_weights):
-        assert fit_on(CUDA, [layer], fit) == "done"
-    assert places == [CUDA, CPU]
-    assert loaded[-1].shape == before.shape
-    assert "runs on the CPU" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"model\.student\.inherit_pictures: .* fewer pictures"):
+        fit_on(CUDA, [layer], fit)
+    assert layer.weight.device == CPU
 
 
 def test_products_keep_all_bits_in_the_fit_and_the_runs_own_after_it(on_gpu: None) -> None:

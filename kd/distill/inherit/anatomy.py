@@ -5,7 +5,6 @@
 head, on the dimensions in their order; so a student's head must be a whole head of its teacher.
 """
 
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -86,52 +85,16 @@ def embedded(model: ViT, pictures: Tensor) -> Tensor:
     return tokens
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """The rotary positions of one block."""
+def rotation_of(student: ViT) -> Tensor | None:
+    """Sines and cosines of a student's rotary positions on its grid of patches, ``(L, 2 * S)``; None: it has none.
 
-    rope: Any
-    """timm's module of rotary positions."""
-    block: int
-    """The block's number in its model, from 0."""
-    grid: tuple[int, int]
-    """Rows and columns of patches."""
-
-    @property
-    def is_learnt(self) -> bool:
-        """Whether frequencies are learnt for each block and head (RoPE-Mixed, Heo et al., arXiv 2403.13298)."""
-        return hasattr(self.rope, "freqs")
-
-    @property
-    def frequencies(self) -> Tensor:
-        """Learnt ones: along two axes, of each head, ``(2, H, S / 2)``."""
-        return self.rope.freqs[:, self.block]
-
-    def angles(self) -> Tensor:
-        """Sines and cosines, ``(L, 2 * S)``, or of each head if they are learnt, ``(H, L, 2 * S)``."""
-        angles = self.rope.get_embed(shape=list(self.grid))
-        if self.is_learnt:
-            return angles[self.block]
-        return angles
-
-
-def rotation_of(model: ViT, block: int, student: ViT) -> Rotation | None:
-    """The rotary positions of a model's block on the student's grid of patches; None: the model has none.
-
-    Angles that are not learnt are the student's: some of timm's modules hold those of their own grid alone.
-
-    Args:
-        model: the teacher, or the student itself.
-        block: the block's number in the model, from 0.
-        student: whose grid of patches, and whose angles.
+    The teacher's blocks are run with them too: some of timm's modules hold the angles of their own grid alone.
     """
-    rope = getattr(model, "rope", None)
+    rope = getattr(student, "rope", None)
     if rope is None:
         return None
-    rotation = Rotation(rope, block, tuple(student.patch_embed.grid_size))
-    if rotation.is_learnt:
-        return rotation
-    return Rotation(student.rope, block, rotation.grid)
+    angles: Tensor = rope.get_embed(shape=list(student.patch_embed.grid_size))
+    return angles
 
 
 def kind_of_rotation(model: ViT) -> str:
@@ -150,20 +113,20 @@ def kind_of_rotation(model: ViT) -> str:
     return f"{kind}({', '.join(settings)})"
 
 
-def attend(attention: Part, tokens: Tensor, rotation: Rotation | None) -> Tensor:
+def attend(attention: Part, tokens: Tensor, rotation: Tensor | None) -> Tensor:
     """What an attention gives for normalised tokens, ``(N, L, D)`` -> ``(N, L, D)``; ``rotation`` None: without rotary
     positions.
     """
     if rotation is None:
         return attention(tokens)
-    return attention(tokens, rope=rotation.angles())
+    return attention(tokens, rope=rotation)
 
 
-def run_block(block: Part, stream: Tensor, rotation: Rotation | None) -> Tensor:
+def run_block(block: Part, stream: Tensor, rotation: Tensor | None) -> Tensor:
     """The stream after a block, ``(N, L, D)`` -> ``(N, L, D)``; ``rotation`` None: without rotary positions."""
     if rotation is None:
         return block(stream)
-    return block(stream, rope=rotation.angles())
+    return block(stream, rope=rotation)
 
 
 def qkv_layers(attention: Part) -> list[nn.Linear]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from kd.distill.inherit.anatomy import (
     QKV_PARTS,
     Part,
-    Rotation,
     ViT,
     attend,
     layer_scale,
@@ -242,7 +241,7 @@ def inherit_block(
     block: Part,
     targets: BlockTargets,
     streams: Sequence[Tensor],
-    rotation: Rotation | None = None,
+    rotation: Tensor | None = None,
 ) -> list[Tensor]:
     """Fits a block of the student, layer by layer: each to the teacher's, on what the fitted ones before it give.
 
@@ -253,7 +252,7 @@ def inherit_block(
             (:func:`kd.distill.inherit.stream.reset_norms`).
         targets: of the teacher's block that it follows.
         streams: the student's stream before the block, ``(N, L, D)`` of each part of the sample.
-        rotation: the student's rotary positions in this block; those that are learnt are overwritten. None: it has none.
+        rotation: of :func:`kd.distill.inherit.anatomy.rotation_of`.
 
     Returns:
         The student's stream after the block, likewise.
@@ -263,7 +262,7 @@ def inherit_block(
 
 
 def _fit_attention(
-    block: Part, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
+    block: Part, targets: BlockTargets, streams: Sequence[Tensor], rotation: Tensor | None
 ) -> list[Tensor]:
     """Fits queries, keys and values, then the attention's last layer, ``proj``.
 
@@ -271,7 +270,7 @@ def _fit_attention(
         block: the student's, changed in place.
         targets: of the teacher's block.
         streams: the student's before the block, ``(N, L, D)`` of each part.
-        rotation: its rotary positions; None: it has none.
+        rotation: of :func:`kd.distill.inherit.anatomy.rotation_of`.
 
     Returns:
         The student's stream between attention and MLP, likewise.
@@ -287,7 +286,7 @@ def _fit_attention(
     # Queries, keys and values: those of chosen heads, or of chosen heads mapped to another size.
     write = targets.once("proj", teacher_write)
     if attention.head_dim == teacher.attn.head_dim:
-        write = _fit_chosen_heads(attention, targets, normed, write, rotation)
+        write = _fit_chosen_heads(attention, targets, normed, write)
     else:
         write = _fit_mapped_heads(attention, targets, normed, write)
 
@@ -309,7 +308,6 @@ def _fit_chosen_heads(
     targets: BlockTargets,
     normed: Sequence[Tensor],
     write: Tensor,
-    rotation: Rotation | None,
 ) -> Tensor:
     """Fits queries, keys and values to those of the teacher's heads that write most into the stream.
 
@@ -320,7 +318,6 @@ def _fit_chosen_heads(
         targets: of the teacher's block.
         normed: the attention's input, ``(N, L, D)`` of each part.
         write: what multiplies all the teacher's heads' outputs in the student's stream, ``(D_student, H_t * S)``.
-        rotation: the student's rotary positions in this block; those that are learnt are overwritten. None: it has none.
 
     Returns:
         The columns of ``write`` of the chosen heads, ``(D_student, H_s * S)``: the start of the student's ``proj``.
@@ -345,15 +342,10 @@ def _fit_chosen_heads(
         teacher_norm = getattr(teacher, norm)
         getattr(attention, norm).load_state_dict(teacher_norm.state_dict())
 
-    # What an attention may have beside: a gate of each head's outputs, a norm of them, frequencies of rotations.
+    # What an attention may have beside: a gate of each head's outputs, a norm of them.
     if getattr(attention, "gate", None) is not None:
         _fit_gate(attention.gate, targets, normed, (*key, "gate"), columns)
     take_inner_norm(getattr(attention, "norm", None), getattr(teacher, "norm", None), columns)
-    if rotation is not None and rotation.is_learnt:
-        heads = columns[:: attention.head_dim] // attention.head_dim
-        followed = targets.parts[0].rotation
-        assert followed is not None
-        rotation.frequencies.copy_(followed.frequencies[:, heads])
     return write[:, columns]
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import (
     Part,
-    Rotation,
     ViT,
     attend,
     qkv_of,
@@ -49,8 +48,6 @@ class BlockActivations:
 
     block: Any
     """The teacher's block."""
-    rotation: Rotation | None
-    """Its rotary positions."""
     qkv: Tensor
     """Queries, keys and values, ``(N, L, 3 * H * S)`` of H heads of S dimensions; of a block bfloat16 in parts
     after :data:`GUIDE`."""
@@ -73,7 +70,7 @@ class BlockActivations:
         cls,
         block: Part,
         before: Tensor,
-        rotation: Rotation | None,
+        rotation: Tensor | None,
         kept: Tensor | None,
         guides: bool,
     ) -> tuple["BlockActivations", Tensor]:
@@ -82,7 +79,7 @@ class BlockActivations:
         Args:
             block: the teacher's.
             before: the stream before it, as the norms see it, ``(N, L_teacher, D)``.
-            rotation: its rotary positions; None: it has none.
+            rotation: of :func:`kd.distill.inherit.anatomy.rotation_of`.
             kept: places of the tokens that the student has too, ``(L,)``; None: all of them.
             guides: whether this is the part that decides which heads and units are kept.
 
@@ -131,7 +128,7 @@ class BlockActivations:
             hidden = [outputs.bfloat16() for outputs in hidden]
             heads = torch.empty(0)
             units = torch.empty(0)
-        activations = cls(block, rotation, qkv, heads, units, hidden, gate, middle, after)
+        activations = cls(block, qkv, heads, units, hidden, gate, middle, after)
         return activations, after_all
 
 
@@ -179,8 +176,8 @@ class MeasuredTeacher:
     """Second moment of the teacher's streams on the first :data:`GUIDE` pictures, ``(D, D)``, of the present grid."""
     last: Tensor
     """Its stream after the last block on these pictures, ``(N, L, D)``, likewise."""
-    rotations: list[Rotation | None]
-    """The rotary positions of each of its blocks, likewise."""
+    rotation: Tensor | None
+    """The rotary positions of all its blocks, likewise."""
 
     def __init__(self, model: ViT, pictures: Images, prepare: Preprocess, taps: SampleTaps) -> None:
         """Stores the arguments, which are the class's. Nothing is computed before the first student reads it."""
@@ -242,11 +239,9 @@ class MeasuredTeacher:
         embedded = []
         for part in shown(self.pictures.split(PART), "the teacher's patches"):
             embedded.append(self.model.norm_pre(embedded_as(student, self.model, prepare(part))))
-        self.rotations = [
-            rotation_of(self.model, block, student) for block in range(len(self.model.blocks))
-        ]
+        self.rotation = rotation_of(student)
         guides = torch.cat(embedded[: self.guide_parts])
-        streams = teacher_streams(self.model, guides, self.rotations)
+        streams = teacher_streams(self.model, guides, self.rotation)
         self.moment = moment_of(streams, int(self.model.cls_token is not None))
         self.last = streams[-1]
 
@@ -347,7 +342,7 @@ class MeasuredTeacher:
             is_read = self._is_its_own_grid
             with self.taps.of_part(self.model, part) if is_read else nullcontext():
                 activations, after = BlockActivations.measure(
-                    block, stream, self.rotations[number], kept, guides=part < self.guide_parts
+                    block, stream, self.rotation, kept, guides=part < self.guide_parts
                 )
             self.passed()
             all_activations.append(activations)

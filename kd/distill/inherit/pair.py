@@ -211,11 +211,13 @@ def _not_understood(model: ViT, reads_end: bool) -> str:
 
 
 def _embedding_not_understood(model: ViT) -> str:
-    """What of a model's patch embedding can't be inherited, in words for a message; "" where it is plain."""
+    """What of a model's patch embedding and positions can't be inherited, in words for a message; "" where it is plain."""
     patches = model.patch_embed
     is_plain = type(patches) is PatchEmbed and isinstance(patches.norm, nn.Identity)
     if not is_plain or patches.proj.in_channels != 3:
         return "a patch embedding of its own (a hybrid)"
+    if hasattr(getattr(model, "rope", None), "freqs"):  # RoPE-Mixed, arXiv 2403.13298
+        return "rotary positions that are learnt"
     return ""
 
 

@@ -165,7 +165,6 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
         units = records[fc2].input
     return BlockActivations(
         block=PoolBlock(pool),
-        rotation=None,
         qkv=torch.cat([queries, keys_values], -1),
         heads=heads,
         units=units,

@@ -129,13 +129,9 @@ class _StudentFit:
                 block, the same list for students that were given one block.
         """
         block = self.blocks[number]
-        place = list(self.blocks).index(number)
-        rotation = rotation_of(self.student, place, self.student)
-        # Learnt rotations are outside of the block: it can't be copied without them.
-        is_learnt = rotation is not None and rotation.is_learnt
-        only_its = id(self) if is_learnt else None
+        rotation = rotation_of(self.student)
         heads = block.attn.num_heads
-        stream_and_shape = id(self.streams), repr(block), heads, only_its
+        stream_and_shape = id(self.streams), repr(block), heads
         # Losses may read what this norm gives. It is plain (reset_norms), so it gives already what it will in training.
         taps = self.measured.taps
         if taps.reads(self.student):

@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from kd.distill.inherit.anatomy import (
     Part,
-    Rotation,
     ViT,
     has_layer_without_bias,
     reset_layer_scales,
@@ -112,15 +111,13 @@ def seen_by_norms(stream: Tensor, norm: nn.Module) -> Tensor:
     return stream
 
 
-def teacher_streams(
-    teacher: ViT, stream: Tensor, rotations: Sequence[Rotation | None]
-) -> list[Tensor]:
+def teacher_streams(teacher: ViT, stream: Tensor, rotation: Tensor | None) -> list[Tensor]:
     """What the norms see of the teacher's stream before its first block (given) and after each.
 
     Args:
         teacher: whose blocks run.
         stream: before the first block, ``(N, L, D)``.
-        rotations: each block's rotary positions.
+        rotation: of :func:`kd.distill.inherit.anatomy.rotation_of`.
 
     Returns:
         One tensor ``(N, L, D)`` more than there are blocks.
@@ -128,7 +125,7 @@ def teacher_streams(
     streams = [stream]
     total = len(teacher.blocks) * len(stream.split(64))
     with progress("the teacher's blocks", total) as passed:
-        for block, rotation in zip(teacher.blocks, rotations, strict=True):
+        for block in teacher.blocks:
             parts = []
             for part in streams[-1].split(64):
                 parts.append(run_block(block, part, rotation))

@@ -25,9 +25,7 @@ def test_the_stream_is_the_teachers_own() -> None:
     teacher = vit(32, depth=2)
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        streams = teacher_streams(
-            teacher, embedded_as(vit(16), teacher, pictures), [None] * len(teacher.blocks)
-        )
+        streams = teacher_streams(teacher, embedded_as(vit(16), teacher, pictures), None)
         _, maps = teacher.forward_intermediates(
             pictures, norm=False, output_fmt="NLC", return_prefix_tokens=True
         )
@@ -45,9 +43,7 @@ def test_the_projection_is_orthonormal_and_leaves_the_mean_out() -> None:
     with torch.no_grad():
         projection = projection_of(
             moment_of(
-                streams := teacher_streams(
-                    teacher, embedded_as(student, teacher, pictures), [None] * len(teacher.blocks)
-                ),
+                streams := teacher_streams(teacher, embedded_as(student, teacher, pictures), None),
                 1,
             ),
             streams[-1],
@@ -70,9 +66,7 @@ def test_what_the_classifier_reads_is_kept_before_all_else(pool: str) -> None:
         vit(16, global_pool=pool, fc_norm=False),
     )
     pictures = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    streams = teacher_streams(
-        teacher, embedded_as(student, teacher, pictures), [None] * len(teacher.blocks)
-    )
+    streams = teacher_streams(teacher, embedded_as(student, teacher, pictures), None)
 
     read = read_by_classifier(teacher, streams[-1], 7).float()
     kept, plain = (
