@@ -56,7 +56,7 @@ def test_what_rotates_otherwise_is_refused() -> None:
         check_pair(eva(DINOV3, 0, rope_type="cat"), eva(DINOV3, 0))
     with pytest.raises(ValueError, match="the student has rotary positions that are learnt"):
         check_pair(eva(MIXED, 0), eva(MIXED, 0))
-    grouped = eva(DINOV3, 0, num_kv_heads=2, qkv_fused=False)
+    grouped = eva(DINOV3, 0, attn_type="rope", num_kv_heads=2, qkv_fused=False)
     with pytest.raises(ValueError, match="the student has grouped-query attention"):
         check_pair(grouped, grouped)
     assert kind_of_rotation(eva("eva_giant_patch14_224", 0)) == "none"
