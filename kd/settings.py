@@ -525,7 +525,7 @@ class Augment(Checked):
     """The training views."""
 
     scale: Annotated[float, Range("> 0 and <= 1")] = 0.35
-    """Smallest share of the picture's area that the random resized crop keeps, in (0, 1]."""
+    """Smallest share of the picture's area that the random resized crop keeps."""
 
     pad: Annotated[int, Range(">= 0")] = 0
     """The whole picture, resized, with so many black pixels on each side, of which a crop of the

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kd.cli import train_main
+from kd.cli import commands, train_main
 from kd.errors import UserError, needs_extra
 from kd.run.files import flatten
 from kd.run.paths import find, names
@@ -236,6 +236,7 @@ WRONG = [
     ("model.teacher=null", "model.teacher: the distillation losses kd need one"),
     ("recipe=foodtag_vit", "recipe is given twice"),
     ("data.augment=3", "data.augment: has settings of its own"),
+    ("overwrite=true", "each run has a folder of its own; name=NAME names it"),
     ("trainer.strategy=foo", "trainer.strategy: must be auto, ddp or a class path"),
     (
         "trainer.strategy=kd.strategies.ddp.DPP",
@@ -363,9 +364,10 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipe=foodtag_vit" in capsys.readouterr().out
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", commands())
+def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
-        "import sys; from kd.cli import train_main; train_main(['--help']); "
+        f"import sys; from kd.cli import main; main({command!r}, ['--help']); "
         "print([m for m in ('torch', 'timm') if m in sys.modules])"
     )
     done = subprocess.run(

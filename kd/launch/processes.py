@@ -10,12 +10,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pytorch_lightning import Trainer
+from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError, UserErrorOfAll
 from kd.launch.cluster import INTERACTIVE, slurm_nodes, whole_number
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def processes_asked_for(trainer: Mapping[str, Any]) -> int:
     return devices * machines
 
 
-def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> None:
+def check_processes(trainer: "Trainer", env: Mapping[str, str] = os.environ) -> None:
     """Refuses a trainer that wants other processes than there are. Nothing has been waited for yet.
 
     Every process calls it, as soon as the trainer is made, unless a plugin of the user's is the cluster's environment.

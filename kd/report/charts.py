@@ -140,9 +140,10 @@ def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list
 
 
 def _average(values: Sequence[float | None]) -> float:
-    """The mean of the values that are known; NaN, a gap in a chart, where none is."""
+    """The mean of the values that are known, to four digits; NaN, a gap in a chart, where none is."""
     known = [value for value in values if value is not None]
-    return round(ratio(sum(known), len(known), otherwise=math.nan), 4)
+    mean = ratio(sum(known), len(known), otherwise=math.nan)
+    return float(f"{mean:.4g}")
 
 
 def _chart(

@@ -22,7 +22,13 @@ FILLED = {"data.seed"}
 
 def first_sentence(text: str) -> str:
     """The first sentence of a text, or what its first semicolon ends, in one line."""
-    sentence = re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(";")
+    line = " ".join(text.split())
+    ends = [end.start() for end in re.finditer(r"(?<=[.;]) ", line)]
+    parts = [line[:end] for end in (*ends, len(line))]
+    # not inside brackets
+    sentence = next((part for part in parts if part.count("(") == part.count(")")), line).rstrip(
+        ";"
+    )
     return sentence[:1].upper() + sentence[1:]
 
 

@@ -5,7 +5,7 @@ word ``KEY=VALUE``; a *flag* is one of :data:`FLAGS`. ``rest`` holds all other w
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.checks import check_warmup, notes_on_patches
 from kd.run.listed import kind_at
-from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of
+from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of, shipped
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import written_out
 from kd.run.suggest import as_question, suggest
@@ -181,7 +181,12 @@ class Request:
             UserError: a file that can't be read, has control characters or a plain value where a group of settings
                 belongs, or names code that is not trusted.
         """
-        contents = {file: files.read(file) for file in self._files()}
+        typed = {item.partition("=")[0] for item in self.overrides}
+        contents = {}
+        for file in self._files():
+            content = files.read(file)
+            is_part = file.parent.parent == shipped("recipes")  # an overlay's, of one recipe
+            contents[file] = _left_open(content, typed) if is_part else content
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
             _check_no_files(content)
@@ -288,6 +293,26 @@ class Request:
         return paths
 
 
+def _left_open(tree: dict[Any, Any], typed: Container[str], key: str = "") -> dict[Any, Any]:
+    """What an overlay changes of one recipe, without the pictures and models that the command line names.
+
+    Args:
+        tree: of the overlay.
+        typed: keys of the command line.
+        key: where the tree is; "": at the top.
+    """
+    kept = {}
+    for name, value in tree.items():
+        path = f"{key}.{name}".lstrip(".")
+        own = [path, f"{path}.root"] if path == "data.source" else [f"{path}.checkpoint"]
+        if any(word in typed for word in own):
+            continue
+        inner = _left_open(value, typed, path) if isinstance(value, dict) else value
+        if inner or not value:
+            kept[name] = inner
+    return kept
+
+
 def with_folders(value: Value) -> Value:
     """Settings with SageMaker's folders in the place of ``channel:NAME``; a copy.
 
@@ -336,10 +361,11 @@ def _check_no_files(layer: Mapping[Any, Any]) -> None:
         is_settings = str(value).endswith(SETTINGS) or not holds_settings(key)
         if not isinstance(value, str) or is_settings or not is_file(value):
             continue
-        model = key in ("model.teacher", "model.student")
+        models = {"model.teacher", "model.student", "checkpoint"}
         instead = ""
-        if model:
-            instead = f" ({key}.checkpoint=FILE does)"
+        if key in models:
+            model = key if key != "checkpoint" else "model.teacher"
+            instead = f" ({model}.checkpoint=FILE does)"
         raise UserError(f"{key}: takes no file, got {value}{instead}")
 
 

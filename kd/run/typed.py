@@ -23,7 +23,7 @@ from kd.errors import NEARLY, UserError, builder_hint, did_you_mean
 from kd.run import listed
 from kd.run.annotations import members, shown
 from kd.run.paths import SETTINGS
-from kd.run.suggest import MOST, as_question, near, nearest
+from kd.run.suggest import MOST, SYNONYMS, as_question, near, nearest
 from kd.settings import Like, limits
 
 TYPES = {
@@ -129,7 +129,9 @@ def no_plain_value(key: str, given: object) -> str:
         own = f"{key}.arch=NAME, {key}.checkpoint=FILE"
     else:
         own = f"{key}.NAME=VALUE"
-    return f"{key}: has settings of its own ({own}), got '{given}'"
+    return (
+        f"{key}: has settings of its own ({own}), got '{given}'{as_question(SYNONYMS.get(key, []))}"
+    )
 
 
 def _shown(value: object) -> str:

@@ -132,6 +132,7 @@ GUESSES = {  # what an engineer would type, and what was meant
     "project": "trainer.logger",
     "val_split": "data.val_fraction",
     "val_ratio": "data.val_fraction",
+    "test_size": "data.val_fraction",
     "eval_every": "trainer.check_val_every_n_epoch",
     "val_interval": "trainer.val_check_interval",
     "freeze_backbone": "model.student.freeze",
@@ -301,7 +302,11 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "model.student.arch=mine.Nets",
             "timm has no model 'mine.Nets'; a class path goes to model.student.builder=mine.Nets",
         ),
-        ("model=resnet18", "model: has settings of its own (model.NAME=VALUE), got 'resnet18'"),
+        (
+            "model=resnet18",
+            "model: has settings of its own (model.NAME=VALUE), got 'resnet18'; did you mean 'model.student.arch'",
+        ),
+        ("checkpoint=mine", "got 'mine'; did you mean 'model.teacher.checkpoint'"),
         (
             "data.augment=strong",
             "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'",
@@ -464,6 +469,8 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
     from scripts.site import keys as writer
 
     assert writer.PAGE.read_text() == writer.page()
+    cut = [row for row in writer.page().splitlines() if row.count("(") > row.count(")")]
+    assert not cut
 
 
 def test_the_words_of_values_by_name_are_none_of_the_types() -> None:
