@@ -96,7 +96,6 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.launch.ray_nodes": {"tempfile.NamedTemporaryFile": NEW, "self.log.unlink": NEW},
     "kd.fleet.jobs.slurm": {"tempfile.NamedTemporaryFile": NEW},
     "kd.fleet.sizing.timing": {"folder.mkdir": NEW},
-    "kd.fleet.tuning.ray_cluster": {"shutil.rmtree": JOB},
     "kd.fleet.tuning.study": {"file.truncate": DOOR},
     "kd.launch.sagemaker": {
         "(folder / 'output' / 'failure').open": JOB,

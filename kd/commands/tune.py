@@ -18,19 +18,16 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
   tune=FILE          settings of the search and, under search:, its spaces, as YAML
   trials=N           number of trials in all (20)
   jobs=K             trials at a time (1); they share out the machine's cores and GPUs
-  jobs=ray           on a Ray cluster (RAY_ADDRESS, else this machine), as many at a time as it has room for;
-                     cores=N and gpus=N: of each trial (one GPU where there are some, and its share of the cores)
   hours=H            at most; trial_hours=H: a trial that takes longer has failed
   objective=NAME     val/acc1, latency_ms, params, ...: less of a cost or loss is better, more of any other number;
                      - before it: less is better, +: more is; several with commas
   sampler=NAME       tpe (default), random, grid
   pruner=NAME        asha (default for one objective), hyperband, median, none: stops poor trials after an epoch
-  revive=best|N      trains a trial that was stopped early to its end, instead of searching
   confirm=N          the winner and the recipe as it was, each again on N fresh seeds
   name=NAME          of the search, several for one recipe (search)
 
 A trial is a kd-train process with a run folder of its own. The search is in runs/<recipe>/tune/<name>/: best.yaml
-repeats the best run, report.html shows all, journal.log is Optuna's (optuna-dashboard reads it). After any stop or
+repeats the best run, journal.log is Optuna's: optuna-dashboard, a package of its own, shows it. After any stop or
 kill, run the same command again to resume; given on several machines that share the folder, they search together.
 """
 

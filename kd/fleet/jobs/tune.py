@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POLL_S = 30
 """Seconds between two questions for the search's state."""
-NOT_THERE = ("pruner=", "confirm=", "revive=", "name=", "trial_hours=")
+NOT_THERE = ("pruner=", "confirm=", "name=", "trial_hours=")
 """Settings of a search that SageMaker's own has nothing for."""
 STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 """kd's samplers by SageMaker's names."""

@@ -5,13 +5,11 @@ from typing import Any
 
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
-from kd.fleet.tuning.page import write_page
 from kd.fleet.tuning.plan import LATENCY, SearchObjective, SearchPlan
 from kd.fleet.tuning.results import Confirmation, chosen, print_table, words_of, write_best
 from kd.fleet.tuning.search import Search, say
-from kd.fleet.tuning.study import FrozenTrial
-from kd.fleet.tuning.trials import TrialPlace, TrialRun, deal, gpus_of, lock_trial, split_metrics
-from kd.storage.elsewhere import text_of
+from kd.fleet.tuning.study import JOURNAL
+from kd.fleet.tuning.trials import TrialRun, deal, gpus_of, lock_trial, split_metrics
 from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
@@ -21,35 +19,13 @@ TEST = "test"
 
 
 def search_and_confirm(plan: SearchPlan) -> int:
-    """Searches (or revives a trial), writes what was found after each trial, prints the table, confirms the winner.
+    """Searches on shares of this machine, writes ``best.yaml`` after each trial, prints the table, confirms the winner.
 
     Returns the exit status, 1 without a result.
-
-    Trials run on shares of this machine, or of a Ray cluster (``jobs=ray``), which is joined for as long as this takes.
     """
-    jobs = plan.jobs
-    accelerator = plan.config["trainer"]["accelerator"]
-    if isinstance(jobs, int):
-        return _search_and_confirm(plan, deal(jobs, gpus_of(accelerator)))
-    from kd.fleet.tuning.ray_cluster import joined
-
-    with joined(jobs, accelerator) as free:
-        return _search_and_confirm(plan, free)
-
-
-def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
-    """Runs or revives a search, prints its table and confirms the winner; returns the exit code, 1 without a result.
-
-    Args:
-        plan: of the search.
-        free: the places that trials may use.
-    """
-    search = Search(plan, free, changed=_write)
-    if plan.revive is not None:
-        revive(search)
-    else:
-        say(f"kd-tune: {plan.folder}: {search.progress()}")
-        search.run()
+    search = Search(plan, deal(plan.jobs, gpus_of(plan.config["trainer"]["accelerator"])), _write)
+    say(f"kd-tune: {plan.folder}: {search.progress()}")
+    search.run()
     _write(search)
     print_table(search.study, plan)
     if chosen(search.study, plan) is None:
@@ -59,72 +35,19 @@ def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
         text = "\n".join(confirmation.text() for confirmation in confirm(search, plan))
         print(text)
         write_text(plan.folder / CONFIRMED, f"{text}\n")
-        _write(search)
+    elif plan.trials > 1:
+        print(
+            "The best of many trials on one validation set is optimistic: confirm=3 runs it and the default on fresh seeds."
+        )
+    print("all trials as charts, by the package optuna-dashboard:")
+    print(f"  optuna-dashboard {plan.folder / JOURNAL}")
     print(f"best: kd-train {plan.folder / 'best.yaml'}")
     return 0
 
 
 def _write(search: Search) -> None:
-    """Writes ``best.yaml`` and the page as they are now, the page with an earlier confirmation where there is one."""
+    """Writes ``best.yaml`` as it is now."""
     write_best(search.study, search.plan, search.extra)
-    saved = search.plan.folder / CONFIRMED
-    write_page(search.study, search.plan, text_of(saved) if saved.is_file() else "")
-
-
-def revive(search: Search) -> None:
-    """Trains to its end the trial that ``revive`` names, from its last checkpoint; its result is added as a trial, once.
-
-    Raises:
-        UserError: no trial was stopped early, or not this one; or it is running already, or fails.
-    """
-    objectives = search.plan.objectives
-    trial = _stopped_trial(search)
-    folder = search.plan.folder_of(trial.number)
-    owner = lock_trial(folder)
-    if owner is None:
-        raise UserError(f"revive: trial {trial.number} is running already")
-    job = TrialRun(folder, search.plan.config["recipe"], search.free[0], owner)
-    search.wait([job], [[]])
-    summary = job.summary()
-    if summary.get("status") != "done":
-        raise UserError(f"revive: trial {trial.number} failed: {job.reason()}")
-    values = [objective.value(job.run) for objective in objectives]
-    notes = {
-        "folder": str(job.run),
-        "wall_s": summary["wall_s"],
-        "epochs": summary["epochs"],
-        "revived": trial.number,
-    }
-    if all(t.user_attrs.get("revived") != trial.number for t in search.study.trials("complete")):
-        search.study.add(trial, values, notes)
-    say(f"trial {trial.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
-
-
-def _stopped_trial(search: Search) -> FrozenTrial:
-    """The trial that ``revive`` names, by its number or as the best by its last metric.
-
-    Raises:
-        UserError: no trial was stopped early, or not this one.
-    """
-    name = search.plan.revive
-    sign = -1
-    if search.plan.objectives[0].maximize:
-        sign = 1
-    stopped = {str(trial.number): trial for trial in search.study.trials("pruned")}
-
-    def last_metric(trial: FrozenTrial) -> float:
-        return sign * list(trial.intermediate_values.values())[-1]
-
-    if name == "best" and stopped:
-        return max(stopped.values(), key=last_metric)
-    if name in stopped:
-        return stopped[name]
-    allowed = "none was stopped early"
-    if stopped:
-        allowed = f"those are {', '.join(stopped)}"
-    raise UserError(
-        f"revive: must be best, or a trial that was stopped early, got '{name}'; {allowed}"
-    )
 
 
 def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:

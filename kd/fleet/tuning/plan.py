@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.space import Space, item, parse
-from kd.fleet.tuning.trials import TrialShare
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys, typed
@@ -34,8 +33,7 @@ LATENCY = "latency_ms"
 """Objective: of one picture on one thread, measured by ``kd-latency`` after the run."""
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "asha", "hyperband", "median")
-KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
-        "cores", "gpus")  # fmt: skip
+KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "tune")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class SearchPlan:
     it."""
     trials: int
     """How many trials in all, of all machines."""
-    jobs: int | TrialShare
-    """Trials at a time on this machine; or a trial's share of a Ray cluster."""
+    jobs: int
+    """Trials at a time on this machine."""
     hours: float | None
     """Hours of this command, after which running trials save and the search ends; None: as long as it takes."""
     trial_hours: float | None
@@ -106,8 +104,6 @@ class SearchPlan:
     """What the user trusts in the settings."""
     confirm: int
     """How many fresh seeds the winner and the default are trained on; 0: none."""
-    revive: str | None
-    """A stopped trial to be trained to its end: its number, or ``best``."""
 
     @property
     def wants_latency(self) -> bool:
@@ -198,7 +194,6 @@ def plan(request: Request) -> SearchPlan:
         folder=folder_of_recipe(runs_dir, config["recipe"]) / "tune" / name,
         trusted=run.trusted,
         confirm=whole_number(settings, "confirm", 0, low=0),
-        revive=str(settings["revive"]) if "revive" in settings else None,
     )
 
 
@@ -347,25 +342,8 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     return str(value)
 
 
-def _jobs(settings: dict[str, Any]) -> int | TrialShare:
-    """Trials at a time on this machine; with ``jobs=ray`` a trial's share of the cluster.
-
-    Args:
-        settings: the search's own, by key.
-
-    Raises:
-        UserError: more jobs than cores, or a share (``cores``, ``gpus``) without ``jobs=ray``.
-    """
-    share = {}
-    for key, least in (("cores", 1), ("gpus", 0)):
-        if key in settings:
-            share[key] = whole_number(settings, key, 0, low=least)
-    if settings.get("jobs") == "ray":
-        return TrialShare(**share)
-    if share:
-        raise UserError(
-            f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's"
-        )
+def _jobs(settings: dict[str, Any]) -> int:
+    """Trials at a time on this machine, by the search's own settings; a UserError for more than it has cores."""
     jobs = whole_number(settings, "jobs", 1)
     if jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {jobs}")

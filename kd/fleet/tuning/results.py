@@ -130,8 +130,6 @@ def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
     else:
         values = [f"{v:.4g}" for v in trial.values]
     number = str(trial.number)
-    if "revived" in attrs:
-        number = f"{attrs['revived']}, to its end"
     costs = []
     for name in ("epochs", "wall_s"):
         cost = attrs.get(name)

@@ -17,7 +17,7 @@ from kd.errors import Stopped, UserError
 from kd.fleet.tuning.plan import SearchPlan, difference
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import TrialPlace, TrialRun, epoch_values, lock_trial
+from kd.fleet.tuning.trials import Slot, TrialRun, epoch_values, lock_trial
 from kd.machine import signals_kept
 from kd.progress import bar
 from kd.report.metric import duration
@@ -55,11 +55,11 @@ class Search:
     Args:
         plan: the search.
         free: the places where trials can run.
-        changed: called with the search after each trial that has ended, in this process: writes table and page.
+        changed: called with the search after each trial that has ended, in this process: writes ``best.yaml``.
     """
 
     def __init__(
-        self, plan: SearchPlan, free: Sequence[TrialPlace], changed: Callable[["Search"], None]
+        self, plan: SearchPlan, free: Sequence[Slot], changed: Callable[["Search"], None]
     ) -> None:
         """Begins a search in its folder, or opens the one that is there; arguments as of the class.
 
@@ -86,7 +86,7 @@ class Search:
         self.free = list(free)
         self.places = len(free)
         self.running: list[Running] = []  # trials of the search
-        self.going: list[TrialRun] = []  # runs that confirm the winner, or the one that is revived
+        self.going: list[TrialRun] = []  # runs that confirm the winner
         self.stopped_by: int | None = None  # number of the signal
         self.began = time.monotonic()
         self.seconds: list[float] = []  # that each ended trial took
@@ -350,7 +350,7 @@ class Search:
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[TrialRun], items: Sequence[Sequence[str]]) -> None:
-        """Runs jobs to their ends, as many at a time as there are places: those that confirm or revive a trial.
+        """Runs jobs to their ends, as many at a time as there are places: those that confirm the winner.
 
         Args:
             jobs: the runs; whether one has failed is for the caller to see. Each gets a place, and its lock is freed at

@@ -146,21 +146,6 @@ class Study:
             trial.set_user_attr(name, value)
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])
 
-    def add(self, like: FrozenTrial, values: Sequence[float], notes: dict[str, Any]) -> None:
-        """Adds a finished trial with another's parameters.
-
-        For a trial that was stopped early and is trained to its end later: Optuna does not let the first one change.
-
-        Args:
-            like: the other.
-            values: of the objectives, in their order.
-            notes: as of :meth:`tell`, and ``revived``, the number of ``like``.
-        """
-        same: Any = {"params": like.params, "distributions": like.distributions}
-        self.study.add_trial(
-            optuna.trial.create_trial(values=list(values), user_attrs=notes, **same)
-        )
-
     def best(self) -> list[Any]:
         """The best finished trial, and those that equal it; with several objectives the Pareto front; [] before any has
         finished.
@@ -168,31 +153,6 @@ class Study:
         if self.trials("complete"):
             return self.study.best_trials
         return []
-
-    def importance(self) -> dict[str, float]:
-        """How much each parameter decides the first objective, by key (PED-ANOVA, shares of 1).
-
-        {} for fewer than four finished trials, and where it can't be computed.
-        """
-        done = self.trials("complete")
-        if len(done) < 4:
-            return {}
-        target: Callable[[Any], float] | None = (
-            (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the page has a note on few trials
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            try:
-                return optuna.importance.get_param_importances(
-                    self.study, evaluator=evaluator, target=target
-                )
-            except (
-                ValueError,
-                RuntimeError,
-                ZeroDivisionError,
-            ):  # all values alike, no parameter common to all
-                return {}
 
 
 class _WholeLines(JournalFileSymlinkLock):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
@@ -20,42 +20,10 @@ from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weight
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import appended, check_way, make_folder, remove
 
-LOST = 1000
-"""Status of a run whose machine was lost: the run itself has not failed."""
-RUNNER = "runner"
-"""A trial's lock file, held by its run on another machine, which can't inherit the search's lock."""
 LOG = "log.txt"
 """A trial's output, in its folder."""
 KILL_S = 60.0
 """Seconds from SIGTERM to SIGKILL: a step and a checkpoint take less."""
-MOST_LOST = 3
-"""A trial that loses more machines than these has failed: it may be the cause."""
-
-
-class Process(Protocol):
-    """A run that was started, as ``subprocess.Popen`` shows one: here or on another machine."""
-
-    def poll(self) -> int | None:
-        """The exit status, negative for a signal, :data:`LOST` for a lost machine; None while it runs."""
-
-    def send_signal(self, number: int, /) -> None:
-        """Sends the run a signal; nothing happens where it has ended."""
-
-
-class TrialPlace(Protocol):
-    """The share of a machine that one trial uses alone."""
-
-    def start(
-        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
-    ) -> Process:
-        """Starts ``kd-train`` (or the command that the first item names: ``eval``, ``latency``) and returns at once.
-
-        Args:
-            items: words of its command line.
-            log: file that its output is appended to.
-            env: variables of its environment, beside this process's.
-            owner: the trial's lock, see :func:`lock_trial`; None: the run needs none.
-        """
 
 
 @dataclass(frozen=True)
@@ -78,7 +46,7 @@ class Slot:
 
     def start(
         self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
-    ) -> Process:
+    ) -> subprocess.Popen[bytes]:
         """Starts ``kd-train`` on the slot's cores and GPUs, in a session of its own.
 
         Args:
@@ -136,44 +104,22 @@ def gpus_of(accelerator: str) -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-@dataclass(frozen=True)
-class TrialShare:
-    """What a trial has of a cluster."""
-
-    cores: int | None = None
-    """CPU cores of a trial; None: as many as leave room for a trial on each GPU, or one on a cluster without GPUs."""
-    gpus: int | None = None
-    """GPUs of a trial; None: one if the cluster has GPUs and the run may use them."""
-
-
 def lock_trial(folder: Path) -> IO[str] | None:
     """Locks a trial's folder for this search and its run; None while another process holds it.
 
     The lock is on the file ``owner``, which the run inherits: it holds also where the search was killed and its run
-    still saves. A run on another machine can't inherit it and locks :data:`RUNNER` instead, which must be free as well.
+    still saves.
 
     Returns:
         The open file; closing it, in the search and in the run, frees the trial.
     """
-    owner = _locked(folder / "owner")
-    if owner is not None and (folder / RUNNER).exists():
-        running = _locked(folder / RUNNER)
-        if running is None:
-            owner.close()
-            return None
-        running.close()
-    return owner
-
-
-def _locked(path: Path) -> IO[str] | None:
-    """The file, open and locked; None where another process holds the lock. Closing it gives the lock back."""
-    file = appended(path)
+    owner = appended(folder / "owner")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        owner.close()
         return None
-    return file
+    return owner
 
 
 @dataclass
@@ -184,16 +130,12 @@ class TrialRun:
     """The trial's folder; the run's folder is below."""
     recipe: str
     """Name of the recipe, for folders."""
-    slot: TrialPlace
+    slot: Slot
     """Where it runs."""
     owner: IO[str]
     """The trial's lock."""
-    process: Process | None = None
+    process: subprocess.Popen[bytes] | None = None
     """None: nothing to run, the run had already ended well."""
-    items: Sequence[str] = ()
-    """Command line, to start it again after a lost machine."""
-    lost: int = 0
-    """How many machines it has lost."""
     stopped: str = ""
     """Why the search has stopped it; "" where it has not."""
     stopped_at: float = 0.0
@@ -218,7 +160,6 @@ class TrialRun:
         Args:
             items: words of ``kd-train``'s command line; not used where it is resumed.
         """
-        self.items = items
         self.process = None
         check_way(self.run)
         has_student = (self.run / "student.safetensors").is_file()
@@ -279,9 +220,7 @@ class TrialRun:
     def status(self) -> int | None:
         """The exit status, negative for a signal; None while it runs; 0 where there was nothing to run.
 
-        Reading it acts: it kills a run that was stopped :attr:`patience_s` ago and still runs, and starts one again
-        whose machine was lost, up to :data:`MOST_LOST` times (then the status is 1; of one that was stopped
-        it is -SIGTERM). So it must be read often.
+        Reading it acts: it kills a run that was stopped :attr:`patience_s` ago and still runs. So it must be read often.
         """
         if self.process is None:
             return 0
@@ -289,33 +228,21 @@ class TrialRun:
         out_of_patience = time.monotonic() > self.stopped_at + self.patience_s
         if status is None and self.stopped and out_of_patience:
             self.process.send_signal(signal.SIGKILL)
-        if status != LOST:
-            return status
-        # its machine was lost: the run begins again elsewhere
-        if self.stopped:
-            return -signal.SIGTERM
-        if self.lost == MOST_LOST:
-            return 1
-        self.lost += 1
-        self.timed = False
-        self.begin(self.items)
-        return None
+        return status
 
     def summary(self) -> dict[str, Any]:
         """The run's ``summary.json``; {} without one."""
         return mapping_of(self.run / "summary.json")
 
     def reason(self) -> str:
-        """Why the run has failed, in a line: its signal, a lost machine, or the last line of its log."""
+        """Why the run has failed, in a line: its signal, or the last line of its log."""
         status = self.status or 0
-        if status == 1 and self.process and self.process.poll() == LOST:
-            return f"it lost its machine {MOST_LOST + 1} times"
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return reason_in(self.folder / LOG)
 
 
-def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
+def split_metrics(run: Path, split: str, slot: Slot) -> dict[str, float]:
     """The student's metrics on a split, measured by ``kd-eval`` where its file is not there yet.
 
     Args:

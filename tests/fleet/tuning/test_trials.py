@@ -12,7 +12,7 @@ import pytest
 from kd.errors import UserError
 from kd.fleet.tuning.space import Space
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import LOST, MOST_LOST, TrialRun, deal, lock_trial
+from kd.fleet.tuning.trials import TrialRun, deal, lock_trial
 from kd.storage.writing import guard
 
 
@@ -27,8 +27,8 @@ class Ended:
         pass
 
 
-class Lossy:
-    """A place whose machines are lost, again and again; it keeps what was started."""
+class Place:
+    """A place that keeps what was started on it."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -37,7 +37,7 @@ class Lossy:
         self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
     ) -> Ended:
         self.started.append(items[0])
-        return Ended(LOST)
+        return Ended(0)
 
 
 def finish(job: TrialRun) -> None:
@@ -47,21 +47,11 @@ def finish(job: TrialRun) -> None:
     (job.run / "student.safetensors").touch()
 
 
-def job_in(folder: Path) -> tuple[TrialRun, Lossy]:
+def job_in(folder: Path) -> tuple[TrialRun, Place]:
     owner = lock_trial(folder)
     assert owner is not None
-    place = Lossy()
+    place = Place()
     return TrialRun(folder, "tiny", place, owner), place
-
-
-def test_a_machine_lost_while_a_student_is_timed_does_not_fail_its_trial(tmp_path: Path) -> None:
-    job, place = job_in(tmp_path / "trials" / "0000")
-    finish(job)
-    job.begin(["recipe=tiny"])
-    assert job.status == 0 and job.time_student()
-    assert job.status is None  # lost: the run itself has ended well
-    assert job.status == 0 and job.lost == 1
-    assert job.time_student() and place.started == ["latency", "latency"]
 
 
 def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_path: Path) -> None:
@@ -80,14 +70,6 @@ def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_p
     search._end_all("SIGTERM")
     assert (told, search.running, search.free) == ([], [], [place])
     assert not job.has_latency and not place.started
-
-
-def test_a_trial_that_loses_its_machines_fails_with_their_number(tmp_path: Path) -> None:
-    job, place = job_in(tmp_path / "trials" / "0000")
-    job.begin(["recipe=tiny"])
-    assert [job.status for _ in range(MOST_LOST + 2)] == [None] * MOST_LOST + [1, 1]
-    assert job.reason() == "it lost its machine 4 times"
-    assert len(place.started) == 4
 
 
 def test_more_jobs_than_gpus_share_them_one_each() -> None:
