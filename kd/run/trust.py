@@ -576,6 +576,8 @@ def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str
     """
     if value in trusted or f"{key}={value}" in trusted:
         return ""
+    if key == "resume":
+        return f"resume: a file from elsewhere resumes no run, got {value}; give resume= yourself"
     if LOOKS_UP.search(value):
         return f"{key} looks up '{value}'; if you trust this file: --trust"
     whole = kind or holds_settings(key)

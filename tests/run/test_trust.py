@@ -5,7 +5,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+import yaml
 
+from kd.cli import main
 from kd.errors import UserError
 from kd.run.build import student_in
 from kd.run.request import translate
@@ -39,6 +41,22 @@ def test_what_is_imported_is_the_users_word_and_no_files(tmp_path: Path) -> None
     recipe.write_text(STRATEGY.replace(", module: antigravity", ""))
     typed = translate([f"recipe={recipe}", "trainer.strategy.module=elsewhere_backend"]).resolved()
     assert typed["trainer"]["strategy"]["init_args"]["module"] == "elsewhere_backend"
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_a_file_from_elsewhere_resumes_no_run(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be trained on with a stranger's settings; of a search each choice is a word of a command line."""
+    file = tmp_path / "theirs.yaml"
+    content: dict[str, object] = {"resume": "runs/tiny/000"}
+    words = [f"recipe={file}"]
+    if command == "tune":
+        content = {"search": {"resume": ["runs/tiny/000"]}}
+        words = ["recipe=finetune", f"tune={file}"]
+    file.write_text(yaml.safe_dump(content))
+    assert main(command, words) == 2
+    assert "resume: a file from elsewhere resumes no run" in capsys.readouterr().err
 
 
 def test_a_trusted_module_stands_for_its_own_classes_alone(
