@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kd.errors import UserError
 from kd.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
+WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+"""Of a ViT's ``config.json``: whole numbers from 1 on."""
 HUGGING_FACE = "kd.models.hugging_face.HuggingFaceBuilder"
 TRANSFORMERS = "transformers"
 ANCHORS = {
@@ -180,6 +183,63 @@ def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
     return parts[0] == "classifier", order
 
 
+class OddValue(UserError):
+    """A value of a foreign file that no model has; the message names the file and the value's key."""
+
+
+def _check(file: Path, values: Mapping[str, Any], name: str, fits: bool, allowed: str) -> None:
+    """Raises an OddValue for the value of ``name`` in a file that has one, unless it fits; ``allowed``: what it must be."""
+    if name in values and not fits:
+        raise OddValue(f"{file}: {name} must be {allowed}, got {str(values.get(name))[:80]}")
+
+
+def _is_whole(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_vit(config: Mapping[str, Any], file: Path) -> None:
+    """Refuses a ViT's configuration with values of other kinds than transformers writes."""
+    for name in WHOLE:
+        _check(file, config, name, _is_whole(config.get(name)), "a whole number > 0")
+    ratio = config.get("mlp_ratio")
+    if ratio:
+        _check(file, config, "mlp_ratio", _is_number(ratio) and ratio > 0, "a number > 0")
+    else:
+        inner = _is_whole(config.get("intermediate_size"))
+        _check(file, config, "intermediate_size", inner, "a whole number > 0")
+    registers = _is_whole(config.get("num_register_tokens", 0), 0)
+    _check(file, config, "num_register_tokens", registers, "a whole number")
+    side = config.get("image_size")
+    sides = side if isinstance(side, list) and len(side) == 2 else [side]
+    is_size = all(_is_whole(each) for each in sides)
+    _check(file, config, "image_size", is_size, "a side, or height and width, in pixels")
+    names = config.get("architectures") or []
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    _check(file, config, "architectures", are_names, "a list of names")
+
+
+def check_pixels(pixels: Mapping[str, Any], file: Path) -> None:
+    """Refuses a ``preprocessor_config.json`` whose mean and deviation are not three numbers.
+
+    Args:
+        pixels: its content.
+        file: named in the message.
+
+    Raises:
+        OddValue: names the value.
+    """
+    for name in ("image_mean", "image_std"):
+        values = pixels.get(name)
+        fits = values is None or (
+            isinstance(values, list) and len(values) == 3 and all(map(_is_number, values))
+        )
+        _check(file, pixels, name, fits, "three numbers")
+
+
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`, by name.
 
@@ -191,11 +251,13 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         ``builder`` alone for a model that timm does not have; else all that it says of timm's nearest one.
 
     Raises:
+        OddValue: a value of another kind than transformers writes.
         KeyError: a value of the configuration is missing; callers report it.
     """
     families = ("vit", "dinov2", "dinov2_with_registers")
     if config["model_type"] not in families or config.get("use_swiglu_ffn"):
         return {"builder": TRANSFORMERS}
+    _check_vit(config, folder / "config.json")
     width = config["hidden_size"]
     depth = config["num_hidden_layers"]
     heads = config["num_attention_heads"]
@@ -232,6 +294,7 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     file = folder / "preprocessor_config.json"
     if file.is_file():
         pixels = json_of(text_of(file))
+        check_pixels(pixels, file)
     architectures = config.get("architectures") or []
     has_head = any(name.endswith("ForImageClassification") for name in architectures)
     return {

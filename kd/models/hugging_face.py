@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
 from kd.models.arguments import IMPLEMENTATIONS, architecture_alone, check_memory, check_sides
+from kd.models.foreign import check_pixels
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.settings import height_width
@@ -155,6 +156,7 @@ class HuggingFaceBuilder:
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
+        check_pixels(pixels, Path(self.path or "") / PIXELS)
         size = img_size or _size(pixels) or height_width(_image_size(config, 224))
         mean = pixels.get("image_mean") or HALF
         std = pixels.get("image_std") or HALF

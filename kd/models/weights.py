@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kd.errors import UserError
 from kd.models.arguments import LOADS
-from kd.models.foreign import of_transformers
+from kd.models.foreign import OddValue, of_transformers
 from kd.models.output_scale import unit_output
 from kd.settings import height_width
 from kd.storage.checkpoints import models_in
@@ -191,11 +191,16 @@ def describe(file: Path) -> About:
 def about(checkpoint: str | None) -> About:
     """What a checkpoint, a file or a folder, says of its model; an empty :class:`About` without one, and of a missing or
     damaged one, which :func:`read_weights` reports.
+
+    Raises:
+        OddValue: a configuration of transformers with values that no model has.
     """
     if not checkpoint:
         return About()
     try:
         return describe(weights_file(Path(checkpoint), ""))
+    except OddValue:
+        raise
     except Exception:
         return About()
 

@@ -14,7 +14,7 @@ from kd.cli import train_main
 from kd.data.info import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
-from kd.models.weights import _name_list, read_names
+from kd.models.weights import _name_list, about, read_names
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
@@ -249,3 +249,37 @@ def test_a_file_of_names_that_is_no_list(content: str, tmp_path: Path) -> None:
     file.write_text(content)
     with pytest.raises(UserError, match="^model.teacher.classes: .*names.json holds no JSON list"):
         read_names(file, "model.teacher.classes")
+
+
+VIT = {"model_type": "vit", "hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3, "patch_size": 8,
+       "intermediate_size": 768, "image_size": 32}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "odd", "message"),
+    [
+        ("config.json", {"hidden_size": None}, "hidden_size must be a whole number > 0, got None"),
+        ("config.json", {"hidden_size": 0}, "hidden_size must be a whole number > 0, got 0"),
+        (
+            "config.json",
+            {"num_hidden_layers": "12"},
+            "num_hidden_layers must be a whole number > 0",
+        ),
+        ("config.json", {"mlp_ratio": [4]}, "mlp_ratio must be a number > 0, got [4]"),
+        ("config.json", {"intermediate_size": 0}, "intermediate_size must be a whole number > 0"),
+        ("config.json", {"image_size": {"height": 3}}, "image_size must be a side, or height and"),
+        ("config.json", {"architectures": 3}, "architectures must be a list of names, got 3"),
+        ("preprocessor_config.json", {"image_mean": 0.5}, "image_mean must be three numbers"),
+    ],
+)
+def test_odd_values_of_a_transformers_folder_are_named(
+    file: str, odd: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(VIT))
+    assert about(str(tmp_path)).foreign
+    content = {**VIT, **odd} if file == "config.json" else odd
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(UserError) as refused:
+        about(str(tmp_path))
+    assert str(refused.value).startswith(f"{tmp_path / file}: {message}")
