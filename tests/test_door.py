@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import timm
 import torch
 import torchvision
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging
+from pytorch_lightning.callbacks import EMAWeightAveraging, LambdaCallback
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -415,3 +416,116 @@ def test_packages_are_reached_by_the_package(monkeypatch: pytest.MonkeyPatch) ->
         "HintLoss",
         "Segmentation",
     )
+
+
+# -- users' own objects --------------------------------------------------------------------------------------------------
+SHARES = "student: shares {} of its parameters and buffers with the teacher"
+
+
+@pytest.mark.parametrize(
+    ("student_of", "count"),
+    [
+        (lambda teacher: teacher, 4),
+        (lambda teacher: nn.Sequential(teacher.conv, nn.Flatten(), nn.LazyLinear(CLASSES)), 2),
+        (lambda teacher: torch.compile(teacher, backend="eager"), 4),
+    ],
+)
+def test_a_student_shares_nothing_with_its_teacher(
+    student_of: Callable[[Plain], nn.Module], count: int
+) -> None:
+    teacher = Plain().requires_grad_()
+    student = student_of(teacher)
+    for given in (teacher, {"a": teacher, "b": Plain()}, torch.compile(teacher, backend="eager")):
+        for build in (kd.Distillation, kd.DistillationModule):
+            with pytest.raises(UserError, match=SHARES.format(count) + ".*copy.deepcopy"):
+                build(student, given, losses=KD, task=kd.Classification(CLASSES))
+    assert all(weight.requires_grad for weight in teacher.parameters())
+    kd.Distillation(copy.deepcopy(student), teacher, losses=KD, task=kd.Classification(CLASSES))
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """All of a model but its values: modes, flags, types, devices, hooks and compiled calls."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [
+        [(name, t.dtype, t.device, t.requires_grad) for name, t in tensors],
+        [(n, m.training, m._compiled_call_impl, getattr(m, "distilled_training", 0)) for n, m in model.named_modules()],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda m: torch.compile(m, backend="eager")])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
+def test_users_models_are_as_they_were_when_a_run_ends(
+    tmp_path: Any, precision: Any, wrap: Callable[[nn.Module], Any]
+) -> None:
+    tiny = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+    student = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=CLASSES, **tiny)
+    student.eval().blocks.train()
+    student.pos_embed.requires_grad_(False)
+    teacher = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **tiny).half()
+    teacher.blocks.eval()
+    prepare = kd.Preprocess(32, [0.5] * 3, [0.5] * 3)
+    given = loader(uint8=True)
+    before = [state_of(student), state_of(teacher), prepare.dtype, prepare.floats, str(vars(given))]
+    answers = copy.deepcopy(teacher.state_dict())
+    module = kd.DistillationModule(
+        wrap(student), wrap(teacher), losses=KD, prepare=prepare, teacher_prepare=prepare
+    )
+    modes = []
+    look = LambdaCallback(on_train_batch_start=lambda *_: modes.append(student.norm.training))
+    for _ in range(2):
+        trainer(tmp_path, precision=precision, callbacks=look).fit(module, given, given)
+        assert [state_of(student), state_of(teacher)] == before[:2]
+    assert modes == [True] * 8
+    trainer(tmp_path, precision=precision).validate(module, given)
+    after = [state_of(student), state_of(teacher), prepare.dtype, prepare.floats, str(vars(given))]
+    assert after == before
+    assert all(torch.equal(value, answers[name]) for name, value in teacher.state_dict().items())
+
+
+def test_a_compiled_model_trains_compiled_and_keeps_its_names() -> None:
+    graphs: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    student, teacher = Plain(), Plain()
+    step = kd.Distillation(
+        torch.compile(student, backend=backend), torch.compile(teacher, backend=backend),
+        losses={"hint": kd.losses.HintLoss()}, taps={"hint": kd.TapSpec("conv", "conv")},
+    )  # fmt: skip
+    assert not graphs  # the layers' shapes are found without a graph
+    images, targets = next(iter(loader()))
+    step(images, targets).total.backward()
+    assert len(graphs) >= 2
+    assert student.conv.weight.grad is not None
+    assert "student.model.conv.weight" in dict(step.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_teacher_answers_in_its_own_type_in_an_own_loop(dtype: torch.dtype) -> None:
+    images, targets = next(iter(loader()))
+    student, teacher = Plain(), Plain()
+    losses = [
+        kd.Distillation(student, t, losses=KD)(images, targets).total.item()
+        for t in (teacher, copy.deepcopy(teacher).to(dtype))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: setattr(t, "lock", threading.Lock()), "teacher: Plain can't be copied .*pickle.*; give a function"),
+        (lambda t: t.compile(backend="eager"), r"teacher: was compiled in place; give torch.compile\(teacher\)"),
+    ],
+)  # fmt: skip
+def test_a_teacher_without_a_copy_goes_as_a_function(
+    change: Callable[[nn.Module], Any], message: str
+) -> None:
+    teacher = Plain()
+    change(teacher)
+    with pytest.raises(UserError, match=message):
+        kd.Distillation(Plain(), teacher, losses=KD)
+    images, targets = next(iter(loader()))
+    kd.Distillation(Plain(), lambda x: teacher(x), losses=KD)(images, targets)

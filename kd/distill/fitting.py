@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from kd.data.info import DataInfo
 from kd.data.targets import other_targets
@@ -12,6 +13,33 @@ from kd.losses.base import class_name
 from kd.tasks import Task
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
+
+
+def check_apart(student: nn.Module, teacher: RunTeacher | None) -> None:
+    """Checks that a student has its parameters and buffers for itself: training them would change the teacher.
+
+    Raises:
+        UserError: it shares some with a teacher's model.
+    """
+    places = set()
+    if teacher is not None:
+        for member in teacher.members.values():
+            places |= set(_places(member.model).values())
+    shared = [name for name, place in _places(student).items() if place in places]
+    if shared:
+        raise UserError(
+            f"student: shares {len(shared)} of its parameters and buffers with the teacher ({', '.join(shared[:3])}"
+            f"{', ...' if len(shared) > 3 else ''}), which training would change: give it its own by copy.deepcopy"
+        )
+
+
+def _places(model: nn.Module) -> dict[str, int]:
+    """Where a model's parameters and buffers are in memory, by name; without those that have none yet."""
+    places = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not is_lazy(tensor) and tensor.numel() and tensor.data_ptr():
+            places[name] = tensor.data_ptr()
+    return places
 
 
 def check_task(task: Task, data: DataInfo) -> None:

@@ -22,6 +22,7 @@ from kd.losses import (
     RegressionKDLoss,
 )
 from kd.models import Prepare, Preprocess, TapSpec, input_of
+from kd.models.own import AsGiven, compile_as, frozen_copy, uncompiled
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Features, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
@@ -44,8 +45,9 @@ class Distillation(nn.Module):
     pictures to their device. Under DDP wrap the step, not the student.
 
     Args:
-        student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
-        teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen.
+        student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`), with parameters of its own.
+        teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name. Of a module a frozen copy
+            answers, which shares its memory until it is moved or cast (:func:`kd.models.own.frozen_copy`).
         task: what the labels mean; default: one class a picture, as many classes as the student's last layer has; of a
             timm model with ``num_classes=0`` and losses that read no logits none at all: it needs no labels.
         losses: distillation losses by name, each with its weight. Default with a teacher: ``{"kd": KDLoss()}``, or
@@ -227,6 +229,8 @@ def make_student(
         UserError: model, losses and data that do not fit each other.
     """
     check_type("student", model, nn.Module, "a torch.nn.Module")
+    given = AsGiven(model)
+    compiled, model = model, uncompiled(model)
     check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
     kind = student_of(objective)
     data = data or kind.info_of(objective.task, model)
@@ -234,7 +238,10 @@ def make_student(
     average = moving_average(model, ema_decay)
     student_prepare = input_of(model, "the student", prepare)
     take_students_floats(teacher, student_prepare)
-    return kind(model, student_prepare, objective, data, teacher, average, optim)
+    student = kind(model, student_prepare, objective, data, teacher, average, optim)
+    compile_as(compiled, model)
+    student.given = given
+    return student
 
 
 def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
@@ -281,6 +288,8 @@ def as_teacher(
         raise TypeError(
             f"{name}: must be a module or a function of pictures ({hint}), got {type(teacher).__name__}"
         )
+    if isinstance(teacher, nn.Module):
+        teacher = frozen_copy(teacher, name)
     return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare, "teacher_prepare"))
 
 

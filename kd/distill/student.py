@@ -1,8 +1,9 @@
 """The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from timm.models import is_model_pretrained
@@ -14,6 +15,7 @@ from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
+from kd.distill.fitting import check_apart
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
@@ -24,7 +26,7 @@ from kd.models.attention import training_attention
 from kd.models.build import AUTO
 from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
-from kd.models.own import classes_of, logits_of
+from kd.models.own import AsGiven, classes_of, logits_of
 from kd.models.preprocess import evaluating
 from kd.models.taps import TRIAL, Taps, linear_classifier
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
@@ -74,6 +76,7 @@ class Student(nn.Module):
         reads; without such a loss the model is not run.
         """
         super().__init__()
+        check_apart(model, teacher)
         self.model = model
         self.average = average
         self.objective = objective
@@ -88,10 +91,13 @@ class Student(nn.Module):
         """Peak learning rate, of the fastest parameters; from :meth:`build_optimizer` on the one that is used."""
         self.classifier_is_fitted = False
         """Whether its new classifier was fitted before training, in this process."""
+        self.given: AsGiven | None = None
+        """The state of a user's model before the run; None of a model that kd has built."""
         self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
         if spec is not None and spec.freeze:
             self._trained = freeze_backbone(model, self.arch)
         self._scale_output()
+        self._follow_precision()
         # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
         self.train()
         self.taps = Taps(model, [], prepare)
@@ -354,13 +360,19 @@ class Student(nn.Module):
         self.lr = max(float(lr) for lr in schedule.base_lrs)
         return optimizer, schedule
 
-    def follow_precision(self) -> None:
-        """With ``trainer.precision=bf16-true``: it is fed in the type of its weights.
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves or casts it, as of any module; its input gets the type of its weights (``trainer.precision=bf16-true``)."""
+        super()._apply(fn, recurse)
+        self._follow_precision()
+        return self
 
-        Called when Lightning has cast these, before the first step.
-        """
-        if isinstance(self.prepare, Preprocess):
-            self.prepare.dtype = next(self.model.parameters()).dtype
+    def _follow_precision(self) -> None:
+        """Gives the input the type of the weights; a :class:`kd.Preprocess` of the user's own is copied for that."""
+        weights = (p for p in self.model.parameters() if p.is_floating_point())
+        dtype = getattr(next(weights, None), "dtype", torch.float32)
+        if isinstance(self.prepare, Preprocess) and self.prepare.dtype != dtype:
+            self.prepare = copy.copy(self.prepare)
+            self.prepare.dtype = dtype
 
     @staticmethod
     def answer_in(output: object) -> Tensor:

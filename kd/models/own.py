@@ -1,13 +1,16 @@
 """Users' own models: any module that takes pictures, under the few names that timm's models have."""
 
+import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from kd.errors import UserError, plain
 from kd.models.preprocess import Size
+from kd.models.sharding import is_sharded
 from kd.models.taps import classifier_of
 from kd.settings import height_width
 from kd.storage.elsewhere import json_of
@@ -187,6 +190,90 @@ class OwnModel(nn.Module):
         if self.num_classes:
             return logits_of(output)
         return features_of(output)
+
+
+def frozen_copy(model: nn.Module, name: str) -> nn.Module:
+    """A frozen copy of a user's model in eval mode that computes with the same memory, until it is moved or cast.
+
+    The model itself keeps its flags, mode, device and type, whatever becomes of the copy. Of what ``torch.compile(model)``
+    returns the copy is compiled likewise.
+
+    Args:
+        model: the user's.
+        name: of the argument, for messages.
+
+    Raises:
+        UserError: it can't be copied, or it was compiled in place, which no copy can repeat.
+    """
+    inner = uncompiled(model)
+    instead = f"give a function in its place, lambda images: {name}(images)"
+    if inner._compiled_call_impl is not None:
+        raise UserError(f"{name}: was compiled in place; give torch.compile({name}), or {instead}")
+    same_memory: dict[int, Any] = {}
+    for tensor in (*inner.parameters(), *inner.buffers()):
+        if type(tensor) is nn.Parameter:
+            same_memory[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+        elif type(tensor) is Tensor:
+            same_memory[id(tensor)] = tensor.detach()
+    try:
+        copied = copy.deepcopy(inner, same_memory)
+    except Exception as error:
+        kind = type(inner).__name__
+        raise UserError(f"{name}: {kind} can't be copied ({plain(error)}); {instead}") from error
+    compile_as(model, copied)
+    return copied.requires_grad_(False).eval()
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model in what ``torch.compile(model)`` returns, whose layers and parameters have their own names; else itself."""
+    inner = model._modules.get("_orig_mod")
+    if inner is None or not hasattr(model, "dynamo_ctx"):
+        return model
+    return inner
+
+
+def compile_as(given: nn.Module, model: nn.Module) -> None:
+    """Compiles ``model`` in place by the backend and options of ``given``, where ``torch.compile`` has returned that."""
+    if uncompiled(given) is not given:
+        model._compiled_call_impl = given.dynamo_ctx(model._call_impl)  # type: ignore[operator]
+
+
+class AsGiven:
+    """What training changes of a user's model beside its weights: modes, types, flags, and how it is compiled."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Notes the present state of ``model``; :meth:`exchange` brings it back."""
+        self._model = model
+        self._other = self._state()
+
+    def _state(self) -> tuple[dict[nn.Module, Any], dict[str, Any], object]:
+        """The modules' modes and compiled calls, the tensors' types and flags, and which heads a distilled ViT returns."""
+        modules = {m: (m.training, m._compiled_call_impl) for m in self._model.modules()}
+        tensors = {name: (t.dtype, t.requires_grad) for name, t in self._tensors()}
+        return modules, tensors, getattr(self._model, "distilled_training", None)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers by name."""
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Gives the model the state that was noted, and notes the one that it had. Models in shards keep theirs."""
+        if is_sharded(self._model):
+            return
+        modules, tensors, distilled = self._other
+        self._other = self._state()
+        for module, (training, compiled) in modules.items():
+            module.training = training
+            module._compiled_call_impl = compiled
+        for name, tensor in self._tensors():
+            dtype, has_gradient = tensors[name]
+            tensor.data = tensor.data.to(dtype)
+            if isinstance(tensor, nn.Parameter):
+                tensor.requires_grad_(has_gradient)
+        if distilled is not None:
+            self._model.set_distilled_training(distilled)  # type: ignore[operator]
 
 
 def build_own(

@@ -118,6 +118,7 @@ class DistillationModule(Inference):
         self.planned_epochs = 1
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
         self.begun = False  # whether the students have their first weights
+        self._ended = False  # whether users' models are as they were given
 
     def take(self, students: Students) -> None:
         """Makes these its students, in place of those before, with their validation and what resumes them.
@@ -203,6 +204,8 @@ class DistillationModule(Inference):
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``; only a fit starts, settles, measures and compiles.
         """
+        if self._ended:
+            self._exchange_given()
         keep_targets_exact(self.trainer)
         sample = None
         if self.data is not None:
@@ -237,6 +240,17 @@ class DistillationModule(Inference):
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
+
+    def teardown(self, stage: str) -> None:
+        """A user's own models are again as they were given, but for their weights; Lightning leaves these on the CPU."""
+        self._exchange_given()
+
+    def _exchange_given(self) -> None:
+        """Exchanges the state that a run needs of users' models and the one in which they were given."""
+        self._ended = not self._ended
+        for student in self.students.named().values():
+            if student.given is not None:
+                student.given.exchange()
 
     def begin(
         self,
@@ -351,16 +365,13 @@ class DistillationModule(Inference):
         return notes
 
     def on_fit_start(self) -> None:
-        """Keeps the optimizers' settings before Lightning loads a checkpoint's over them; the students' inputs (of a
-        :class:`kd.Preprocess`) get the dtype that ``trainer.precision`` has given to their weights.
+        """Keeps the optimizers' settings before Lightning loads a checkpoint's over them.
 
         Raises:
             UserError: the checkpoint's optimizers or schedules do not fit this run's
                 (:meth:`kd.module.resume.Resume.note`).
         """
         self.resume.note(self.trainer, self)
-        for student in self.students.named().values():
-            student.follow_precision()
 
     def on_train_start(self) -> None:
         """Puts a resumed run's schedule, with this run's own settings, at its position; see :meth:`Resume.settle`. Any other

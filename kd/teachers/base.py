@@ -14,6 +14,7 @@ from kd.clock import annotate
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, TeacherSpec
+from kd.models.own import frozen_copy
 from kd.models.weights import say
 from kd.tasks import Task
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
@@ -359,14 +360,16 @@ class OwnTeacher(RunTeacher):
     def __init__(
         self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
     ) -> None:
-        """Wraps a user's teacher; a module is frozen and put into eval mode."""
+        """Wraps a user's teacher, a module as its frozen copy (:func:`kd.models.own.frozen_copy`)."""
+        if isinstance(given, nn.Module):
+            given = frozen_copy(given, key)
         self.given = given
         self.key = key
         self.arch = type(given).__name__
         self.spec = spec or TeacherSpec(arch=self.arch)
         self.model: nn.Module = nn.Module()
         if isinstance(given, nn.Module):
-            self.model = given.requires_grad_(False).eval()
+            self.model = given
 
     @property
     def elsewhere(self) -> str:

@@ -73,6 +73,11 @@ class FrozenTeacher(RunTeacher):
         self._classifier: tuple[Tensor, Tensor] | None = None
         self._original: nn.Module | None = None
         self._placed = False
+        for weights in self.model.parameters():
+            if weights.is_floating_point():
+                self.device = weights.device
+                self.dtype = weights.dtype
+                break
 
     @property
     def is_shared_out(self) -> bool:
@@ -305,7 +310,8 @@ class FrozenTeacher(RunTeacher):
         """The preprocessing and the choice of columns: they change answers without being part of the weights'
         identity.
         """
-        return f"{vars(self.prepare)} {self.columns}"
+        of_input = {name: v for name, v in vars(self.prepare).items() if not name.startswith("_")}
+        return f"{of_input} {self.columns}"
 
     def fingerprint(self) -> dict[str, Any]:
         """Identity, arguments, input (sizes in pixels) and precision: what a cached answer to a given picture depends
