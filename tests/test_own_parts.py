@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -494,3 +494,61 @@ def test_a_sampler_that_draws_something_else_is_refused(drawn: list[Any]) -> Non
         TrainBatches(6, 2, seed=0, draw=draw_by(Wrong(), [0] * 6)).order(0)
     with pytest.raises(UserError, match="data.sampler: int needs the method draw"):
         draw_by(3, [])
+
+
+# -- a callback's state ------------------------------------------------------------------------------------------------
+KEPT = {
+    "numpy": np.float32(2),
+    "nested": {"a": [np.arange(3)]},
+    "path": Path("x"),
+    "plain": {"a": (torch.ones(3), 1.0, None, "b", b"c")},
+}
+
+
+class Keeps(Callback):
+    """Keeps a value of :data:`KEPT` in checkpoints, from the hook ``at`` on."""
+
+    steps = 0
+
+    def __init__(self, at: str, kept: str) -> None:
+        self.at, self.value = at, KEPT[kept]
+        self.kept: list[Any] = []
+        Keeps.steps = 0
+
+    def on_train_start(self, *_: Any) -> None:
+        self.kept += [self.value] if self.at == "start" else []
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.kept += [self.value] if self.at == "end" else []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        Keeps.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        if self.at == "save":
+            checkpoint["mine"] = self.value
+
+
+@pytest.mark.parametrize(
+    ("at", "kept", "message", "steps"),
+    [
+        ("start", "numpy", "trainer.callbacks: the state of Keeps holds numpy.float32, which no resumed run can", 0),
+        ("save", "nested", "checkpoint: its key 'mine' holds numpy.ndarray, which no resumed run can read", 0),
+        ("end", "path", "trainer.callbacks: the state of Keeps holds pathlib", 6),
+        ("start", "plain", "", 12),
+    ],
+)  # fmt: skip
+def test_what_no_resumed_run_could_read_is_refused_before_it_is_written(
+    at: str, kept: str, message: str, steps: int, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first step; what only comes later, before the file that would hold it."""
+    callback = {"class_path": f"{__name__}.Keeps", "init_args": {"at": at, "kept": kept}}
+    words = [f"recipe={recipe}", f"trainer.callbacks={json.dumps([callback])}", "preflight=off"]
+    assert train_main(words) == (2 if message else 0)
+    assert message in capsys.readouterr().err
+    assert Keeps.steps == steps
+    last = recipe.parent / "runs/tiny/000/checkpoints/last.ckpt"
+    assert last.exists() == (not message)

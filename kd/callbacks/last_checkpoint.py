@@ -1,6 +1,7 @@
 """``last.ckpt``: the state from which a run resumes."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import after_step, ranks_meet
 from kd.data.batch import Batch
-from kd.processes import from_first
+from kd.lightning_internals import whole_checkpoint
+from kd.processes import from_first, in_each
 from kd.storage.checkpoints import LAST
+from kd.storage.tensors import check_readable
+
+OF_LIBRARIES = ("kd.", "pytorch_lightning.")
+"""How the modules of callbacks begin whose state is known to be plain."""
 
 
 class LastCheckpoint(Checkpoint):
@@ -34,6 +40,7 @@ class LastCheckpoint(Checkpoint):
         self.dirpath = dirpath
         self.every_n_steps = every_n_steps
         self.every_n_minutes = every_n_minutes
+        self._is_checked = False
         self._saved_at_step = 0
         self._saved_at = time.monotonic()
 
@@ -71,6 +78,17 @@ class LastCheckpoint(Checkpoint):
         """Counts the state that was resumed from as saved."""
         self._saved_at_step = trainer.global_step
         self._saved_at = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks once, before the first step, that the state of users' callbacks can be read back from a checkpoint.
+
+        Raises:
+            UserError: it can't be; names the callback.
+        """
+        own = [c for c in trainer.callbacks if not type(c).__module__.startswith(OF_LIBRARIES)]  # type: ignore[attr-defined]
+        if own and not self._is_checked:
+            in_each(partial(check_readable, whole_checkpoint(trainer)))
+        self._is_checked = True
 
     def on_train_batch_end(
         self,

@@ -5,12 +5,15 @@ file of some kilobytes describe a tensor of terabytes, which the first copy woul
 """
 
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from kd.errors import UserError, first_line
 from kd.storage.elsewhere import packed_record, regular
 
 TorchFile: TypeAlias = str | Path | IO[bytes]
@@ -51,6 +54,48 @@ def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, 
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict")
     return content
+
+
+def check_readable(checkpoint: Mapping[str, Any]) -> None:
+    """Checks that what a checkpoint holds can be read back by :func:`read_tensors`, tensors of any size in little time.
+
+    Args:
+        checkpoint: as Lightning makes it, with each callback's state below ``callbacks``.
+
+    Raises:
+        UserError: a part can't be read back; names the callback, or the key, and a value's class.
+    """
+    of_callbacks = checkpoint.get("callbacks", {})
+    parts = [
+        (f"trainer.callbacks: the state of {name}", state) for name, state in of_callbacks.items()
+    ]
+    parts += [(f"checkpoint: its key '{k}'", v) for k, v in checkpoint.items() if k != "callbacks"]
+    for name, part in parts:
+        try:
+            _written_and_read(part)
+        except Exception as error:
+            kinds = {type(leaf) for leaf in tree_leaves(part)} - PLAIN
+            held = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
+            raise UserError(
+                f"{name} holds {held or first_line(error)}, which no resumed run can read from a checkpoint: "
+                "keep tensors and Python's own numbers, texts, lists and dicts"
+            ) from error
+
+
+PLAIN = {Tensor, nn.Parameter, int, float, bool, str, bytes, complex, type(None)}
+"""Classes of values that every checkpoint may hold."""
+
+
+def _written_and_read(content: object) -> None:
+    """Writes a value and reads it again, with empty tensors in the place of torch's own."""
+
+    def emptied(tensor: Tensor) -> Tensor:
+        """Without elements, of the same class."""
+        return tensor.new_empty(0) if type(tensor) in PLAIN else tensor
+
+    file = BytesIO()
+    torch.save(tree_map_only(Tensor, emptied, content), file)
+    read_tensors(file)
 
 
 def check_sizes(content: object) -> None:

@@ -12,7 +12,7 @@ from pytorch_lightning.strategies import Strategy
 from kd.errors import RunError, cause_of_kind
 from kd.processes import any_process, in_each
 from kd.storage.checkpoints import LAST, PREVIOUS
-from kd.storage.tensors import read_checkpoint
+from kd.storage.tensors import check_readable, read_checkpoint
 from kd.storage.writing import write_whole
 
 
@@ -40,10 +40,12 @@ class CheckpointFiles(TorchCheckpointIO):
             storage_options: of Lightning's interface; not read.
 
         Raises:
+            UserError: what it holds could not be read back (:func:`kd.storage.tensors.check_readable`); nothing is written.
             RunError: it can't be written (an ``OSError``, also where torch has wrapped it). Older checkpoints are unchanged,
                 unless the renaming fails, the last step: then the ``last.ckpt`` before is ``previous.ckpt`` already, in
                 place of the older one (and no longer ``last.ckpt`` where the file system has no hard links).
         """
+        check_readable(checkpoint)
         path = Path(path)
         keep = None
         if path.name == LAST and not self._last_is_damaged:
