@@ -333,6 +333,37 @@ def _no_multiple(side: int, divisors: Sequence[int], arch: str) -> str:
     return f"a multiple of {allowed} for the patches of {arch}, got {side}: {nearest} for example"
 
 
+CHANGES = ("hflip", "vflip", "rotation", "rand_augment", "color_jitter")
+"""What ``data.augment`` repeats, or does before the picture is cut."""
+NEEDS_ONE_OF: dict[str, tuple[object, list[str]]] = {
+    "data.augment.repeat": (1, [f"data.augment.{name}" for name in CHANGES]),
+    "data.augment.before_resize": (False, [f"data.augment.{name}" for name in CHANGES]),
+    "data.augment.mix_probability": (1.0, ["data.augment.mixup", "data.augment.cutmix"]),
+    "trainer.gradient_clip_algorithm": (None, ["trainer.gradient_clip_val"]),
+}
+"""Settings that act on what others do: the value that asks for nothing, and the others, one of which must be on."""
+
+
+def notes_without_effect(config: Mapping[str, Any]) -> list[str]:
+    """Says which settings have no effect, as what they act on is off or is over before: a line each.
+
+    Args:
+        config: the resolved settings.
+    """
+    flat = flatten(config)
+    notes = []
+    for key, (without, needed) in NEEDS_ONE_OF.items():
+        if flat.get(key, without) != without and not any(flat.get(other) for other in needed):
+            notes.append(f"{key}: {flat[key]} has no effect without {' or '.join(needed)}")
+    for name in ("epochs", "steps"):
+        least, most = flat[f"trainer.min_{name}"], flat[f"trainer.max_{name}"]
+        if least and most is not None and 0 <= most < least:
+            notes.append(
+                f"trainer.min_{name}: {least} has no effect beyond trainer.max_{name}={most}, which ends the run"
+            )
+    return notes
+
+
 def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str]:
     """Says where pictures are resized, as ``data.img_size`` and a model's size differ and one of them was typed: a line a
     size.

@@ -13,7 +13,7 @@ from typing import Any
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
-from kd.run.checks import check_warmup, notes_on_patches
+from kd.run.checks import check_warmup, notes_on_patches, notes_without_effect
 from kd.run.listed import kind_at
 from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of, shipped
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
@@ -276,6 +276,7 @@ class Request:
         if self.resume:
             given["resume"] = self.resume
         check_read({**config, "resume": self.resume}, contents, given)
+        self.notes += notes_without_effect(config)
         if self.resume is None:
             check_warmup(config, given)
             notes_on_patches(config["model"])

@@ -22,6 +22,7 @@ from kd.run.checks import (
     check_warmup,
     notes_on_patches,
     notes_on_sizes,
+    notes_without_effect,
 )
 from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
@@ -395,3 +396,33 @@ def test_a_list_that_takes_long_is_announced(
         while not shown:  # until the other thread has printed it
             shown = capsys.readouterr().out
     assert shown.startswith("photos: listing the pictures ...")
+
+
+STILL = [
+    "data.augment.hflip=0",
+    "data.augment.color_jitter=0",
+    "data.augment.mixup=0",
+    "data.augment.cutmix=0",
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "note"),
+    [
+        ("data.augment.repeat=3", "3 has no effect without data.augment.hflip or data.augment.vflip or"),
+        ("data.augment.before_resize=true", "True has no effect without data.augment.hflip or"),
+        ("data.augment.mix_probability=0.5", "0.5 has no effect without data.augment.mixup or data.augment.cutmix"),
+        ("trainer.gradient_clip_algorithm=norm", "norm has no effect without trainer.gradient_clip_val"),
+        ("trainer.min_epochs=9", "9 has no effect beyond trainer.max_epochs=2, which ends the run"),
+        ("trainer.min_steps=9", "9 has no effect beyond trainer.max_steps=4, which ends the run"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_said(word: str, note: str) -> None:
+    ends = ["trainer.max_epochs=2", "trainer.max_steps=4", "trainer.gradient_clip_val=null"]
+    config = translate(["recipe=photos", *STILL, *ends, word]).resolved()
+    (said,) = notes_without_effect(config)
+    assert said.startswith(f"{word.split('=')[0]}: {note}")
+    on = ["data.augment.rotation=5", "data.augment.mixup=1", "trainer.gradient_clip_val=1"]
+    on += ["trainer.max_epochs=9", "trainer.max_steps=9"]
+    assert not notes_without_effect(translate(["recipe=photos", *STILL, *on, word]).resolved())
+    assert not notes_without_effect(translate(["recipe=photos"]).resolved())
