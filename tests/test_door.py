@@ -529,3 +529,73 @@ def test_a_teacher_without_a_copy_goes_as_a_function(
         kd.Distillation(Plain(), teacher, losses=KD)
     images, targets = next(iter(loader()))
     kd.Distillation(Plain(), lambda x: teacher(x), losses=KD)(images, targets)
+
+
+IDS = torch.arange(4)
+MASKS = torch.arange(4).repeat(4, 4, 1)
+EYE = torch.eye(4)
+TASKS = {
+    kd.Classification: (IDS, "class ids \\(N,\\), whole numbers from 0 to 3"),
+    kd.tasks.MultiLabel: (EYE, "floats \\(N, 4\\), 0 or 1 for each label"),
+    kd.tasks.Regression: (EYE, "floats \\(N, 4\\), the numbers of each picture"),
+    kd.tasks.Segmentation: (MASKS, "masks \\(N, H, W\\) of class ids, whole numbers from 0 to 3"),
+}
+"""The form of each task's targets, and its name in messages."""
+
+
+class Dense(nn.Conv2d):
+    """Logits for each pixel."""
+
+    num_classes = 4
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "got"),
+    [
+        (kd.Classification, IDS[:, None], r"int64 \(4, 1\)"),
+        (kd.Classification, EYE.long(), r"int64 \(4, 4\)"),
+        (kd.Classification, IDS.float(), r"float32 \(4,\)"),
+        (kd.Classification, IDS - 100, r"int64 \(4,\) with values from -100 to -97"),
+        (kd.Classification, IDS + 1, "with values from 1 to 4"),
+        (kd.Classification, IDS[:3], r"int64 \(3,\) with values from 0 to 2 for 4 pictures"),
+        (kd.Classification, [0, 1, 2, 3], "list for 4 pictures"),
+        (kd.tasks.MultiLabel, EYE.long(), r"int64 \(4, 4\)"),
+        (kd.tasks.MultiLabel, IDS, r"int64 \(4,\)"),
+        (kd.tasks.MultiLabel, 2 * EYE, "with values from 0 to 2"),
+        (kd.tasks.Regression, torch.rand(4), r"float32 \(4,\)"),
+        (kd.tasks.Regression, EYE / 0, "nan"),
+        (kd.tasks.Segmentation, MASKS[:, None], r"int64 \(4, 1, 4, 4\)"),
+        (kd.tasks.Segmentation, MASKS / 3, r"float32 \(4, 4, 4\)"),
+        (kd.tasks.Segmentation, MASKS + 1, "with values from 1 to 4"),
+    ],
+)
+def test_targets_in_another_form_are_refused_in_one_line(
+    task: type, target: Any, got: str, tmp_path: Any
+) -> None:
+    """In an own loop, and in training and validation by a Trainer, with the form that is expected."""
+    images = torch.rand(4, 3, 4, 4)
+    model = Dense(3, 4, 1) if task is kd.tasks.Segmentation else Plain()
+    right, form = TASKS[task]
+    message = rf"^{{}} targets: must be {form}[^\n]*; got [^\n]*{got}[^\n]*$"
+    with pytest.raises(UserError, match=message.format("training")):
+        kd.Distillation(model, task=task(4), losses={}).student.objective.check_targets(
+            {"image": images, "target": target}
+        )
+    module = kd.DistillationModule(model, task=task(4), losses={}, optim={"warmup_epochs": 0})
+    wrong, fine = (
+        DataLoader([{"image": images, "target": t}], batch_size=None) for t in (target, right)
+    )
+    trainer(tmp_path, precision="32-true").fit(module, fine, fine)
+    with pytest.raises(UserError, match=message.format("training")):
+        trainer(tmp_path).fit(module, wrong)
+    with pytest.raises(UserError, match=message.format("validation")):
+        trainer(tmp_path).validate(module, wrong)
+    trainer(tmp_path).predict(module, wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_class_ids_of_any_whole_type_are_the_same(dtype: torch.dtype) -> None:
+    step = kd.Distillation(Plain(), Plain(), losses={**KD, "dkd": kd.losses.DKDLoss()})
+    images = torch.rand(4, 3, 8, 8)
+    assert step(images, IDS.to(dtype)).named == step(images, IDS).named
+    assert kd.Distillation(Plain(), Plain(), losses=KD, task_loss_weight=0)(images, -IDS).total > 0

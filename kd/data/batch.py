@@ -91,6 +91,11 @@ def as_batch(given: object) -> Batch:
         batch["image"] = image
         if target is None:
             target = torch.full((len(image),), -1)
+    whole = (torch.int8, torch.int16, torch.int32)
+    if isinstance(target, Tensor) and (
+        target.dtype in whole or (target.dtype == torch.uint8 and target.ndim == 1)
+    ):
+        target = target.long()  # losses take class ids as int64, and masks also as uint8
     return cast(Batch, {**batch, "target": target})
 
 

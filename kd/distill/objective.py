@@ -89,6 +89,12 @@ class Objective(nn.Module):
         # Of losses over features, by name: see RunTeacher.feature_weight.
         self._factors: dict[str, float] = {}
 
+    def check_targets(self, batch: Batch) -> None:
+        """Refuses training targets that the losses read in a form that the task does not have (UserError)."""
+        losses = self.active.values()
+        if self.task_loss_weight or any(x.needs_labels or x.needs_class_ids for x in losses):
+            self.task.check_targets(batch["target"], len(batch["image"]), training=True)
+
     # -- building ----------------------------------------------------------------------------------------------------
     def bind(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.data.batch import Batch, RangeCheck
+from kd.data.batch import RangeCheck, as_batch
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
 from kd.distill.headless import student_of
@@ -118,9 +118,10 @@ class Distillation(nn.Module):
             window: where gradients are accumulated over several batches and labels are missing: the targets of all
                 these batches, whose losses the loop divides by their number (:mod:`kd.data.windows`).
         """
+        batch = as_batch((images, targets))
         if not torch.compiler.is_compiling():
             self._range.look(images)
-        batch: Batch = {"image": images, "target": targets}
+            self.student.objective.check_targets(batch)
         if index is not None:
             batch["index"] = index
         if window is not None:

@@ -395,6 +395,8 @@ class DistillationModule(Inference):
         batch = as_batch(batch)
         self._range.look(batch.get("image"))
         trainer = trainer_of(self)
+        if self.data is None:
+            self._check_targets(batch, trainer is None or trainer.training)
         if trainer is None:
             return batch
         if trainer.training and self.answering_teacher is not None:
@@ -402,6 +404,14 @@ class DistillationModule(Inference):
         if trainer.validating or trainer.sanity_checking:
             return self.validation.with_known(batch)
         return batch
+
+    def _check_targets(self, batch: Batch, training: bool) -> None:
+        """Refuses targets of a loader of the user's own, still on the host, in another form than the task's."""
+        if training:
+            for student in self.students.named().values():
+                student.objective.check_targets(batch)
+        elif self.students.measured and not self.trainer.predicting:  # predictions read no targets
+            self.task.check_targets(batch["target"], len(batch["image"]), training=False)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Tells the losses the epoch, and how many are planned: schedules of weights and temperatures follow them."""
@@ -417,6 +427,8 @@ class DistillationModule(Inference):
                 ``answer``, the teacher's. Callbacks read them.
         """
         batch = as_batch(batch)
+        if trainer_of(self) is None:
+            self._check_targets(batch, training=True)
         if "answer" in batch:  # answered ahead
             answer = batch["answer"]()
         else:

@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor, distributed, nn
 from torchmetrics import Metric
 
+from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.proof.certificate import Measure
 from kd.proof.luck import FEWEST_PICTURES
@@ -197,6 +198,36 @@ class Task(KeepsDtype):
         """The arguments that were given and that :meth:`loss` alone reads."""
         return []
 
+    def check_targets(self, target: object, pictures: int, training: bool) -> None:
+        """Refuses targets of a user's loader in a form that the task does not have; one on a GPU by its shape alone.
+
+        Args:
+            target: of a batch.
+            pictures: N of the batch.
+            training: whether the batch is of training; metrics take less.
+
+        Raises:
+            UserError: names the form that is expected, and what was given.
+        """
+        wanted = self.wanted_targets(training)
+        if not wanted or (isinstance(target, Tensor) and self.takes(target, pictures, training)):
+            return
+        given = type(target).__name__
+        if isinstance(target, Tensor):
+            given = f"{str(target.dtype).removeprefix('torch.')} {tuple(target.shape)}"
+            if target.numel() and target.device.type == "cpu":
+                given += f" with values from {target.min():g} to {target.max():g}"
+        split = "training" if training else "validation"
+        raise UserError(f"{split} targets: must be {wanted}; got {given} for {pictures} pictures")
+
+    def wanted_targets(self, training: bool) -> str:
+        """The form of targets in words; "" where they are not read."""
+        return ""
+
+    def takes(self, target: Tensor, pictures: int, training: bool) -> bool:
+        """Whether targets have that form; values are read on the CPU alone, as a GPU would have to be waited for."""
+        return True
+
     def refuses(self, loss: LogitLoss) -> str:
         """Why a loss over logits is not defined for this task, to stand after the loss's name; empty where it is."""
         if loss.for_numbers:
@@ -320,6 +351,15 @@ class Task(KeepsDtype):
             pictures: that the teacher has seen.
         """
         return pictures >= FEWEST_PICTURES
+
+
+def within(values: Tensor, low: float, high: float) -> bool:
+    """Whether all values are from ``low`` to ``high``, or NaN; True of those on a GPU, which are not read."""
+    if values.device.type != "cpu" or not values.numel():
+        return True
+    if not values.is_floating_point():
+        values = values.long()  # a uint8 is never below -1
+    return not bool(((values < low) | (values > high)).any())
 
 
 def relative_entropy(log_p: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
 from kd.proof.luck import CHANCE_SIGMAS, p_value, shows_a_bad_teacher
-from kd.tasks.base import Task, relative_entropy
+from kd.tasks.base import Task, relative_entropy, within
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 P_VALUE = p_value(CHANCE_SIGMAS)
@@ -124,6 +124,20 @@ class Classification(Task):
             "class_weights": self.class_weights is not None,
         }
         return [name for name, is_given in given.items() if is_given]
+
+    def wanted_targets(self, training: bool) -> str:
+        """Class ids and, in training, shares of classes."""
+        ids = f"class ids (N,), whole numbers from 0 to {self.num_classes - 1}"
+        if not training:
+            return ids
+        return f"{ids} (-1: no label), or floats (N, {self.num_classes}), each class's share"
+
+    def takes(self, target: Tensor, pictures: int, training: bool) -> bool:
+        """Whether targets are class ids of N pictures or, in training, shares ``(N, C)``."""
+        if target.is_floating_point():
+            return training and target.shape == (pictures, self.num_classes)
+        lowest = -1 if training else 0
+        return target.shape == (pictures,) and within(target, lowest, self.num_classes - 1)
 
     @staticmethod
     def _known(target: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torchmetrics.classification import (
 
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
-from kd.tasks.base import FirstClassifier, TargetCounts, Task, relative_entropy
+from kd.tasks.base import FirstClassifier, TargetCounts, Task, relative_entropy, within
 from kd.tasks.features import starting_labels
 
 
@@ -84,6 +84,15 @@ class MultiLabel(Task):
             logits.float(), target.nan_to_num(), reduction="none"
         ).sum(dim=1)
         return (losses * known).sum() / known.sum().clamp_min(1)
+
+    def wanted_targets(self, training: bool) -> str:
+        """A number for each label."""
+        return f"floats (N, {self.num_classes}), 0 or 1 for each label (a row of NaN: unknown)"
+
+    def takes(self, target: Tensor, pictures: int, training: bool) -> bool:
+        """Whether targets are floats ``(N, C)`` in 0..1."""
+        shape = (pictures, self.num_classes)
+        return target.is_floating_point() and target.shape == shape and within(target, 0, 1)
 
     def counted(self, target: Tensor) -> Tensor:
         """How many pictures of the targets ``(N, C)`` have labels, a row without NaN: int64, a scalar."""

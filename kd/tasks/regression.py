@@ -10,7 +10,7 @@ from torch import Tensor
 from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.losses.numbers import FORMS
-from kd.tasks.base import ExactMetric, FirstClassifier, Task
+from kd.tasks.base import ExactMetric, FirstClassifier, Task, within
 from kd.tasks.features import starting_numbers
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
@@ -122,6 +122,16 @@ class Regression(Task):
         losses = FORMS[self.form](answers, targets, reduction="none")
         of_known = losses * known
         return of_known.sum() / known.sum().clamp_min(1)
+
+    def wanted_targets(self, training: bool) -> str:
+        """The numbers of each picture."""
+        return f"floats (N, {self.num_classes}), the numbers of each picture (NaN: missing)"
+
+    def takes(self, target: Tensor, pictures: int, training: bool) -> bool:
+        """Whether targets are finite floats ``(N, C)``, or NaN."""
+        shape = (pictures, self.num_classes)
+        most = torch.finfo(torch.float32).max
+        return target.is_floating_point() and target.shape == shape and within(target, -most, most)
 
     def counted(self, target: Tensor) -> Tensor:
         """How many numbers of the targets ``(N, C)`` are known, not NaN: int64, a scalar."""

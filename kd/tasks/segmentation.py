@@ -118,6 +118,22 @@ class Segmentation(Task):
         """Where a pixel's class is known, bool ``(N, H, W)``."""
         return (target >= 0) & (target < self.num_classes) & (target != self.ignore_index)
 
+    def wanted_targets(self, training: bool) -> str:
+        """A class id for each pixel."""
+        return (
+            f"masks (N, H, W) of class ids, whole numbers from 0 to {self.num_classes - 1} (255, "
+            "ignore_index, or below 0: no class)"
+        )
+
+    def takes(self, target: Tensor, pictures: int, training: bool) -> bool:
+        """Whether targets are masks of N pictures whose largest value is a class, or one of no class."""
+        if target.is_floating_point() or target.ndim != 3 or len(target) != pictures:
+            return False
+        if target.device.type != "cpu":
+            return True
+        most = int(target.max())
+        return most < self.num_classes or most in (255, self.ignore_index)
+
     def counted(self, target: Tensor) -> Tensor:
         """How many pixels of the masks ``(N, H, W)`` have a known class: int64, a scalar."""
         return self._valid(target.long()).sum()
