@@ -366,6 +366,12 @@ class Student(nn.Module):
         self._follow_precision()
         return self
 
+    def exchange_given(self) -> None:
+        """Gives a user's model the state that it had before the run, or by the next call that of the run."""
+        if self.given is not None:
+            self.given.exchange()
+            self._follow_precision()
+
     def _follow_precision(self) -> None:
         """Gives the input the type of the weights; a :class:`kd.Preprocess` of the user's own is copied for that."""
         weights = (p for p in self.model.parameters() if p.is_floating_point())

@@ -249,8 +249,7 @@ class DistillationModule(Inference):
         """Exchanges the state that a run needs of users' models and the one in which they were given."""
         self._ended = not self._ended
         for student in self.students.named().values():
-            if student.given is not None:
-                student.given.exchange()
+            student.exchange_given()
 
     def begin(
         self,

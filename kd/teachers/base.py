@@ -361,15 +361,15 @@ class OwnTeacher(RunTeacher):
         self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
     ) -> None:
         """Wraps a user's teacher, a module as its frozen copy (:func:`kd.models.own.frozen_copy`)."""
+        self.given: Any = given
         if isinstance(given, nn.Module):
-            given = frozen_copy(given, key)
-        self.given = given
+            self.given = frozen_copy(given, key)
         self.key = key
         self.arch = type(given).__name__
         self.spec = spec or TeacherSpec(arch=self.arch)
         self.model: nn.Module = nn.Module()
         if isinstance(given, nn.Module):
-            self.model = given
+            self.model = self.given
 
     @property
     def elsewhere(self) -> str:
