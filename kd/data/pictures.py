@@ -17,10 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kd.storage.decoding import MAX_PIXELS, decoded, open_picture
+from kd.storage.decoding import MAX_PIXELS, decoded, open_picture, orientation
 
 JPEG = b"\xff\xd8\xff"
-ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -56,8 +55,7 @@ def size_of_plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, 
         RuntimeError: not a picture, or too large.
     """
     with open_picture(BytesIO(data), max_pixels) as image:
-        upright = image.getexif().get(ORIENTATION, 1) == 1
-        if image.format == "JPEG" and image.mode in ("RGB", "L") and upright:
+        if image.format == "JPEG" and image.mode in ("RGB", "L") and orientation(image) == 1:
             return image.height, image.width
         return None
 

@@ -134,7 +134,10 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
             with (
                 split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream
             ):
-                open_picture(stream, max_pixels).close()
+                opened = open_picture(stream, max_pixels)
+                if isinstance(split, MaskSplit):
+                    split.check_turned(i, opened)
+                opened.close()
             return "", ""
         content = split.read(i)
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()

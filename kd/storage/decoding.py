@@ -167,13 +167,21 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """The picture turned by its EXIF orientation; damaged EXIF is ignored."""
-    try:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-        if turned:
-            return ImageOps.exif_transpose(image)
+    if orientation(image) == 1:
         return image  # which Pillow would copy
-    except Exception:  # damaged EXIF says nothing of the pixels
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
         return image
+
+
+def orientation(image: Image.Image) -> int:
+    """The picture's EXIF orientation: 1 is upright, also where the EXIF is damaged or missing; 5 to 8 swap its sides."""
+    try:
+        turn = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged EXIF says nothing of the pixels
+        return 1
+    return turn if turn in range(2, 9) else 1
 
 
 def in_words(error: Exception) -> BadPicture:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from kd.cli import train_main
-from kd.data import pictures, scan
+from kd.data import scan
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources import ImageFolder
@@ -168,7 +168,7 @@ def test_both_decoders_of_jpeg_give_the_same_pixels() -> None:
 
     for orientation in range(1, 9):
         exif = Image.Exif()
-        exif[pictures.ORIENTATION] = orientation
+        exif[0x0112] = orientation
         data = encoded(PIXELS, "JPEG", exif=exif)
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         other = decode_image(tensor, ImageReadMode.RGB, apply_exif_orientation=True)

@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from kd.cli import eval_main, pack_main, train_main
 from kd.data.datamodule import DistillationDataModule
-from kd.data.pictures import ORIENTATION, decode
+from kd.data.pictures import decode
 from kd.data.scan import scan
 from kd.data.sources import SegmentationFolder, Shards
 from kd.distill.inherit import inherit_together
@@ -290,16 +291,52 @@ def test_masks_are_checked_anew_once_other_values_are_allowed(root: Path) -> Non
     assert len(scan(two_classes, "train").damaged) == 1
 
 
+def turn(file: Path, orientation: int) -> None:
+    """Gives a picture's file an EXIF orientation; its pixels stay."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    with Image.open(file) as image:
+        image.load()
+        image.save(file, exif=exif)
+
+
+@pytest.mark.parametrize(
+    ("of_picture", "of_mask", "size_of_mask", "is_read"),
+    [
+        (3, None, None, False), (6, None, None, False), (2, 3, None, False), (3, 3, None, True),
+        (6, 6, None, True), (6, None, (30, 40), True), (1, None, None, True), (0, None, None, True),
+    ],
+)  # fmt: skip
+def test_a_mask_that_may_be_turned_or_not_is_refused_by_every_reader(
+    of_picture: int, of_mask: int | None, size_of_mask: Any, is_read: bool, root: Path
+) -> None:
+    """The pictures have 40 x 30 pixels; a mask of 30 x 40 is of the picture as it is shown."""
+    picture, mask = root / "images/train/3.jpg", root / "masks/train/3.png"
+    turn(picture, of_picture)
+    if size_of_mask:
+        Image.new("L", size_of_mask).save(mask)
+    if of_mask:
+        turn(mask, of_mask)
+    split = SegmentationFolder(str(root), NAMES, 9).load("train")
+    for check in ("all", "headers"):
+        damaged = scan(split, "train", check).damaged
+        assert list(damaged) == ([] if is_read else [3])
+        assert is_read or damaged[3].startswith(
+            f"its EXIF orientation is {of_picture}, and that of its mask"
+        )
+    if is_read:
+        assert decode(split.read(3)).shape[1:] == split.target(3).shape[1:]
+    else:
+        with pytest.raises(RuntimeError, match="whether the mask is turned too is not known"):
+            split.read(3)
+
+
 def test_a_mask_is_turned_as_its_picture_is(root: Path) -> None:
     """Both say by EXIF that they lie on their side."""
-    turned, files = Image.Exif(), (root / "images/train/3.jpg", root / "masks/train/3.png")
-    turned[ORIENTATION] = 6
     split = SegmentationFolder(str(root), NAMES, 9).load("train")
     before = split.target(3)
-    for file in files:
-        with Image.open(file) as image:
-            image.load()
-            image.save(file, exif=turned)
+    for file in (root / "images/train/3.jpg", root / "masks/train/3.png"):
+        turn(file, 6)
     assert torch.equal(split.target(3), before.rot90(-1, (1, 2)))
     assert decode(split.read(3)).shape[1:] == split.target(3).shape[1:]
     split.check_mask(3, *split.target(3).shape[1:])

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL.Image import Image
 
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
@@ -21,7 +24,7 @@ from kd.data.sources.places import (
 from kd.data.sources.split_names import choose
 from kd.data.targets import Masks
 from kd.errors import UserError
-from kd.storage.decoding import open_picture, upright
+from kd.storage.decoding import BadPicture, open_picture, orientation, upright
 
 if TYPE_CHECKING:
     from torchvision import tv_tensors
@@ -57,6 +60,39 @@ class MaskSplit(FileSplit):
     def files(self, i: int) -> list[str]:
         """Paths or URLs of picture and mask."""
         return [self.paths[i], self.masks[i]]
+
+    def read(self, i: int) -> bytes:
+        """The encoded picture ``i``; errors as of :meth:`check_turned` and, an OSError, where it can't be read."""
+        content = super().read(i)
+        with suppress(BadPicture), open_picture(BytesIO(content)) as opened:  # the decoder says why
+            self.check_turned(i, opened)
+        return content
+
+    def check_turned(self, i: int, picture: Image) -> None:
+        """Refuses a picture that its EXIF orientation turns, where it is not known whether its mask is turned with it.
+
+        It is where the mask has the same orientation, or none and the sides of the turned picture.
+
+        Args:
+            i: its number.
+            picture: opened.
+
+        Raises:
+            RuntimeError: names both orientations, and the mask.
+        """
+        turn = orientation(picture)
+        if turn == 1:
+            return
+        file = self.masks[i]
+        with self.at(file).open(file) as stream, open_picture(stream) as mask:
+            turn_of_mask = orientation(mask)
+            is_upright = turn >= 5 and mask.size == picture.size[::-1] != picture.size
+        if turn_of_mask == turn or (turn_of_mask == 1 and is_upright):
+            return
+        raise RuntimeError(
+            f"its EXIF orientation is {turn}, and that of its mask {file} {turn_of_mask}: whether the mask is turned "
+            "too is not known; store both upright and without EXIF"
+        )
 
     def target(self, i: int) -> "tv_tensors.Mask":
         """The mask of picture ``i``, uint8 ``(1, H, W)``, turned upright by its EXIF orientation.
