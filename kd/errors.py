@@ -155,7 +155,7 @@ def reason(error: BaseException) -> str:
     The first of these that fits: a RunError's or UserError's own line, also from a loader worker; a batch of one picture
     under BatchNorm (:data:`ONE_PICTURE`); a loader worker that found no shared memory (:data:`NO_SHARED_MEMORY`), was
     killed or is gone; a lost connection; else the error's class and the first line of its text (of an error in a loader
-    worker the class and text from there).
+    worker the class and text from there), and what it was raised from.
 
     Args:
         error: what ended the run. For the batch of one picture and a worker's end its :func:`causes` are searched too.
@@ -180,7 +180,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
         return f"lost the connection to another process (killed, or its machine is gone): {detail[:160]}"
-    return kind_and_text
+    return kind_and_text + raised_from(error, kind_and_text)
 
 
 def end_of_a_worker(error: BaseException) -> str:
@@ -214,13 +214,40 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
 
 def plain(error: BaseException) -> str:
     """An error that nobody foresaw, in one line: its class and at most 240 characters of its text; of an OSError the reason
-    and the file, if it has them.
+    and the file, if it has them. What it was raised from follows (:func:`raised_from`).
     """
     if isinstance(error, OSError) and error.strerror:
+        line = error.strerror
         if error.filename:
-            return f"{error.strerror}: {error.filename!s:.120}"
-        return error.strerror
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+            line = f"{error.strerror}: {error.filename!s:.120}"
+    else:
+        line = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+    return line + raised_from(error, line)
+
+
+def raised_from(error: BaseException, line: str) -> str:
+    """What an error was raised from (``raise ... from``), for the end of the line that shows it: libraries name their step
+    in an error, and the mistake in its cause.
+
+    >>> error = RuntimeError("can't build")
+    >>> error.__cause__ = KeyError("widht")
+    >>> raised_from(error, "can't build")
+    " (from KeyError: 'widht')"
+
+    Args:
+        error: that is shown; at most three causes are read.
+        line: what is shown already; causes whose text it has are left out.
+    """
+    shown = ""
+    for _ in range(3):
+        cause = error.__cause__
+        if cause is None:
+            break
+        text = " ".join(str(cause).split())[:160]
+        if text and text not in line + shown:
+            shown += f" (from {type(cause).__name__}: {text})"
+        error = cause
+    return shown
 
 
 def among(names: Iterable[str]) -> str:

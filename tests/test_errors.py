@@ -31,6 +31,30 @@ def test_reason() -> None:
     assert reason(KeyError("a")) == "KeyError: 'a'"
 
 
+def wrapped(*texts: str) -> Exception:
+    """Errors raised from each other, the outermost first."""
+    error: Exception | None = None
+    for text in reversed(texts):
+        outer = RuntimeError(text)
+        outer.__cause__ = error
+        error = outer
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        (["can't build"], "RuntimeError: can't build"),
+        (["can't build", "no key\n'widht'"], "RuntimeError: can't build (from RuntimeError: no key 'widht')"),
+        (["it has: no file", "no file", "disk gone"], "RuntimeError: it has: no file (from RuntimeError: disk gone)"),
+        (["a", "b", "c", "d", "e"], "RuntimeError: a" + "".join(f" (from RuntimeError: {x})" for x in "bcd")),
+    ],
+)  # fmt: skip
+def test_an_error_is_shown_with_its_causes_in_one_line(texts: list[str], line: str) -> None:
+    assert plain(wrapped(*texts)) == reason(wrapped(*texts)) == line
+
+
 def test_plain() -> None:
     assert (
         plain(OSError(36, "File name too long", "a" * 300))[:40]

@@ -29,7 +29,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
 from kd.distill.objective import Objective
-from kd.errors import UserError, cause_of_kind, did_you_mean
+from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
 from kd.fit_to_machine.oldest_gpu import check_gpus
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster
@@ -567,4 +567,4 @@ def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception
                 nulls.append(f"{key}.{name}")
         named = ", ".join(nulls) or key
         return f"{named}: can't be null"
-    return f"{key}: {cls.__name__} can't be built: {reason[:200]}"
+    return f"{key}: {cls.__name__} can't be built: {reason[:200]}{raised_from(error, reason)}"

@@ -23,7 +23,7 @@ from kd.callbacks.progress import Progress
 from kd.callbacks.rank_watch import RankWatch
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
-from kd.errors import UserError
+from kd.errors import UserError, raised_from
 from kd.fit_to_machine.precision import choose_kernels
 from kd.launch.child import trains_teacher
 from kd.launch.cluster import is_rank_zero
@@ -64,7 +64,7 @@ def make_trainer(run: Run) -> Trainer:
         raise
     except Exception as error:  # all that Lightning and its packages have against the settings
         text = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"trainer: {text}") from error
+        raise UserError(f"trainer: {text}{raised_from(error, text)}") from error
     _check_trainer(run, trainer, plugins)
     students = [student.model for student in run.module.students.named().values()]
     models = [*students, *([run.module.teacher.model] if run.module.teacher else [])]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kd.clock import annotate
 from kd.data.batch import Batch
-from kd.errors import UserError
+from kd.errors import UserError, plain
 from kd.models import Images, TeacherSpec
 from kd.models.own import frozen_copy
 from kd.models.weights import say
@@ -346,10 +346,8 @@ def errors_of_user(given: object, method: str, key: str) -> Iterator[None]:
         place = ""
         if file and lines:
             place = f" ({Path(file).name}, line {lines[-1]})"
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{key}: {cls.__module__}.{cls.__name__}.{method}: {type(error).__name__}: {reason}{place}"
-        ) from error
+        of_class = f"{key}: {cls.__module__}.{cls.__name__}.{method}"
+        raise UserError(f"{of_class}: {plain(error)}{place}") from error
 
 
 class OwnTeacher(RunTeacher):
