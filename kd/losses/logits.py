@@ -313,6 +313,8 @@ class StandardizedLoss(LogitLoss):
         self.needs_labels = loss.needs_labels
         self.needs_index = loss.needs_index
         self.for_maps = loss.for_maps
+        self.for_numbers = loss.for_numbers
+        self.final_temperature = getattr(loss, "final_temperature", None)
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Prepares both itself and the loss inside.

@@ -147,7 +147,7 @@ class Regression(Task):
 
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses every loss that is not defined for numbers."""
-        if loss.for_numbers:
+        if loss.for_numbers and not loss.exclusive:  # StandardizedLoss standardises over classes
             return ""
         return REFUSED_LOSSES["Regression"]
 

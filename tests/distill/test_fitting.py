@@ -8,8 +8,8 @@ from kd.data.tier.cluster import differing, versions
 from kd.distill.fitting import among, check_batch
 from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import CRDLoss, EachLayer, KDLoss, SPLoss
-from kd.tasks import Features
+from kd.losses import CRDLoss, EachLayer, KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
+from kd.tasks import Classification, Features, Regression
 from kd.teachers.answer import Answer
 
 
@@ -46,3 +46,11 @@ def test_versions_that_differ_are_named_both() -> None:
     ours = versions()
     assert differing(ours) == ""
     assert differing({**ours, "torch": "0.1"}) == f"torch 0.1 (here {ours['torch']})"
+
+
+def test_a_loss_inside_a_standardized_one_keeps_what_it_is_defined_for() -> None:
+    numbers = StandardizedLoss(RegressionKDLoss(bounded=True))
+    assert "is defined for numbers alone" in Classification(4).refuses(numbers)
+    assert "the data has numbers" in Regression(4).refuses(numbers)
+    assert not Classification(4).refuses(StandardizedLoss(KDLoss()))
+    assert StandardizedLoss(KDLoss(4.0, final_temperature=1.0)).final_temperature == 1.0
