@@ -83,15 +83,14 @@ class MaskSplit(FileSplit):
         turn = orientation(picture)
         if turn == 1:
             return
-        file = self.masks[i]
-        with self.at(file).open(file) as stream, open_picture(stream) as mask:
+        with self.at(self.masks[i]).open(self.masks[i]) as stream, open_picture(stream) as mask:
             turn_of_mask = orientation(mask)
             is_upright = turn >= 5 and mask.size == picture.size[::-1] != picture.size
         if turn_of_mask == turn or (turn_of_mask == 1 and is_upright):
             return
         raise RuntimeError(
-            f"its EXIF orientation is {turn}, and that of its mask {file} {turn_of_mask}: whether the mask is turned "
-            "too is not known; store both upright and without EXIF"
+            f"its EXIF orientation is {turn}, and that of its mask {self.masks[i]} {turn_of_mask}: whether the mask is "
+            "turned too is not known; store both upright and without EXIF"
         )
 
     def target(self, i: int) -> "tv_tensors.Mask":
