@@ -19,6 +19,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError, plain
 from kd.muon import is_timms, own_muon
 from kd.settings import OptimSettings
@@ -27,7 +28,7 @@ OF_LR = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")
 """What torch and timm keep of a learning rate in a parameter group, beside ``lr``."""
 
 
-@dataclass
+@checked_group
 class OptimSpec(OptimSettings):
     """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments.
 

@@ -1,148 +1,16 @@
 """The settings of a run, without torch: each with its type, default, range and a line of help, once.
 
-``kd/run/keys.py`` reads them for ``--keys``, ``--help`` and hints, ``kd/run/typed.py`` checks values by them before
-anything heavy is imported, and the classes that are built of them refuse what is out of range. The text under a field
-is its help.
+They are checked before anything heavy is imported (:mod:`kd.run.resolve`): a field by its type and range, what one says
+of another by its group's ``__post_init__``. ``kd/run/keys.py`` reads them for ``--keys``, ``--help`` and hints. The text
+under a field is its help.
 """
 
 import math
-import operator
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from dataclasses import field
+from typing import Annotated, Any, Literal, TypeAlias
 
-# by the sign in a Range's text
-COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
-
-
-@dataclass(frozen=True)
-class AnyClass:
-    """Marks the type of a setting or an argument that takes a class by its path."""
-
-    kind: str = ""
-    """What it takes (``loss``, ``source``, ...), of an argument; a setting's kind is known by its key."""
-
-
-Class: TypeAlias = Annotated[Any, AnyClass()]
-"""A class by its path, with arguments: ``data.source``, ``model.task``, a loss, a builder."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers that a setting takes, of a list each of its members; goes into the type's ``Annotated``.
-
-    >>> Range("> 0 and <= 1").refuses(2)
-    'must be > 0 and <= 1'
-    """
-
-    text: str
-    """Bounds, joined by ``and``: a sign of :data:`COMPARED`, a blank, a number."""
-
-    def refuses(self, value: object) -> str:
-        """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
-
-        Of a list each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
-        """
-        several = [value]
-        if isinstance(value, list | tuple):
-            several = list(value)
-        numbers = [one for one in several if isinstance(one, int | float)]
-        for part in self.text.split(" and "):
-            sign, limit = part.split()
-            compare = COMPARED[sign]
-            if not all(compare(number, float(limit)) for number in numbers):
-                return f"must be {self.text}"
-        return ""
-
-
-@dataclass(frozen=True)
-class Like:
-    """Texts that a setting takes; a number counts as it is written."""
-
-    pattern: str
-    """A regular expression for the whole of it."""
-
-    text: str
-    """What a message says of any other text, after the field's name."""
-
-    def refuses(self, value: object) -> str:
-        """What is wrong with a value: :attr:`text`; "" for one that fits, and for what is no text and no number (a truth
-        value, None, a list).
-        """
-        text = isinstance(value, str | int | float) and not isinstance(value, bool)
-        return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
-
-
-Limit: TypeAlias = Range | Like
-
-
-def limits(kind: object) -> list[Limit]:
-    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also those in its parts; [] without any."""
-    all_limits = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
-    for part in get_args(kind):
-        all_limits += limits(part)
-    return all_limits
-
-
-def words_of(kind: object) -> list[object]:
-    """All words (members of its ``Literal``) of a type that takes no other text, such as ``int | Literal["auto"]``; [] where
-    any text may be meant, and for a type without words.
-
-    A union's ``str`` or ``Any`` counts as any text also inside an ``Annotated`` (:data:`Class`, a text with limits).
-
-    >>> words_of(int | Literal["auto"]), words_of(str | Literal["auto"]), words_of(Class | Literal["auto"])
-    (['auto'], [], [])
-    """
-    if (
-        kind is str
-        or kind is Any
-        or (get_origin(kind) not in (None, Annotated, Literal, Union, UnionType))
-    ):
-        return []
-    if get_origin(kind) is Literal:
-        return list(get_args(kind))
-    parts = get_args(kind)
-    if get_origin(kind) is Annotated:
-        parts = parts[:1]
-    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
-    if str in bare or Any in bare:
-        return []
-    return [word for part in parts for word in words_of(part)]
-
-
-@dataclass
-class Checked:
-    """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``).
-
-    Every limit in a field's type is applied, those of all parts of a union too; a limit lets pass what it is not about:
-    None, or a text where it is a range of numbers. A subclass's own ``__post_init__`` calls this one.
-
-    The refusal is a ``ValueError`` from the constructor; :func:`kd.run.typed.make_object` puts the key before its text and
-    makes it a user's error.
-    """
-
-    def __post_init__(self) -> None:
-        """Checks each field by its type: a text by the type's words, any value by its limits.
-
-        Raises:
-            ValueError: for the first field that does not pass; its text begins with the field's name.
-        """
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            words = words_of(setting.type)
-            if words and isinstance(value, str) and value not in words:
-                allowed = ", ".join(str(word) for word in words)
-                raise ValueError(f"{setting.name} must be one of {allowed}, got '{value}'")
-            for limit in limits(setting.type):
-                problem = limit.refuses(value)
-                if problem:
-                    shown = value
-                    if isinstance(value, str):
-                        shown = repr(value)
-                    raise ValueError(f"{setting.name} {problem}, got {shown}")
-
+from kd.config.kinds import AnyClass, Checked, Like, Range, checked_group, refused
 
 LARGEST_SIDE = 4096
 """Pixels of a model's input, of each side: one picture is 200 MB as floats, the first layer's output some GB."""
@@ -201,7 +69,7 @@ NAME = Like(
 )
 
 
-@dataclass
+@checked_group
 class ModelSettings(Checked):
     """A model: a timm architecture and where its weights come from."""
 
@@ -242,7 +110,7 @@ class ModelSettings(Checked):
     std: list[float] | None = None
     """Likewise."""
 
-    builder: Class | None = None
+    builder: Annotated[Any, AnyClass("builder")] | None = None
     """Makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
     ``kd.models.hugging_face.HuggingFaceBuilder``), in place of ``arch`` and ``kwargs``.
     """
@@ -254,24 +122,17 @@ class ModelSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Checks the fields, of mean and std also the numbers, and takes timm's prefix off the architecture's name.
-
-        Raises:
-            ValueError: a value out of range, not three finite numbers, or a std that is not above 0; begins with the field's
-                name.
-        """
-        super().__post_init__()
-        self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
+        """Checks that mean and std, where given, are three numbers each."""
         mean, std = self.mean, self.std
         if mean is not None and (len(mean) != 3 or not all(map(math.isfinite, mean))):
-            raise ValueError(f"mean must be three numbers, got {mean}")
+            raise refused("mean", f"must be three numbers, got {mean}")
         if std is not None:
             are_positive = all(0 < value < math.inf for value in std)  # False of NaN, too
             if len(std) != 3 or not are_positive:
-                raise ValueError(f"std must be three numbers > 0, got {std}")
+                raise refused("std", f"must be three numbers > 0, got {std}")
 
 
-@dataclass
+@checked_group
 class TeacherSettings(ModelSettings):
     """The teacher's model."""
 
@@ -336,14 +197,8 @@ class TeacherSettings(ModelSettings):
     of several teachers all do where one says so.
     """
 
-    def __post_init__(self) -> None:
-        """Checks the fields, and makes a truth value of ``cache`` the word ``on`` or ``off``."""
-        super().__post_init__()
-        if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
-            self.cache = "on" if self.cache else "off"
 
-
-@dataclass
+@checked_group
 class StudentSettings(ModelSettings):
     """The student's model."""
 
@@ -369,16 +224,15 @@ class StudentSettings(ModelSettings):
     """
 
     def __post_init__(self) -> None:
-        """Checks the fields, and refuses (ValueError) a frozen backbone without a classifier to train."""
+        """Refuses a frozen backbone without a classifier to train."""
         super().__post_init__()
         if self.freeze and not self.head:
-            raise ValueError(
-                f"freeze must be null where head=false leaves nothing else, got {self.freeze}"
-            )
+            problem = f"must be null where head=false leaves nothing else, got {self.freeze}"
+            raise refused("freeze", problem)
 
 
-@dataclass
-class TapSpec:
+@checked_group
+class TapSpec(Checked):
     """The layers of each model that a feature loss reads.
 
     Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
@@ -399,7 +253,7 @@ class TapSpec:
     """
 
 
-@dataclass
+@checked_group
 class LearningSettings(Checked):
     """What is learnt, by which model, from which."""
 
@@ -413,13 +267,13 @@ class LearningSettings(Checked):
     """Several of them by name, in place of ``teacher``; their mean counts by each one's ``weight``.
     """
 
-    task: Class | None = None
+    task: Annotated[Any, AnyClass("task")] | None = None
     """What the labels mean."""
 
     task_loss_weight: Weight = 1.0
     """Weight of the task's own loss, >= 0. Without labels there is no such loss."""
 
-    distill_losses: dict[str, Class] | None = None
+    distill_losses: dict[str, Annotated[Any, AnyClass("loss")]] | None = None
     """Distillation losses by name, each with its weight."""
 
     taps: dict[str, TapSpec] | None = None
@@ -432,7 +286,7 @@ class LearningSettings(Checked):
     """Keep an exponential moving average of the student, validate and export that."""
 
 
-@dataclass
+@checked_group
 class OptimSettings(Checked):
     """How the student is optimized."""
 
@@ -488,17 +342,17 @@ class OptimSettings(Checked):
     """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
 
     def __post_init__(self) -> None:
-        """Checks the fields. Milestones must ascend, and go with ``schedule=steps`` alone, which needs them (ValueError)."""
-        super().__post_init__()
+        """Milestones must ascend, and go with ``schedule=steps`` alone, which needs them."""
         if (self.schedule == "steps") != bool(self.milestones):
-            raise ValueError(
-                f"milestones must go with schedule=steps alone, got {self.milestones} and {self.schedule}"
+            problem = (
+                f"must go with schedule=steps alone, got {self.milestones} and {self.schedule}"
             )
+            raise refused("milestones", problem)
         if self.milestones and sorted(set(self.milestones)) != list(self.milestones):
-            raise ValueError(f"milestones must ascend, got {self.milestones}")
+            raise refused("milestones", f"must ascend, got {self.milestones}")
 
 
-@dataclass
+@checked_group
 class CheckpointSpec(Checked):
     """Which epoch is the best one, and how often the run is saved."""
 
@@ -520,7 +374,7 @@ class CheckpointSpec(Checked):
     """Training continues, with a copy of its state in memory, while the file is written."""
 
 
-@dataclass
+@checked_group
 class Augment(Checked):
     """The training views."""
 
@@ -560,7 +414,7 @@ class Augment(Checked):
     random_erasing: Share = 0.0
     """Probability that a rectangle is erased."""
 
-    transform: Class | None = None
+    transform: Annotated[Any, AnyClass("transform")] | None = None
     """A transform by class path with arguments, of torchvision.transforms.v2, albumentations or your
     own: each view, and its mask, goes through it in the loader, after the crop and the changes above
     and before the erasing (recipes/OWN_PARTS.md). It keeps uint8 and the size.
@@ -582,7 +436,7 @@ class Augment(Checked):
         return bool(self.mixup or self.cutmix)
 
 
-@dataclass
+@checked_group
 class TierSpec(Checked):
     """Machines that make batches for the training processes (``data.engine=ray``)."""
 
@@ -606,8 +460,8 @@ class TierSpec(Checked):
         return {name: value}
 
 
-@dataclass
-class Probe:
+@checked_group
+class Probe(Checked):
     """Where a student without a classifier is measured, by k nearest neighbours and a ridge probe of its features."""
 
     root: str | None = None
@@ -616,11 +470,11 @@ class Probe:
     """
 
 
-@dataclass
+@checked_group
 class DataSettings(Checked):
     """Pictures for distillation."""
 
-    source: Class | None = None
+    source: Annotated[Any, AnyClass("source")] | None = None
     """Where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``,
     ``Food101``, ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``, ``WebDataset``.
     """
@@ -684,7 +538,7 @@ class DataSettings(Checked):
     balance_classes: bool = False
     """Training sees all classes equally often, whatever their numbers of pictures."""
 
-    sampler: Class | None = None
+    sampler: Annotated[Any, AnyClass("sampler")] | None = None
     """Which labelled pictures an epoch shows, and how often, by a class of your own with the method
     ``draw(targets, epoch, rng)`` (recipes/OWN_PARTS.md). An epoch keeps its length.
     """
@@ -715,19 +569,18 @@ class DataSettings(Checked):
     """
 
     def __post_init__(self) -> None:
-        """Checks the fields, refuses (ValueError) ``unlabeled_ratio`` without ``unlabeled``, and makes False of ``check``
-        the word ``off``.
-        """
-        super().__post_init__()
-        if self.check is False:  # YAML 1.1's bare off
-            self.check = "off"
+        """Refuses ``unlabeled_ratio`` without ``unlabeled``, and what only ``engine=ray`` has or never has."""
+        if self.tier is not None and self.engine != "ray":
+            problem = f"needs data.engine=ray, got {self.engine}; data.tier=null leaves it out"
+            raise refused("tier", problem)
+        if self.num_workers == 0 and self.engine == "ray":
+            raise refused("num_workers", "must be auto or >= 1 with engine=ray, got 0")
         if self.unlabeled_ratio is not None and self.unlabeled is None:
-            raise ValueError(
-                f"unlabeled_ratio must come with data.unlabeled, got {self.unlabeled_ratio} alone"
-            )
+            problem = f"must come with data.unlabeled, got {self.unlabeled_ratio} alone"
+            raise refused("unlabeled_ratio", problem)
 
 
-@dataclass
+@checked_group
 class MonitorSettings(Checked):
     """What is recorded below the run's ``records`` folder."""
 
@@ -823,11 +676,13 @@ class MonitorSettings(Checked):
     """The run stops when it has cost so much at ``price_per_hour``."""
 
 
-@dataclass
-class TrainerSettings:
+@checked_group
+class TrainerSettings(Checked):
     """What a run says of Lightning's Trainer beyond its own signature: other defaults, ranges, allowed words."""
 
-    logger: Any = False  # RunFolder adds metrics.csv; others by trainer.logger
+    logger: Annotated[Any, AnyClass("logger")] = (
+        False  # RunFolder adds metrics.csv; others by trainer.logger
+    )
     enable_model_summary: bool | None = False
     num_sanity_val_steps: int | None = 0  # with a teacher the preflight reads these pictures
     use_distributed_sampler: bool = False  # the order of samples is ours: kd/data/sampler.py
@@ -859,13 +714,13 @@ class TrainerSettings:
     deterministic: bool | Literal["warn"] | None = None
     num_nodes: Count = 1
     accelerator: Annotated[
-        str | Class,
+        str | Annotated[Any, AnyClass("plugin")],
         Like(
             r"auto|cpu|gpu|cuda|mps|tpu|hpu|xpu|.*\..*", "must be auto, cpu, gpu, cuda, mps or tpu"
         ),
     ] = "auto"
     strategy: Annotated[
-        str | Class,
+        str | Annotated[Any, AnyClass("strategy")],
         Like(
             r"auto|ddp|ddp_find_unused_parameters_(true|false)|ddp_(spawn|fork|notebook)\w*|fsdp\w*|deepspeed\w*|\w*xla\w*|"
             r".*\..*",
@@ -890,7 +745,7 @@ class TrainerSettings:
     val_check_interval: SomeBatches | str | dict[str, int] | None = None
     profiler: (
         Annotated[
-            str | Class,
+            str | Annotated[Any, AnyClass("profiler")],
             Like(
                 r"simple|advanced|pytorch|xla|.*\..*",
                 "must be simple, advanced, pytorch or a class path",
@@ -900,8 +755,8 @@ class TrainerSettings:
     ) = None
 
 
-@dataclass
-class Settings:
+@checked_group
+class Settings(Checked):
     """All settings of a run."""
 
     recipe: Annotated[str, FOLDER] = "run"

@@ -1,4 +1,4 @@
-"""Writes ``kd/run/parts.json``: the classes that settings may name, with the arguments that each may be given.
+"""Writes ``kd/config/parts.json``: the classes that settings may name, with the arguments that each may be given.
 
     python scripts/parts.py           # writes the table
     python scripts/parts.py --check   # exits with 1 if the table is not what would be written
@@ -25,11 +25,14 @@ sys.path.insert(0, str(ROOT))
 import pytorch_lightning  # noqa: E402
 
 import kd  # noqa: E402
-from kd.run.annotations import members  # noqa: E402
+from kd.config.kinds import (  # noqa: E402
+    AnyClass,
+    Range,
+    members,
+)
 from kd.run.keys import first_sentence  # noqa: E402
-from kd.settings import AnyClass, Range  # noqa: E402
 
-TABLE = ROOT / "kd" / "run" / "parts.json"
+TABLE = ROOT / "kd" / "config" / "parts.json"
 PACKAGES = ("pytorch-lightning", "torchvision")
 """The table is of these packages' versions."""
 
@@ -187,7 +190,7 @@ OF_A_RUN = {
 
 
 def text_of(kind: Any) -> str:
-    """A type as :func:`kd.run.listed.kind_named` reads it; one that only the class itself knows is ``Any``."""
+    """A type as :func:`kd.config.parts.kind_named` reads it; one that only the class itself knows is ``Any``."""
     if get_origin(kind) is Annotated:
         inside, *marks = get_args(kind)
         if any(isinstance(mark, AnyClass) for mark in marks):

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from kd.config import parts as listed
 from kd.errors import UserError
-from kd.run import keys, listed
+from kd.run import keys
 from kd.run.build import arguments_of, built, data_of, task_of, teacher_specs
 from kd.run.request import Request
 from kd.run.resolve import resolve
@@ -262,9 +263,7 @@ def try_files(trial: Trial, classes: list[str]) -> None:
 
 def try_parser(trial: Trial) -> None:
     """What the parser, and what builds, do where the check of files lets something through."""
-    of_classes = [
-        key for key in places() if listed.kind_at(key) and not key.startswith("students.")
-    ]
+    of_classes = [key for key in places() if keys.kind_at(key) and not key.startswith("students.")]
     for number, key in enumerate(of_classes):
         for value in forms(NAMED[number % len(NAMED)])[:3]:
             trial.parsed(key, value)

@@ -137,14 +137,15 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
     "kd.fleet.tuning.trials": {"csv.DictReader": ROWS},
     "kd.callbacks.metrics_csv": {"csv.DictReader": ROWS, "csv.reader": ROWS},
-    "kd.run.listed": dict.fromkeys(("eval", "json.loads"), "types and names in parts.json, a file of ours"),
+    "kd.config.parts": dict.fromkeys(("eval", "json.loads"), "types and names in parts.json, a file of ours"),
+    "kd.config.suggest": {"json.loads": "words.json, a file of ours"},
     "kd": {"importlib.import_module": NAMES},
 }  # fmt: skip
 LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta", "huggingface_hub",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
-    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic_core", "pynvml",
+    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic", "pydantic_core", "pynvml",
     "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
     "torchvision", "tqdm", "transformers", "uvicorn", "wandb", "yaml",
 }  # fmt: skip

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from kd.cli import main
-from kd.run import keys, listed
-from kd.run.annotations import class_in
+from kd.config import parts as listed
+from kd.config.kinds import class_in
+from kd.run import keys
 from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
 
 
@@ -78,7 +79,7 @@ def test_commands_do_nothing_for_a_stranger(folder: Path, tmp_path: Path) -> Non
 def test_every_setting_that_takes_a_class_says_which() -> None:
     """A new setting of a class type needs a kind in ``listed.PLACES``."""
     takes = {name for name, key in keys.schema().items() if class_in(key.kind)}
-    assert {name for name in takes if not listed.kind_at(name)} <= {"model.distill_losses"}
+    assert {name for name in takes if not keys.kind_at(name)} <= {"model.distill_losses"}
 
 
 def test_the_list_names_what_there_is() -> None:

@@ -11,8 +11,9 @@ import pytorch_lightning
 import yaml
 
 from kd.cli import train_main
+from kd.config import parts as listed
 from kd.errors import UserError
-from kd.run import keys, listed
+from kd.run import keys
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes, resolve
 from kd.run.unread import READERS

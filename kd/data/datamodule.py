@@ -565,19 +565,12 @@ def _make_tier(data: DataSettings, rank: Callable[[], tuple[int, int]]) -> "Tier
         rank: this training process's number, and how many there are; called once training begins.
 
     Raises:
-        UserError: ``tier`` without ``engine=ray``, or Ray is not installed.
-        ValueError: ``num_workers`` is 0.
+        UserError: Ray is not installed.
     """
     if data.engine != "ray":
-        if data.tier is not None:
-            raise UserError(
-                f"data.tier: needs data.engine=ray, got {data.engine}; data.tier=null leaves it out"
-            )
         return None
     from kd.data.tier.loader import Tier
 
-    if data.num_workers == 0:
-        raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
     workers = data.num_workers
     return Tier(data.tier or TierSpec(), None if isinstance(workers, str) else workers, rank)
 

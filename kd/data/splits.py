@@ -66,7 +66,7 @@ class Splits:
         self.val_fraction = given.val_fraction
         self.seed = given.seed
         self.on_bad_image = given.on_bad_image
-        self.check = given.check
+        self.check = "off" if given.check is False else given.check  # YAML 1.1 reads a bare off so
         self.max_pixels = given.max_pixels
         self.cache_bytes = source.cache_bytes
         # Whether ``val`` is a part of the source's training pictures; known once a split is listed.

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from kd.settings import Range
+from kd.config.kinds import Range
 
 Shape = tuple[int, ...]
 

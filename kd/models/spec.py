@@ -1,21 +1,28 @@
 """The settings of a model, with a builder of the user's."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import SkipValidation
 from torch import Tensor, nn
 
+from kd.config.kinds import checked_group
 from kd.models.own import Builder
 from kd.settings import ModelSettings, StudentSettings, TeacherSettings
 
 
-@dataclass
+@checked_group
 class ModelSpec(ModelSettings):
     """A model; :class:`kd.settings.ModelSettings` explains the arguments."""
 
-    builder: Builder | None = None
+    builder: SkipValidation[Builder | None] = None
+
+    def __post_init__(self) -> None:
+        """Takes timm's prefix off the architecture's name."""
+        super().__post_init__()
+        self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
 
     def compile_in_place(self, model: nn.Module) -> None:
         """Compiles the model where ``compile`` is set; its parameters keep their names. Incomplete batches run
@@ -57,11 +64,17 @@ class WholeBatches:
         )
 
 
-@dataclass
+@checked_group
 class TeacherSpec(ModelSpec, TeacherSettings):
     """A teacher's model; :class:`kd.settings.TeacherSettings` explains the arguments."""
 
+    def __post_init__(self) -> None:
+        """Makes a truth value of ``cache`` the word ``on`` or ``off``, as YAML 1.1 reads these bare."""
+        super().__post_init__()
+        if isinstance(self.cache, bool):
+            self.cache = "on" if self.cache else "off"
 
-@dataclass
+
+@checked_group
 class StudentSpec(ModelSpec, StudentSettings):
     """A student's model; :class:`kd.settings.StudentSettings` explains the arguments."""

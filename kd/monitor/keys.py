@@ -2,17 +2,17 @@
 
 import difflib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError
 from kd.report.prices import by_kind, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, counts_of, thresholds_of
 from kd.settings import MonitorSettings
 
 
-@dataclass
+@checked_group
 class MonitorSpec(MonitorSettings):
     """What is recorded; :class:`kd.settings.MonitorSettings` explains the arguments."""
 
@@ -23,7 +23,6 @@ class MonitorSpec(MonitorSettings):
             UserError: keys that miss another one, a table that can't be read or lacks a machine, or as of
                 :meth:`_check_rules`.
         """
-        super().__post_init__()
         if (self.prices is None) != (self.instances is None):
             raise UserError(
                 "monitor.prices, monitor.instances: must be given together, a table and the machines in it"

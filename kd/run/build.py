@@ -9,7 +9,6 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from datetime import timedelta
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -25,6 +24,8 @@ from torch import nn
 
 from kd.callbacks.loggers import in_folder
 from kd.callbacks.run_folder import unclaimed
+from kd.config import parts as listed
+from kd.config.kinds import Duration, duration, fitted, group_in, inner_kind, members
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
@@ -40,8 +41,7 @@ from kd.models.own import Builder
 from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
-from kd.run import keys, listed, typed
-from kd.run.annotations import inner_kind, members
+from kd.run import keys, typed
 from kd.run.assemble import assemble
 from kd.run.checks import with_key
 from kd.run.needs import teachers_in
@@ -58,7 +58,6 @@ from kd.run.trust import (
     trusted_class,
 )
 from kd.settings import (
-    Class,
     DataSettings,
     LearningSettings,
     MonitorSettings,
@@ -179,7 +178,7 @@ def _together(run: Run) -> DistillationModule:
     """
     modules: dict[str, DistillationModule] = {}
     for name, differences in run.config["students"].items():
-        config = change(run.config, [differences or {}], run.trusted)
+        config = change(run.config, [differences], run.trusted)
         config["students"] = None
         text = run.as_yaml(config)
         run.student_configs[name] = text
@@ -225,7 +224,6 @@ def check_groups(run: Run) -> None:
     Raises:
         UserError: names the key.
     """
-    built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
     built(OptimSettings, run.config["optim"], "optim", run.trusted)
 
 
@@ -315,7 +313,7 @@ def data_of(
 
 def task_of(config: Mapping[str, Any], trusted: Trust) -> Task:
     """The task of resolved settings, classification where none is named; ``trusted`` as in :func:`data_of`."""
-    task = built(Class, config["model"].get("task"), "model.task", trusted)
+    task = built(Any, config["model"].get("task"), "model.task", trusted)
     return cast(Task | None, task) or Classification()
 
 
@@ -413,11 +411,11 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
     """
     # as Lightning's max_time, which reads days:hours:minutes:seconds itself
     takes_text = str in members(kind)
-    if value is not None and timedelta in members(kind) and not takes_text:
-        return typed.duration(value)
-    group = keys.group_in(kind)
+    if value is not None and Duration in members(kind) and not takes_text:
+        return duration(value)
+    group = group_in(kind)
     if isinstance(value, dict) and "class_path" in value:
-        return _instance(value, listed.kind_at(key) or listed.kind_of(kind), key, trusted)
+        return _instance(value, keys.kind_at(key) or listed.kind_of(kind), key, trusted)
     if isinstance(value, dict) and group is not None:
         return typed.make_object(
             BUILT.get(group, group), arguments_of(group, value, key, trusted), key
@@ -473,7 +471,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     try:
         for argument, inner in given.items():
             kind_below = kinds.get(argument, Any)
-            value_below = typed.fitted(kind_below, inner)
+            value_below = fitted(kind_below, inner)
             arguments[argument] = built(kind_below, value_below, f"{key}.{argument}", trusted)
         return typed.make_object(cls, arguments, key)
     except Exception as error:
@@ -538,7 +536,7 @@ def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
     Args:
         cls: the class.
         name: its path in the settings.
-        kind: of the list, :mod:`kd.run.listed`.
+        kind: of the list, :mod:`kd.config.parts`.
     """
     one = listed.listed(name, kind)
     if one is not None:

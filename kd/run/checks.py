@@ -8,12 +8,14 @@ from typing import Any
 
 import psutil
 
+from kd.config.kinds import as_tree
 from kd.errors import REFUSED_LOSSES, UserError, cause_of_kind
 from kd.run.files import flatten, leaves
 from kd.run.needs import teachers_in
 from kd.run.trust import check_plain
-from kd.settings import height_width
+from kd.settings import MonitorSettings, height_width
 
+MONITOR = as_tree(MonitorSettings())
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 # settings that an empty text would turn off in silence
 EMPTY = (
@@ -46,6 +48,10 @@ def check_values(config: dict[str, Any]) -> None:
     _check_weights(config)
     _check_teachers(config["model"])
     _check_answers_of_files(config)
+    if config["monitor"] != MONITOR:
+        from kd.monitor.keys import MonitorSpec
+
+        MonitorSpec(**config["monitor"])
     accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
         if key.endswith("student.compile") and value in WITH_CUDA_GRAPHS and accumulated > 1:

@@ -3,18 +3,27 @@
 import ast
 import inspect
 import re
-from dataclasses import MISSING, is_dataclass, replace
+from dataclasses import MISSING, replace
 from dataclasses import fields as declared_fields
 from functools import cache
 from itertools import pairwise
-from typing import get_type_hints
 
 from kd import settings
+from kd.config.kinds import group_in, inner_kind, kinds_of
+from kd.config.parts import Key, keys_in, kind_of, plain, table
 from kd.errors import UserError
-from kd.run.annotations import members
-from kd.run.listed import Key, keys_in, plain, table
 
-__all__ = ["FILLED", "Key", "fields", "first_sentence", "group_in", "listing", "plain", "schema"]
+__all__ = [
+    "FILLED",
+    "Key",
+    "fields",
+    "first_sentence",
+    "group_in",
+    "kind_at",
+    "listing",
+    "plain",
+    "schema",
+]
 
 FILLED = {"data.seed"}
 """Fields of settings that nobody may give: another setting fills them (``seed``)."""
@@ -50,7 +59,7 @@ def fields(group: type) -> dict[str, Key]:
     found: dict[str, Key] = {}
     if group is settings.TrainerSettings:
         found = keys_in(table()["trainer"])
-    kinds = get_type_hints(group, include_extras=True)
+    kinds = kinds_of(group)
     for field in declared_fields(group):
         default = "" if field.default is MISSING else repr(field.default)
         if field.default_factory is not MISSING:
@@ -84,10 +93,31 @@ def _below(place: str, group: type) -> dict[str, Key]:
     return keys_below
 
 
-def group_in(kind: object) -> type | None:
-    """The group of settings that a type takes; None where it takes none."""
-    groups = [part for part in members(kind) if isinstance(part, type) and is_dataclass(part)]
-    return groups[0] if groups else None
+def declared(key: str) -> object:
+    """The type of a setting, a group of them, or an entry of a dict of them (``model.teachers.NAME``); None for others.
+
+    A student's keys (``students.NAME.``) are the run's own; "" is the whole tree.
+    """
+    kind: object = settings.Settings
+    names = re.sub(r"^students\.[^.]+(\.|$)", "", plain(key))
+    for name in names.split(".") if names else ():
+        group = group_in(kind)
+        if group is None:
+            kind = inner_kind(kind, dict)
+        elif name in fields(group):
+            kind = fields(group)[name].kind
+        else:
+            return None
+    return kind
+
+
+def kind_at(key: str) -> str:
+    """The kind of class that a setting takes; empty where it takes none.
+
+    >>> kind_at("students.small.model.distill_losses.kd"), kind_at("trainer.callbacks+"), kind_at("optim.kwargs")
+    ('loss', 'callback', '')
+    """
+    return kind_of(declared(key))
 
 
 def listing(keys: dict[str, Key], pattern: str) -> str:

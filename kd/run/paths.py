@@ -1,13 +1,15 @@
 """Recipes and overlays by their names, and which settings take a file of settings."""
 
-import re
 from contextlib import suppress
 from pathlib import Path
+from typing import get_origin
 
+from kd.config import kinds
+from kd.config.kinds import plain_members
+from kd.config.parts import described, of_kind
 from kd.errors import UserError, did_you_mean
 from kd.machine import shipped
 from kd.run import keys
-from kd.run.listed import described, of_kind
 
 SETTINGS = (".yaml", ".yml")
 """Endings of files of settings."""
@@ -27,26 +29,11 @@ def holds_settings(key: str) -> bool:
     YAML file is a file of its value. A student's keys (``students.NAME.``) and those of ``model.teachers.NAME`` count as
     the run's own; "" is the whole tree.
     """
-    key = re.sub(r"^students\.[^.]+(\.|$)", "", key)
-    key = re.sub(r"^model\.teachers\.[^.]+", "model.teacher", key)
-    return not key or _takes_no_text(key)
-
-
-def _takes_no_text(key: str) -> bool:
-    """Whether a key is a group, or its type is a class, a dict or a list without ``str`` beside it; False for an unknown
-    key.
-    """
-    known = keys.schema()
-    if key in ("trainer.logger", "trainer.strategy"):  # names and classes
-        return True
-    if key not in known:
-        return any(name.startswith(f"{key}.") for name in known)
-    # the type as text: without the words of a Literal, then without what a container holds (list[str] takes no text)
-    kind = re.sub(r"'[^']*'", "", known[key].type)
-    text = re.search(r"\bstr\b", re.sub(r"\[[^\[\]]*\]", "", kind))
-    return not text and bool(
-        re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any|True|False)[A-Z]\w*)\b", kind)
-    )
+    kind = keys.declared(key)
+    types = {get_origin(part) or part for part in plain_members(kind)}
+    has_several = not types.isdisjoint({dict, list})
+    takes_text = str in types and key != "trainer.strategy"
+    return not takes_text and (has_several or kinds.holds_settings(kind))
 
 
 PARTS = (

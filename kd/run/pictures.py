@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, cast
 
+from kd.config import parts as listed
+from kd.config.kinds import fitted
 from kd.data import sources
 from kd.data.class_facts import read_class_facts
 from kd.data.sources import Source
@@ -24,7 +26,7 @@ from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.child import PARENT
 from kd.launch.cluster import is_rank_zero
-from kd.run import listed, typed
+from kd.run import typed
 from kd.run.checks import class_of
 from kd.run.needs import teachers_in
 from kd.run.pays_wish import PaysWish
@@ -252,7 +254,7 @@ def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
     assert known is not None
     values = {}
     for argument, value in arguments.items():
-        values[argument] = typed.fitted(known.fields.get(argument, Any), value)
+        values[argument] = fitted(known.fields.get(argument, Any), value)
     source = typed.make_object(getattr(sources, name), values, "data.source")
     if isinstance(source, sources.WebDataset):
         source.check_shards()

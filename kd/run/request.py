@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kd.config.suggest import as_question, suggest
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.checks import check_warmup, notes_on_patches, notes_without_effect
-from kd.run.listed import kind_at
+from kd.run.keys import kind_at
 from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of, shipped
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import written_out
-from kd.run.suggest import as_question, suggest
 from kd.run.task_words import note_on_task
 from kd.run.trust import Trust, check_file, check_resolved, vouched
 from kd.run.unread import check_read

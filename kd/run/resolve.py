@@ -8,14 +8,29 @@ Neither torch nor Lightning is imported, unless a class of the user's own replac
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import NoneType
 from typing import Any, TypeAlias
 
+from pydantic import TypeAdapter, ValidationError
+
+from kd.config import parts as listed
+from kd.config.kinds import (
+    TAKE_WORDS,
+    as_tree,
+    group_in,
+    group_of,
+    in_words,
+    inner_kind,
+    plain_members,
+    problem_in,
+    refused,
+    takes,
+)
+from kd.config.suggest import hint, suggest
 from kd.errors import UserError, no_such_loss
-from kd.run import files, listed, typed
-from kd.run.annotations import class_in, inner_kind, members
-from kd.run.keys import FILLED, Key, fields, group_in, plain, schema
-from kd.run.suggest import hint, suggest
+from kd.run import files, typed
+from kd.run.keys import FILLED, Key, fields, kind_at, plain, schema
 from kd.run.trust import (
     NAME,
     NOTHING,
@@ -26,13 +41,13 @@ from kd.run.trust import (
     parameters_of,
     unlisted,
 )
-from kd.settings import Settings
+from kd.settings import Settings, TrainerSettings
 
 Value: TypeAlias = Any
 """What YAML can hold, or a :class:`Word`."""
 Tree: TypeAlias = dict[str, Any]
 """Settings by name, nested."""
-DEFAULTS: Tree = {"model.task": "Classification"}
+DEFAULTS: Tree = {"model.task": "Classification", "model.student": {}}
 """What is set before all files."""
 ARGUMENTS = ("init_args", "dict_kwargs")
 """Keys below which a class has its arguments."""
@@ -53,11 +68,11 @@ class Word:
 
         ``kind``: the type of the setting that the word is for.
         """
-        kinds = set(members(kind))
+        kinds = plain_members(kind)
         if str not in kinds or (self.value is None and self.text):
             return self.value
-        others = kinds - {str, NoneType}
-        if any(typed.takes(other, self.value) for other in others):
+        others = [one for one in kinds if one not in (str, NoneType)]
+        if any(takes(other, self.value) for other in others):
             return self.value
         return self.text
 
@@ -98,12 +113,22 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
         if suggestion.startswith(" ("):
             also = _classes_that_take(key)
         raise UserError(f"no key '{key}'{suggestion}{also}")
-    whole = merge.whole(given, Settings, "")
-    if any("${" in str(value) for _, value in files.leaves(whole)):
-        whole = merge.whole(_interpolated(whole), Settings, "")
+    if any("${" in str(value) for _, value in files.leaves(given)):
+        defaults = merge.whole(_Merge(None).all_of({}, [DEFAULTS]))
+        given = _interpolated(merge.put(defaults, [], given, Settings, ""))
+    whole = merge.whole(given)
+    flat = files.flatten(whole)
+    for key in typed.TIMMS:
+        is_relative = (key, flat.get(key)) == ("model.student.arch", "auto")  # of the teacher
+        problem = "" if is_relative else typed.unknown_to_timm(key, flat.get(key))
+        if problem:
+            raise UserError(f"{key}: {problem}")
     for name, differences in (whole["students"] or {}).items():
-        check_student(name, differences or {})
-        change({**whole, "students": None}, [differences or {}], trusted)
+        check_student(name, differences)
+        try:
+            change({**whole, "students": None}, [differences], trusted)
+        except UserError as error:
+            raise UserError(f"students.{name}: {error}") from error
     return whole
 
 
@@ -112,12 +137,12 @@ def _classes_that_take(key: str) -> str:
     of builders those that take it by this name.
     """
     place, _, argument = key.rpartition(".")
-    if listed.kind_at(place) == "builder":
+    if kind_at(place) == "builder":
         names = [one.short for one in listed.of_kind("builder") if argument in one.fields]
         if names:
             return f"; {argument} is of {' and '.join(names)}"
         return ""
-    if listed.kind_at(place) != "source":
+    if kind_at(place) != "source":
         return ""
     takers: list[str] = []
     for one in listed.of_kind("source"):
@@ -179,7 +204,7 @@ def keys_of_classes(tree: Tree) -> dict[str, Key]:
     """The keys that the classes in a tree bring with them, by their names as ``--keys`` has them."""
     known: dict[str, Key] = {}
     for key, node in _class_nodes(tree, ""):
-        one = listed.listed(node["class_path"], listed.kind_at(key))
+        one = listed.listed(node["class_path"], kind_at(key))
         if one is None:
             continue
         for name, argument in one.arguments.items():
@@ -240,7 +265,7 @@ class _Merge:
             if isinstance(value, Word):
                 value = value.of(kind)
             typed.check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
-        class_kind = listed.kind_at(key) or listed.kind_of(kind)
+        class_kind = kind_at(key) or listed.kind_of(kind)
         if class_kind:
             return self._put_class(before, path, value, class_kind, key)
         if path:
@@ -276,7 +301,7 @@ class _Merge:
             self.unknown.append(_join(inner_key, ".".join(rest)) if rest else inner_key)
             return before
         if not _has_keys(kind):
-            problem = f"{key} has no keys of its own, it is {typed.in_words(kind)}"
+            problem = f"{key} has no keys of its own, it is {in_words(kind)}"
             raise UserError(f"no key '{inner_key}': {problem}")
         node: Tree = {}
         if isinstance(before, Mapping):
@@ -285,6 +310,8 @@ class _Merge:
         if adds:
             if isinstance(value, Word):
                 value = value.of(Any)
+            if inner_kind(kind_below, dict) is not Any:
+                raise UserError(f"{inner_key}: has names: {inner_key}.NAME={value}")
             more = value
             if not isinstance(value, list):
                 more = [value]
@@ -460,127 +487,83 @@ class _Merge:
 
     # -- with defaults, in the settings' types --------
 
-    def whole(self, value: Value, kind: object, key: str) -> Value:
-        """A place with all its defaults and typed values: a dict of its settings, a class's node, or the typed value.
-
-        Args:
-            value: merged from all layers.
-            kind: the place's declared type.
-            key: the place.
+    def whole(self, given: Tree) -> Tree:
+        """All settings, with their defaults and in their types, of those that the layers give.
 
         Raises:
-            UserError: a value that the type does not take, by its key.
+            UserError: the first value that is wrong, by its key.
         """
-        class_kind = listed.kind_at(key) or listed.kind_of(kind)
-        if class_kind:
-            return self._whole_class(value, class_kind, kind, key)
-        group = group_in(kind)
-        if group is not None and isinstance(value, Mapping):
-            return self._whole_group(value, fields(group), key)
-        if group is not None and not (value is None and NoneType in members(kind)):
-            raise UserError(typed.no_plain_value(key, "null" if value is None else value))
-        if isinstance(value, Mapping) and _holds_settings(kind):
-            entries: Tree = {}
-            for name, inner in value.items():
-                kind_below = _kind_below(kind, name)
-                entries[name] = self.whole(inner, kind_below, _join(key, name))
-            return entries
-        return typed.checked(plain(key), value, kind)
+        try:
+            settings = whole_settings().validate_python(given, context=self)
+        except ValidationError as error:
+            key, problem = problem_in(error)
+            place, _, name = key.rpartition(".")
+            if place == "model.distill_losses" and problem.startswith(NAMELESS):
+                raise no_such_loss(name, self.losses) from error
+            is_model = key in ("model.teacher", "model.student")
+            own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if is_model else f"{key}.NAME=VALUE"
+            problem = problem.replace("{key}", key).replace("{own}", own)
+            raise UserError(f"{key}: {problem}") from error
+        tree: Tree = as_tree(settings)
+        for place, name in (key.split(".") for key in FILLED):
+            del tree[place][name]
+        return tree
 
-    def _whole_group(self, given: Mapping[str, Any], known: Mapping[str, Key], key: str) -> Tree:
-        """A group of settings with the value, or the default, of each of its fields.
-
-        Fields of :data:`kd.run.keys.FILLED` stay out: another setting fills them.
+    def part(self, value: Value, kind: str) -> object:
+        """A class with the defaults and types of all its arguments, in the order of the list; one outside the list, as it
+        is given. Of a list that is each item.
 
         Args:
-            given: values by field.
-            known: the group's fields.
-            key: its place.
+            value: the class's node, merged from all layers.
+            kind: of class that the place takes.
 
         Raises:
-            UserError: a field that must be given is not.
+            ValueError: no class, or one without a name; an argument that must be given is not, or one that the list does
+                not have, of a class that is not trusted, is other than null.
+            ValidationError: an argument's value is wrong.
         """
-        group: Tree = {}
-        for name, declared in known.items():
-            inner_key = _join(key, name)
-            if inner_key in FILLED:
-                continue
-            if name in given:
-                value = given[name]
-            elif group_in(declared.kind) is not None and declared.default != "None":
-                value = {}
-            elif declared.default:
-                value = declared.value
-            else:
-                raise UserError(f"{key}: needs {name}")
-            group[name] = self.whole(value, declared.kind, inner_key)
-        return group
-
-    def _whole_class(self, value: Value, class_kind: str, kind: object, key: str) -> object:
-        """A class with the defaults and types of all its arguments; one outside the list, as it is given.
-
-        Of a list that is each item; null and Lightning's words are checked by ``kind``, the place's declared type.
-        """
-        if isinstance(value, list) and class_kind in listed.SEVERAL:
-            return [self._whole_class(item, class_kind, kind, key) for item in value]
+        if isinstance(value, list) and kind in listed.SEVERAL:
+            return [self.part(item, kind) for item in value]
         if not isinstance(value, Mapping):
-            takes_words = class_kind in (*WORDS, "logger")
-            if value is None or takes_words:
-                return typed.checked(plain(key), value, kind)
-            raise UserError(f"{key}: {typed.no_class(class_kind, str(value))}")
-        path = value["class_path"]
-        given = value["init_args"]
+            if value is None or kind in TAKE_WORDS:
+                return value
+            raise ValueError(typed.no_class(kind, str(value)))
+        path, given = value["class_path"], value["init_args"]
         if not path:
-            raise self._nameless(class_kind, given, key)
-        one = listed.listed(path, class_kind)
+            got = ", ".join(map(str, given))[:80]
+            raise ValueError(f"{NAMELESS}, got {got}")
+        one = listed.listed(path, kind)
         if one is None:
             return {"class_path": path, "init_args": dict(given)}
-        return {"class_path": path, "init_args": self._whole_arguments(one, given, key)}
+        for name, argument in one.arguments.items():
+            if one.all_known and not argument.default and name not in given:
+                meaning = argument.text.rstrip(".")
+                raise ValueError(f"needs {name}: {{key}}.{name}=VALUE ({meaning})")
+        known = {name: inner for name, inner in given.items() if name in one.arguments}
+        others = {name: inner for name, inner in given.items() if name not in known}
+        if not is_trusted(one.name, self.trusted or []):
+            others = {name: inner for name, inner in others.items() if inner is not None}
+            for name in others:  # null is as good as not given
+                raise refused(name, unlisted(one))
+        arguments = as_tree(one.model.validate_python(known, context=self))
+        for name, argument in one.arguments.items():
+            if name not in known and not argument.default:
+                del arguments[name]
+        return {"class_path": path, "init_args": arguments | others}
 
-    def _nameless(self, class_kind: str, given: Mapping[str, Any], key: str) -> UserError:
-        """The mistake of giving arguments to a class that has no name; the caller raises it.
 
-        Args:
-            class_kind: such as ``loss``.
-            given: the arguments, by name.
-            key: the setting, in full.
-        """
-        name = key.removeprefix("model.distill_losses.")
-        if class_kind == "loss" and "." not in name:
-            return no_such_loss(name, self.losses)
-        got = ", ".join(map(str, given))[:80]
-        return UserError(f"{key}: takes no settings without a class_path, got {got}")
+NAMELESS = "takes no settings without a class_path"
+"""How the message for arguments of no class begins."""
 
-    def _whole_arguments(self, one: listed.Listed, given: Mapping[str, Any], key: str) -> Tree:
-        """The arguments of a listed class in their order, with those defaults that are known without an import.
 
-        Args:
-            one: the class.
-            given: values by argument; those that the list does not have come last, or are left out where the user does
-                not trust the class.
-            key: its place.
-
-        Raises:
-            UserError: an argument that must be given is not; or one that the list does not have, of a class that is not
-                trusted, is other than null.
-        """
-        arguments: Tree = {}
-        for name, declared in one.arguments.items():
-            inner_key = f"{key}.{name}"
-            if name in given:
-                arguments[name] = self.whole(given[name], declared.kind, inner_key)
-            elif declared.default:
-                arguments[name] = self.whole(declared.value, declared.kind, inner_key)
-            elif one.all_known:
-                meaning = declared.text.rstrip(".")
-                raise UserError(f"{key}: needs {name}: {inner_key}=VALUE ({meaning})")
-        others = {name: value for name, value in given.items() if name not in arguments}
-        if is_trusted(one.name, self.trusted or []):
-            return arguments | others
-        for name, value in others.items():  # null is as good as not given
-            if value is not None:
-                raise UserError(unlisted(one, name, key))
-        return arguments
+@cache
+def whole_settings() -> TypeAdapter[Any]:
+    """All settings as one group: those of :mod:`kd.settings`, with Lightning's own ones of its Trainer."""
+    declared = fields(TrainerSettings)
+    kinds = {name: key.kind for name, key in declared.items()}
+    defaults = {name: partial(getattr, key, "value") for name, key in declared.items()}
+    trainer = group_of("Trainer", kinds, defaults)
+    return TypeAdapter(group_of("Whole", {"trainer": trainer}, {"trainer": trainer}, Settings))
 
 
 def _node(before: object) -> Tree:
@@ -606,13 +589,7 @@ def _kind_below(kind: object, name: str) -> object:
 
 def _has_keys(kind: object) -> bool:
     """Whether a setting has others below it: a group, a dict, or what is known when it is built."""
-    return group_in(kind) is not None or typed.takes(kind, {})
-
-
-def _holds_settings(kind: object) -> bool:
-    """Whether a dict's entries are groups or classes: losses, teachers, taps."""
-    inner = inner_kind(kind, dict)
-    return group_in(inner) is not None or class_in(inner) is not None
+    return group_in(kind) is not None or takes(kind, {})
 
 
 def _join(key: str, name: str) -> str:

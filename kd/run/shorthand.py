@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kd.config.parts import listed
 from kd.errors import UserError
 from kd.run import files, resolve
-from kd.run.listed import listed
 from kd.run.paths import SETTINGS
 from kd.run.task_words import at, words_of_task
 from kd.storage.objects import is_url

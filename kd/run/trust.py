@@ -1,6 +1,6 @@
 """What a YAML file may name. Class paths are code: a file from elsewhere names classes of a short list alone.
 
-The list is :mod:`kd.run.listed`. One's own files are recipes and overlays found by name, YAML files below the present
+The list is :mod:`kd.config.parts`. One's own files are recipes and overlays found by name, YAML files below the present
 folder, and the ``config.yaml`` of runs started here (the cache folder keeps a digest of it). SECURITY.md, beside this
 file, says what is promised.
 
@@ -19,12 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kd.config import parts as listed
+from kd.config.kinds import wrong
+from kd.config.parts import Listed
 from kd.errors import UserError
 from kd.machine import cache_dir, shipped
-from kd.run import files, listed, typed
+from kd.run import files, typed
 from kd.run.files import leaves
-from kd.run.keys import plain
-from kd.run.listed import Listed
+from kd.run.keys import kind_at, plain
 from kd.run.paths import SETTINGS, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular, text_of
 from kd.storage.writing import write_bytes
@@ -46,7 +48,7 @@ PLAIN = re.compile(
 LOOKS_UP = re.compile(r"\$\{(?!\s*[\w.-]+\s*\})")
 """A value that holds more than another key's value: one of the environment, or a nested one."""
 IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
-"""Settings whose value is imported (:attr:`kd.run.listed.Listed.from_elsewhere`)."""
+"""Settings whose value is imported (:attr:`kd.config.parts.Listed.from_elsewhere`)."""
 SENDING_KEY = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
     r"|(.+\.)?builder\.(url|key)"
@@ -162,7 +164,7 @@ def vouched(
         for key, value in files.leaves(part):
             if not isinstance(value, str):
                 continue
-            kind = listed.kind_at(key.removesuffix(".class_path"))
+            kind = kind_at(key.removesuffix(".class_path"))
             imports = IMPORTING_KEY.fullmatch(key)
             if imports:
                 names.append(f"{imports[1]}.{imports[3]}={value}")
@@ -316,7 +318,7 @@ def check_modules(config: Mapping[str, Any]) -> None:
         if is_own and _is_here(top):
             _check_defined(name, place)
         elif spec is None:
-            raise _no_module(top, name, listed.kind_at(place), place)
+            raise _no_module(top, name, kind_at(place), place)
 
 
 def _check_defined(name: str, key: str) -> None:
@@ -350,7 +352,7 @@ def _check_defined(name: str, key: str) -> None:
             names.add(node.id)
     may_define_more = names & {"*", "__getattr__", "globals", "setattr", "exec"}
     if last not in names and not may_define_more:
-        raise UserError(f"{key}: {typed.no_class(listed.kind_at(key), name, sorted(classes))}")
+        raise UserError(f"{key}: {typed.no_class(kind_at(key), name, sorted(classes))}")
 
 
 def _imports_are_there(tree: ast.Module) -> bool:
@@ -424,7 +426,7 @@ def arguments_allowed(
         if field in one.fields:
             allowed[field] = value
         elif value is not None:
-            raise UserError(unlisted(one, field, key))
+            raise UserError(f"{key}.{field}: {unlisted(one)}")
     return allowed
 
 
@@ -487,10 +489,10 @@ def _refused_at(name: str, kind: str) -> str:
     return refused(name)
 
 
-def unlisted(one: Listed, field: str, key: str) -> str:
-    """The message for an argument ``field`` that the class ``one`` at ``key`` may not be given by a file from elsewhere."""
+def unlisted(one: Listed) -> str:
+    """What is said, after its key, of an argument that a file from elsewhere may not give to a class."""
     takes = ", ".join(one.fields) or "no arguments"
-    return f"{key}.{field}: {one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
+    return f"{one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
 
 
 def _refusal(content: Mapping[Any, Any], trusted: list[str]) -> str | None:
@@ -519,7 +521,7 @@ def _problems(value: object, key: str, kind: str, trusted: list[str]) -> Iterato
         yield from _problems_of_class(value, key, kind, trusted)
     elif isinstance(value, dict):
         for name, inner in _nested(value, key):
-            yield from _problems(inner, name, listed.kind_at(name), trusted)
+            yield from _problems(inner, name, kind_at(name), trusted)
     elif isinstance(value, str):
         problem = _problem_of_text(value, key, kind, trusted)
         if problem:
@@ -562,12 +564,12 @@ def _problems_of_class(
             }
             yield from _problems(inner, field, max(kinds, default=""), trusted)
         elif short in one.fields:
-            problem = typed.wrong(one.fields_from_elsewhere[short], inner)
+            problem = wrong(one.fields_from_elsewhere[short], inner)
             if problem and f"{field}={inner}" not in trusted:
                 yield f"{field}: {problem}"
             yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted)
         elif inner is not None:
-            yield unlisted(one, short, key)
+            yield f"{field}: {unlisted(one)}"
 
 
 def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str:

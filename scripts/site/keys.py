@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from kd.config.parts import of_kind  # noqa: E402
 from kd.run import keys  # noqa: E402
-from kd.run.listed import of_kind  # noqa: E402
 from kd.run.paths import LISTS, PARTS  # noqa: E402
 
 PAGE = ROOT / "recipes" / "KEYS.md"

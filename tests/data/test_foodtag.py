@@ -252,7 +252,8 @@ def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Pat
 def test_pictures_that_are_there_are_not_drawn_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kd.run import listed, pictures
+    from kd.config import parts as listed
+    from kd.run import pictures
 
     monkeypatch.setattr(pictures.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))
     (tmp_path / "foodtag-mini-v1-300x60").mkdir()

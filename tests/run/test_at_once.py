@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from kd.cli import commands
 from kd.commands.train import to_train
+from kd.config import parts as listed
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES, UserError
-from kd.run import listed
 from kd.run.build import build
 from kd.run.checks import (
     ALLOWED_LOSSES,

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from kd.config.kinds import wrong
 from kd.errors import UserError
 from kd.run import keys
 from kd.run.resolve import check_student
-from kd.run.typed import checked
 
 
 def test_names_of_runs_and_of_students() -> None:
     kind = keys.schema()["name"].kind
-    checked("name", "first-try", kind)
+    assert wrong(kind, "first-try") == ""
+    assert wrong(kind, "../x").startswith(
+        "must be letters, digits, . + - _ alone, the first a letter"
+    )
     check_student("low", {"optim.lr": 0.1, "model.student": {"arch": "resnet18"}})
     for call, message in (
-        (
-            lambda: checked("name", "../x", kind),
-            r"name: must be letters, digits, \. \+ - _ alone, the first a letter",
-        ),
         (
             lambda: check_student("a", {"model.teacher.arch": "b"}),
             "students.a: may differ in model.student",

@@ -9,12 +9,13 @@ from typing import Literal
 import pytest
 
 from kd.cli import train_main
+from kd.config.kinds import allowed_words
+from kd.config.suggest import suggest, words
 from kd.errors import UserError
-from kd.run import keys, typed
+from kd.run import keys
 from kd.run.files import flatten
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes, merged, resolve
-from kd.run.suggest import SYNONYMS, suggest
 from tests._helpers import ROOT
 
 GUESSES = {  # what an engineer would type, and what was meant
@@ -172,15 +173,14 @@ def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
 
 
 def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
-    named = {name.format(loss="kd") for names in SYNONYMS.values() for name in names}
+    named = {name.format(loss="kd") for names in words()["keys"].values() for name in names}
     of_lists = keys_of_classes(merged([{"data": {"source": "Manifest"}}]))
     assert named <= {*accepted, *of_lists}
 
 
 def test_the_keys_are_those_of_the_resolved_settings() -> None:
-    settings = resolve(
-        [{"model": {"teacher": {}}, "data": {"augment": {}, "probe": {}, "tier": {}}}]
-    )
+    data = {"engine": "ray", "augment": {}, "probe": {}, "tier": {}}
+    settings = resolve([{"model": {"teacher": {}}, "data": data}])
     resolved_keys = {keys.plain(key) for key in flatten(settings)}
     declared = {*keys.schema()} - {"model.task"}
     assert {key for key in resolved_keys if not key.startswith("model.task.")} == declared
@@ -312,6 +312,22 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'",
         ),
         ("trainer.max_epochs=-5", "trainer.max_epochs: must be >= -1, got -5"),
+        ("optim.milestones=[1]", "optim.milestones: must go with schedule=steps alone, got [1.0]"),
+        ("optim.milestones=[3,x]", "optim.milestones: each must be a number, got 'x'"),
+        ("data.unlabeled_ratio=2", "data.unlabeled_ratio: must come with data.unlabeled, got 2.0"),
+        ("data.tier.queue_mb=5", "data.tier: needs data.engine=ray, got torch"),
+        ("model.student.mean=[1,2]", "model.student.mean: must be three numbers, got [1.0, 2.0]"),
+        ("data.img_size=[1,2,3]", "data.img_size: must be a whole number or a list of 2, got"),
+        (
+            "monitor.actions.Overtraining=halt",
+            "monitor.actions.Overtraining: must be one of log, webhook, stop",
+        ),
+        (
+            "model.distill_losses+=KDLoss",
+            "model.distill_losses: has names: model.distill_losses.NAME=KDLoss",
+        ),
+        ("students.a.optim.lrr=1", "students.a: no key 'optim.lrr'"),
+        ("name=007", "name: must be letters, digits, . + - _ alone, the first a letter, got '007'"),
         ("trainer.max_steps=-5", "trainer.max_steps: must be >= -1, got -5"),
         (
             "trainer.strategy=dpp",
@@ -475,5 +491,5 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
 
 def test_the_words_of_values_by_name_are_none_of_the_types() -> None:
     """``monitor.actions=stop`` was asked whether it means 'stop'."""
-    assert typed.allowed_words(dict[str, Literal["log", "stop"]]) == []
-    assert typed.allowed_words(Literal["log", "stop"]) == ["log", "stop"]
+    assert allowed_words(dict[str, Literal["log", "stop"]]) == []
+    assert allowed_words(Literal["log", "stop"]) == ["log", "stop"]

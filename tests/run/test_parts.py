@@ -10,10 +10,10 @@ import pytest
 import kd.data.sources
 import kd.losses
 import kd.tasks
+from kd.config import parts as listed
+from kd.config.kinds import shown
 from kd.data.sources import Source
 from kd.losses import DistillLoss
-from kd.run import listed
-from kd.run.annotations import shown
 from kd.tasks import Task
 from scripts import parts
 

@@ -10,20 +10,18 @@ import pytest
 import yaml
 from pytorch_lightning import Trainer
 
+from kd.config.kinds import Range, adapter, allowed_words, limits, takes
 from kd.data.datamodule import DistillationDataModule
 from kd.data.info import DataInfo
 from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.assemble import assemble
-from kd.run.typed import allowed_words, checked, takes
 from kd.settings import (
     DataSettings,
     LearningSettings,
     OptimSettings,
-    Range,
     TrainerSettings,
     height_width,
-    limits,
 )
 from tests._helpers import ROOT
 
@@ -136,8 +134,8 @@ def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
     ]
     assert {name for name, _ in words} >= {"data.check", "preflight", "model.teacher.cache"}
     for name, word in words:
-        assert checked(name, yaml.safe_load(word), keys.schema()[name].kind) in (word, word == "on")
-    assert DataSettings(check=False).check == "off"
+        meant = adapter(keys.schema()[name].kind).validate_python(yaml.safe_load(word))
+        assert meant in (word, word == "on")
 
 
 def test_one_number_is_a_square() -> None:
@@ -158,6 +156,8 @@ def test_settings_refuse_what_is_out_of_range() -> None:
         DataSettings(img_size=(0, 3))
     with pytest.raises(ValueError, match="on_bad_image must be stop or skip, got 'x'"):
         DataSettings(on_bad_image="x")
+    with pytest.raises(ValueError, match="^milestones must go with schedule=steps alone"):
+        OptimSpec(milestones=[1.0])
     assert DataSettings(batch_size="auto").batch_size == "auto"
 
 

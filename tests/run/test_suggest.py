@@ -3,9 +3,9 @@
 import pytest
 
 from kd.cli import train_main
+from kd.config.suggest import _runs, hint, suggest
 from kd.errors import UserError
 from kd.run.request import translate, underscored
-from kd.run.suggest import _runs, hint, suggest
 
 
 def test_suggest() -> None:

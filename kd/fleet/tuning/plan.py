@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kd.config.kinds import wrong
 from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.space import Space, item, parse
 from kd.machine import cores
 from kd.report.metric import less_is_better
-from kd.run import files, keys, typed
+from kd.run import files, keys
 from kd.run.files import flatten
 from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import part_of
@@ -178,7 +179,9 @@ def plan(request: Request) -> SearchPlan:
     if sampler == "grid":
         _check_grid(space)
     name = str(settings.get("name") or "search")
-    typed.checked("name", name, keys.schema()["name"].kind)
+    problem = wrong(keys.schema()["name"].kind, name)
+    if problem:
+        raise UserError(f"name: {problem}")
     runs_dir = folder_of_runs(config["runs_dir"], "kd-tune")
     return SearchPlan(
         items=[*items, *request.overrides],

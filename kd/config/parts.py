@@ -6,36 +6,21 @@ needs the user's ``trust=``. ``kd-train --list classes`` prints it. The list is 
 """
 
 import json
-import re
 from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from kd.run.annotations import class_in, shown
-from kd.settings import AnyClass, Class, Range
+from pydantic import TypeAdapter
+
+from kd.config.kinds import AnyClass, Duration, Range, class_in, group_of, inner_kind, shown
 
 FILE = Path(__file__).with_name("parts.json")
+"""The list."""
 SEVERAL = ("callback", "logger", "plugin")
 """Kinds of classes of which a setting takes a list."""
-
-PLACES = {
-    r"data\.source": "source",
-    r"data\.augment\.transform": "transform",
-    r"data\.sampler": "sampler",
-    r"model\.task": "task",
-    r"model\.distill_losses\.[^.]+": "loss",
-    r"model\.(student|teacher|teachers\.[^.]+)\.builder": "builder",
-    r"trainer\.strategy": "strategy",
-    r"trainer\.callbacks": "callback",
-    r"trainer\.logger": "logger",
-    r"trainer\.profiler": "profiler",
-    r"trainer\.(plugins|accelerator)": "plugin",
-}
-"""Settings that take a class, and which kind of class. No other setting takes one."""
 
 
 def plain(key: str) -> str:
@@ -103,6 +88,16 @@ class Listed:
         """The type of each argument that it may be given."""
         return {name: argument.kind for name, argument in self.arguments.items()}
 
+    @cached_property
+    def model(self) -> TypeAdapter[Any]:
+        """The arguments as a group of settings; one that must be given, of a class of kd's, has no default."""
+        defaults = {
+            name: partial(getattr, key, "value")
+            for name, key in self.arguments.items()
+            if key.default or not self.all_known
+        }
+        return TypeAdapter(group_of(self.short, self.fields, defaults))
+
     @property
     def fields_from_elsewhere(self) -> Mapping[str, object]:
         """The type of what a file from elsewhere may give to each argument."""
@@ -114,8 +109,8 @@ def part(kind: str) -> object:
     return Annotated[Any, AnyClass(kind)]
 
 
-NAMES = {"Annotated": Annotated, "Any": Any, "Class": Class, "Literal": Literal, "Part": part, "Range": Range,
-         "timedelta": timedelta}  # fmt: skip
+NAMES = {"Annotated": Annotated, "Any": Any, "Literal": Literal, "Part": part, "Range": Range,
+         "timedelta": Duration}  # fmt: skip
 """What names in the table's types mean, beside Python's own types."""
 
 
@@ -186,19 +181,9 @@ def lightnings(kind: str) -> list[str]:
     return list(table()["short_names"].get(kind, {}).get("names", ()))
 
 
-def kind_at(key: str) -> str:
-    """The kind of class that a setting takes; empty where it takes none.
-
-    >>> kind_at("students.small.model.distill_losses.kd"), kind_at("trainer.callbacks+"), kind_at("optim.kwargs")
-    ('loss', 'callback', '')
-    """
-    name = re.sub(r"^students\.[^.]+\.", "", plain(key))
-    return next((kind for place, kind in PLACES.items() if re.fullmatch(place, name)), "")
-
-
 def kind_of(annotation: object) -> str:
-    """The kind of class that the type of an argument takes; empty where it takes none."""
-    mark = class_in(annotation)
+    """The kind of class that a type takes; empty where it takes none, or several by name."""
+    mark = None if class_in(inner_kind(annotation, dict)) else class_in(annotation)
     return mark.kind if mark else ""
 
 

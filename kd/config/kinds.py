@@ -1,0 +1,516 @@
+"""Types of settings: what each takes, as YAML and a command line write it, and what is said of a value that it refuses.
+
+A *kind* is a type as :mod:`typing` has it: ``float | None``, ``Annotated[int, Range("> 0")]``, ``dict[str, Any]``.
+:mod:`kd.settings` and the arguments of classes (:mod:`kd.config.parts`) are made of these; pydantic checks values by them.
+"""
+
+import dataclasses
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import pydantic.dataclasses
+from pydantic import (
+    ConfigDict,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from kd.config.suggest import near
+from kd.errors import UserError
+
+# by the sign in a Range's text
+COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+CONFIG = ConfigDict(
+    extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, arbitrary_types_allowed=True
+)
+"""Of all groups: a number may be text (a folder called 7), NaN and infinity are no numbers."""
+TAKE_WORDS = ("strategy", "profiler", "plugin", "logger")
+"""Kinds of classes whose settings also take Lightning's words: ddp, simple, gpu."""
+TYPES: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "settings (NAME: VALUE)",
+    list: "a list",
+    tuple: "a list",
+}
+Handler: TypeAlias = Callable[[object], Any]
+Value: TypeAlias = Any
+"""What YAML can hold, or what a setting is made of it."""
+
+
+class PartChecker(Protocol):
+    """What a class that settings name is checked by: the context of a validation."""
+
+    def part(self, value: object, kind: str) -> object:
+        """The class's node in full, of its node as the settings give it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyClass:
+    """Marks the type of a setting or an argument that takes a class by its path."""
+
+    kind: str
+    """What it takes: ``loss``, ``source``, ..."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """A class's node is checked by the context of the validation; without one, it is an object already."""
+
+        def node(value: object, info: ValidationInfo) -> object:
+            return info.context.part(value, self.kind) if info.context else value
+
+        return core_schema.with_info_plain_validator_function(node)
+
+
+class Duration:
+    """A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds; it stays as it is written."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Takes what is one (:func:`duration`), but for a truth value."""
+
+        def written(value: object) -> object:
+            if isinstance(value, bool):
+                raise ValueError("no duration")
+            duration(value)
+            return value
+
+        return core_schema.no_info_plain_validator_function(written)
+
+
+def duration(value: object) -> timedelta:
+    """The time that a :class:`Duration` says.
+
+    Raises:
+        ValidationError: pydantic's, for any other value.
+    """
+    with suppress(TypeError, ValueError):
+        value = float(str(value))
+    return TypeAdapter(timedelta).validate_python(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers that a setting takes, of a list each of its members; goes into the type's ``Annotated``.
+
+    >>> Range("> 0 and <= 1").refuses(2)
+    'must be > 0 and <= 1'
+    """
+
+    text: str
+    """Bounds, joined by ``and``: a sign of :data:`COMPARED`, a blank, a number."""
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
+
+        Of a list each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
+        """
+        several = [value]
+        if isinstance(value, list | tuple):
+            several = list(value)
+        numbers = [one for one in several if isinstance(one, int | float)]
+        for part in self.text.split(" and "):
+            sign, limit = part.split()
+            compare = COMPARED[sign]
+            if not all(compare(number, float(limit)) for number in numbers):
+                return f"must be {self.text}"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Like:
+    """Texts that a setting takes; a number counts as it is written."""
+
+    pattern: str
+    """A regular expression for the whole of it."""
+
+    text: str
+    """What a message says of any other text, after the field's name."""
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value: :attr:`text`; "" for one that fits, and for what is no text and no number (a truth
+        value, None, a list).
+        """
+        text = isinstance(value, str | int | float) and not isinstance(value, bool)
+        return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
+
+
+def members(kind: object) -> tuple[Any, ...]:
+    """The types of a union, in order; of any other type itself.
+
+    >>> members(int | None), members(dict[str, int])
+    ((<class 'int'>, <class 'NoneType'>), (dict[str, int],))
+    """
+    if get_origin(kind) in (Union, UnionType):
+        return get_args(kind)
+    return (kind,)
+
+
+def plain_members(kind: object) -> list[Any]:
+    """The types of a union without their limits, also of unions in it.
+
+    >>> plain_members(Annotated[int, Range("> 0")] | list[float])
+    [<class 'int'>, list[float]]
+    """
+    found: list[Any] = []
+    for part in members(kind):
+        if get_origin(part) is Annotated:
+            found += plain_members(get_args(part)[0])
+        else:
+            found.append(part)
+    return found
+
+
+def words_in(kind: object) -> list[object]:
+    """The words (members of ``Literal``) that a type takes; those of a container's entries are none of its own."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if get_origin(kind) in (dict, list, tuple):
+        return []
+    return [word for part in get_args(kind) for word in words_in(part)]
+
+
+def inner_kind(kind: object, container: type) -> object:
+    """The type of what a dict or list holds (``container``: which of the two); ``Any`` where nothing is said of it."""
+    for part in plain_members(kind):
+        if get_origin(part) is container and get_args(part):
+            return get_args(part)[-1]
+    return Any
+
+
+def class_in(kind: object) -> AnyClass | None:
+    """The mark of a type that takes a class (:class:`AnyClass`), alone or in a union or container; else None."""
+    for part in (*getattr(kind, "__metadata__", ()), *map(class_in, get_args(kind))):
+        if isinstance(part, AnyClass):
+            return part
+    return None
+
+
+def group_in(kind: object) -> type | None:
+    """The group of settings that a type takes; None where it takes none."""
+    for part in members(kind):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            return part
+    return None
+
+
+def holds_settings(kind: object) -> bool:
+    """Whether a type takes a group, a class, or a dict of these: what is wrong below it has a key of its own."""
+    inner = inner_kind(kind, dict)
+    return any(group_in(one) is not None or class_in(one) is not None for one in (kind, inner))
+
+
+def shown(kind: object) -> str:
+    """A type as text, with its range: ``float > 0 | None``."""
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(shown(part) for part in members(kind))
+    if get_origin(kind) is Annotated:
+        inside, *limits = get_args(kind)
+        if any(isinstance(limit, AnyClass) for limit in limits):
+            return "Class"
+        ranges = [limit.text for limit in limits if isinstance(limit, Range)]
+        return " ".join([shown(inside), *ranges])
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    if get_origin(kind) in (dict, list, tuple):
+        inside_text = ", ".join("..." if part is ... else shown(part) for part in get_args(kind))
+        return f"{get_origin(kind).__name__}[{inside_text}]"  # type: ignore[union-attr]
+    if kind in (NoneType, Duration):
+        return "None" if kind is NoneType else "timedelta"
+    if isinstance(kind, type):
+        return kind.__name__
+    return str(kind).rpartition(".")[2]
+
+
+# -- a value and its type --------
+
+
+def check(kind: object, value: object, handler: Handler, parts: PartChecker | None = None) -> Value:
+    """The value of a setting in its type and within its limits, of what YAML or a command line has.
+
+    Args:
+        kind: the setting's type.
+        value: as it is given.
+        handler: pydantic's check of the type.
+        parts: checks classes; None: a class is an object already.
+
+    Raises:
+        ValueError: the type refuses it; the text follows the setting's key.
+        ValidationError: something below it is refused.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"must be a finite number, got {value}")
+    mark = class_in(kind)
+    if parts is not None and mark is not None and inner_kind(kind, dict) is Any:
+        takes_word = mark.kind in TAKE_WORDS and not isinstance(value, Mapping | list)
+        if value is not None and not takes_word:
+            return parts.part(value, mark.kind)
+    try:
+        checked = handler(spelled(kind, value))
+    except ValidationError as error:
+        if holds_settings(kind) and (isinstance(value, Mapping) or group_in(type(value))):
+            raise
+        _check_entries(kind, value)
+        raise ValueError(refusal(kind, value) + near(value, allowed_words(kind))) from error
+    for limit in limits(kind):
+        problem = limit.refuses(checked)
+        if problem:
+            got = f"'{value[:80]}'" if isinstance(value, str) else value
+            raise ValueError(f"{problem}, got {got}{near(value, allowed_words(kind))}")
+    return checked
+
+
+def _check_entries(kind: object, value: object) -> None:
+    """Refuses a dict or list for the first of its entries that is wrong, where the type takes one.
+
+    Raises:
+        ValidationError: of a dict's entry, below its name.
+        ValueError: of a list's.
+    """
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            problem = wrong(inner_kind(kind, dict), inner)
+            if problem:
+                raise refused(str(name), problem)
+    elif isinstance(value, list):
+        for inner in value:
+            problem = wrong(inner_kind(kind, list), inner)
+            if problem:
+                raise ValueError(f"each {problem}")
+
+
+def spelled(kind: object, value: object) -> object:
+    """A value as Python writes it: YAML 1.1 reads the words ``on`` and ``off`` as truth values, which are no numbers.
+
+    Raises:
+        ValidationError: a truth value where the type takes none, or a number or a text in the place of one.
+    """
+    types = {get_origin(part) or part for part in plain_members(kind)}
+    words = words_in(kind)
+    if Any in types or type(value) in types or any(value is word for word in words):
+        return value
+    if isinstance(value, bool):
+        word = "on" if value else "off"
+        if word in words:
+            return word
+        raise refused("", "")
+    if bool in types and isinstance(value, int | float | str) and value not in words:
+        raise refused("", "")
+    return value
+
+
+def refused(name: str, problem: str) -> ValidationError:
+    """The error for a field of a group that its others contradict: ``milestones`` and ``must ascend``."""
+    error = PydanticCustomError("refused", "{problem}", {"problem": problem})
+    place = (name,) if name else ()
+    return ValidationError.from_exception_data("", [{"type": error, "loc": place, "input": None}])
+
+
+def refusal(kind: object, value: object) -> str:
+    """What is said of a value that a type does not take, after its key."""
+    if group_in(kind) is not None:
+        return f"has settings of its own ({{own}}), got '{'null' if value is None else value}'"
+    if value is None:
+        return "can't be null"
+    return f"must be {in_words(kind)}, got '{value}'"
+
+
+def in_words(kind: object) -> str:
+    """What a type takes, in words: ``a whole number or one of auto``."""
+    return " or ".join(dict.fromkeys(_words(kind)))
+
+
+def _words(kind: object) -> list[str]:
+    """The names of a type's parts, for "must be X or Y"; words of a Literal are listed, null in a union is left out."""
+    if len(members(kind)) > 1:
+        return [word for part in members(kind) if part is not NoneType for word in _words(part)]
+    if get_origin(kind) is Annotated:
+        return _words(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        values = dict.fromkeys(map(str, get_args(kind)))
+        return [f"one of {', '.join(values)}"]
+    plain = get_origin(kind) or kind
+    if plain is tuple and ... not in get_args(kind):
+        return [f"a list of {len(get_args(kind))}"]
+    if plain is Duration:
+        return ["a duration (0:30:00, or seconds)"]
+    return [TYPES.get(plain, getattr(plain, "__name__", str(plain)))]
+
+
+def allowed_words(kind: object) -> list[str]:
+    """The words that a type takes, for a suggestion: of each ``Literal``, and those alternatives of the pattern of a
+    ``Like`` that its message names.
+    """
+    words = [str(word) for word in words_in(kind)]
+    for limit in limits(kind):
+        if isinstance(limit, Like):
+            patterns = limit.pattern.split("|")
+            words += [word for word in re.findall(r"\w+", limit.text) if word in patterns]
+    return words
+
+
+def limits(kind: object) -> list[Range | Like]:
+    """The limits in a type such as ``Annotated[int, Range("> 0")] | None``, also those in its parts; [] without any."""
+    all_limits = [
+        mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Range | Like)
+    ]
+    for part in get_args(kind):
+        all_limits += limits(part)
+    return all_limits
+
+
+@cache
+def adapter(kind: object) -> TypeAdapter[Any]:
+    """Pydantic's check of a type, made once; :func:`problem_in` says what it refuses."""
+
+    def inside(value: object, handler: Handler) -> object:
+        return check(kind, value, handler)
+
+    whole: Any = Annotated[kind, WrapValidator(inside)]
+    return TypeAdapter(whole, config=CONFIG)
+
+
+def takes(kind: object, value: object) -> bool:
+    """Whether a type takes a value; yes where only the class that is built can tell."""
+    return not wrong(kind, value)
+
+
+def wrong(kind: object, value: object) -> str:
+    """What is wrong with a value of a type: "must be a number, got 'x'"; "" where it fits, and for ``${KEY}``."""
+    if "${" in str(value):
+        return ""
+    try:
+        adapter(kind).validate_python(value)
+    except ValidationError as error:
+        return problem_in(error)[1]
+    return ""
+
+
+def fitted(kind: object, value: object) -> object:
+    """A value in a type, where it fits; else the value itself, of which the class that is built has to say more."""
+    return value if wrong(kind, value) else adapter(kind).validate_python(value)
+
+
+def problem_in(error: ValidationError) -> tuple[str, str]:
+    """The first thing that is wrong: its key, and what is said of it after the key.
+
+    Raises:
+        UserError: it is one already.
+    """
+    first = error.errors()[0]
+    *above, last = map(str, first["loc"] or [""])
+    if first["type"] == "missing":
+        return ".".join(above), f"needs {last}"
+    mistake = first.get("ctx", {}).get("error")
+    if isinstance(mistake, UserError):
+        raise mistake from error
+    return ".".join([*above, last]), str(mistake or first["msg"])
+
+
+# -- groups of settings --------
+
+
+@cache
+def kinds_of(group: type) -> dict[str, Any]:
+    """The types of a group's fields, by name."""
+    return get_type_hints(group, include_extras=True)
+
+
+Group = TypeVar("Group", bound=type)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+def checked_group(cls: Group) -> Group:
+    """Makes a class a group of settings: a dataclass whose fields are checked by their types, ranges and words.
+
+    Built in Python, a group refuses what is wrong with a ValueError whose text begins with the field's name
+    (``lr must be >= 0, got -1``), or with the UserError that its ``__post_init__`` raises.
+    """
+    made: Any = pydantic.dataclasses.dataclass(cls, config=CONFIG)
+    validate = made.__init__
+
+    def checked(self: object, *args: object, **named: object) -> None:
+        try:
+            validate(self, *args, **named)
+        except ValidationError as error:
+            unknown = error.errors()[0]["type"] in ("unexpected_keyword_argument", "missing")
+            text = " ".join(problem_in(error)).strip()
+            raise (TypeError if unknown else ValueError)(text) from error
+
+    made.__init__ = checked
+    return made
+
+
+@checked_group
+class Checked:
+    """The base of all groups: each field is checked by its type (:func:`check`)."""
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _check(cls, value: object, handler: Handler, info: ValidationInfo) -> Value:
+        return check(kinds_of(cast(Any, cls))[str(info.field_name)], value, handler, info.context)
+
+
+def group_of(
+    name: str,
+    kinds: Mapping[str, Any],
+    defaults: Mapping[str, Callable[[], Any]],
+    base: type = Checked,
+) -> type:
+    """A group of settings that is known by its fields.
+
+    Args:
+        name: of the class.
+        kinds: the fields' types, by name.
+        defaults: what makes the default of each field that has one.
+        base: a group, whose fields it has too.
+    """
+    body: dict[str, Any] = {"__annotations__": dict(kinds), "__module__": __name__}
+    for field in kinds:
+        factory: Any = defaults.get(field, dataclasses.MISSING)
+        body[field] = dataclasses.field(kw_only=True, default_factory=factory)
+    return checked_group(type(name, (base,), body))
+
+
+def as_tree(value: object) -> Value:
+    """Groups as dicts of their fields, also in dicts and lists; any other value as it is."""
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: as_tree(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {name: as_tree(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [as_tree(inner) for inner in value]
+    return value
