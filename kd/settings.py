@@ -743,6 +743,13 @@ class TrainerSettings(Checked):
     limit_val_batches: Batches | None = None
     overfit_batches: Batches = 0.0
     val_check_interval: SomeBatches | str | dict[str, int] | None = None
+    plugins: (
+        Annotated[
+            list[Annotated[Any, AnyClass("plugin")]] | Annotated[Any, AnyClass("plugin")],
+            Like(r".*\..*", "must be a class path: package.Class"),
+        ]
+        | None
+    ) = None
     profiler: (
         Annotated[
             str | Annotated[Any, AnyClass("profiler")],

@@ -360,7 +360,7 @@ def test_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert all(f"recipe={name}" in out for name in names("recipes"))
     assert all(f"config={name}" in out for name in names("configs"))
-    assert train_main([]) == 0
+    assert train_main([]) == 2
     assert "recipe=foodtag_vit" in capsys.readouterr().out
 
 

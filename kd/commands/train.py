@@ -5,6 +5,7 @@ import os
 import signal
 from importlib import import_module
 
+from kd.config.parts import classes
 from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
@@ -25,6 +26,12 @@ from kd.storage.objects import is_url
 
 ASKS = frozenset(["help", "keys", "list", "version"])
 """Flags that ask for something else than a run."""
+OTHER_COMMANDS = {
+    "validate": "kd-eval RUN_FOLDER",
+    "test": "kd-eval RUN_FOLDER split=test",
+    "predict": "kd-predict RUN_FOLDER PICTURES",
+}
+"""Words of LightningCLI that other commands stand for."""
 HELP = """\
 kd-train: trains a small, fast student from a big vision model.
 
@@ -83,7 +90,7 @@ def run(request: Request) -> int:
         raise _unknown_word(request.rest[0])
     if ASKS & request.flags or not (request.recipe or request.resume):
         print(_information(request), end="")
-        return 0
+        return 0 if ASKS & request.flags else 2
     if "print_config" in request.flags:
         _join_cluster(request)
         resumed_by(request)
@@ -261,7 +268,9 @@ def _as_lightning_cli(request: Request) -> None:
 def _unknown_word(word: str) -> UserError:
     """The message for a word that is neither a setting nor a flag: it may be a recipe's or overlay's name alone."""
     recipes = names("recipes")
-    if word in recipes:
+    if word in OTHER_COMMANDS:
+        hint = f"did you mean '{OTHER_COMMANDS[word]}'?"
+    elif word in recipes:
         hint = f"did you mean 'recipe={word}'?"
     elif word in names("configs"):
         hint = f"did you mean 'config={word}'?"
@@ -286,5 +295,8 @@ def _information(request: Request) -> str:
             part = request.about
         else:
             part = f"{request.about}."
+            for one in classes():
+                if request.about in one.names:
+                    return keys.listing(dict(one.arguments), "")
         return keys.listing({**keys.schema(), **request.class_keys()}, part)
     return HELP.format(recipes=listing("recipes", "recipe="))

@@ -112,7 +112,7 @@ def find(kind: str, name: str) -> Path:
     known = [*names(kind)]
     if kind == "recipes":
         known += OTHER_NAMES
-    raise UserError(f"no {what} '{name}'{did_you_mean(name, known, 0.5)} (kd-train --list)")
+    raise UserError(f"no {what} '{name}'{did_you_mean(name, known)} (kd-train --list)")
 
 
 def listed(kind: str) -> str:

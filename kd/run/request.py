@@ -46,6 +46,7 @@ FLAGS = (
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
 """``key=value`` or ``--key=value``; a ``+`` after the key adds to a list."""
+MODELS = ("model.teacher", "model.student")
 NAMED = ("students", "teachers", "distill_losses", "taps")
 """Settings whose entries have names of the user's own, in which a hyphen is one."""
 
@@ -362,11 +363,8 @@ def _check_no_files(layer: Mapping[Any, Any]) -> None:
         is_settings = str(value).endswith(SETTINGS) or not holds_settings(key)
         if not isinstance(value, str) or is_settings or not is_file(value):
             continue
-        models = {"model.teacher", "model.student", "checkpoint"}
-        instead = ""
-        if key in models:
-            model = key if key != "checkpoint" else "model.teacher"
-            instead = f" ({model}.checkpoint=FILE does)"
+        takers = {"checkpoint": "model.teacher"} | {model: model for model in MODELS}
+        instead = f" ({takers[key]}.checkpoint=FILE does)" if key in takers else ""
         raise UserError(f"{key}: takes no file, got {value}{instead}")
 
 
@@ -393,6 +391,12 @@ def translate(argv: Sequence[str]) -> Request:
     items = list(argv)
     while items:
         item = items.pop(0)
+        if item == "-c":  # as LightningCLI's
+            item = "--config"
+        if item.startswith("--") and item.endswith(".help"):
+            request.flags.add("help")
+            request.about = item[2:].removesuffix(".help")
+            continue
         if item in FLAGS:
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             if item in ABOUT and items and re.fullmatch(r"[\w.]+", items[0]):

@@ -541,7 +541,7 @@ class _Merge:
                 raise ValueError(f"needs {name}: {{key}}.{name}=VALUE ({meaning})")
         known = {name: inner for name, inner in given.items() if name in one.arguments}
         others = {name: inner for name, inner in given.items() if name not in known}
-        if not is_trusted(one.name, self.trusted or []):
+        if not is_trusted(one.name, self.trusted or NOTHING):
             others = {name: inner for name, inner in others.items() if inner is not None}
             for name in others:  # null is as good as not given
                 raise refused(name, unlisted(one))

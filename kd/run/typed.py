@@ -59,10 +59,8 @@ def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
         return ""
     if key == "optim":
         return f"optim.name={next(iter(nearest(value, timm_names('optim'))), value.lower())}"
-    if key in ("data", "monitor"):
-        if key == "data":
-            return f"{key}.source={value}"
-        return f"checkpoint.monitor={value}"
+    if key in words()["groups"]:
+        return f"{words()['groups'][key]}={value}"
     if key == "model.distill_losses":
         return f"{key}.{next(iter(losses), 'kd')}={value}"
     names = words()["values"].get(key, {})

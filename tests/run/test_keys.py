@@ -302,11 +302,9 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "model.student.arch=mine.Nets",
             "timm has no model 'mine.Nets'; a class path goes to model.student.builder=mine.Nets",
         ),
-        (
-            "model=resnet18",
-            "model: has settings of its own (model.NAME=VALUE), got 'resnet18'; did you mean 'model.student.arch'",
-        ),
-        ("checkpoint=mine", "got 'mine'; did you mean 'model.teacher.checkpoint'"),
+        ("model=resnet18", "model: got 'resnet18'; did you mean 'model.student.arch=resnet18'?"),
+        ("checkpoint=mine", "got 'mine'; did you mean 'model.teacher.checkpoint=mine'?"),
+        ("model=3", "model: has settings of its own (model.NAME=VALUE), got '3'"),
         (
             "data.augment=strong",
             "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'",

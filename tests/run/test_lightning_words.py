@@ -67,3 +67,33 @@ def test_distill_is_another_name_of_the_recipe_for_your_pictures() -> None:
     other = translate(["recipe=grocery_vit"]).resolved()
     assert other.pop("recipe") == "grocery_vit"
     assert config == other
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (["fit"], 2, "kd-train: trains a small"),
+        (["-c", "zero"], 2, "config=zero: an overlay needs a recipe"),
+        (["validate", "runs/tiny/000"], 2, "did you mean 'kd-eval RUN_FOLDER'?"),
+        (
+            ["recipe=foodtag_vit", "--ckpt_path", "x"],
+            2,
+            "no key 'ckpt_path'; did you mean 'resume'",
+        ),
+        (["recipe=foodtag_vit", "trainer.plugins=x"], 2, "trainer.plugins: must be a class path"),
+        (
+            ["recipe=foodtag_vit", "model=resnet18"],
+            2,
+            "did you mean 'model.student.arch=resnet18'?",
+        ),
+        (["--optim.help"], 0, "optim.lr_batch"),
+        (["--help", "KDLoss"], 0, "final_temperature"),
+    ],
+)
+def test_its_other_words_are_taken_or_answered(
+    words: list[str], status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """recipes/LIGHTNING_CLI.md lists them."""
+    assert train_main(words) == status
+    said = capsys.readouterr()
+    assert line in said.out + said.err
