@@ -106,11 +106,6 @@ def without_sigterm_broadcasts(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
-def whole_checkpoint(trainer: Trainer) -> dict[str, Any]:
-    """What ``trainer.save_checkpoint`` would write now; all processes must call it."""
-    return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-
-
 def prepare_data_without_groups() -> None:
     """Removes Lightning's barrier around ``prepare_data``, for which it makes a gloo group that not every backend allows.
 

@@ -12,7 +12,6 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import after_step, ranks_meet
 from kd.data.batch import Batch
-from kd.lightning_internals import whole_checkpoint
 from kd.processes import from_first, in_each
 from kd.storage.checkpoints import LAST
 from kd.storage.tensors import check_readable
@@ -87,7 +86,11 @@ class LastCheckpoint(Checkpoint):
         """
         own = [c for c in trainer.callbacks if not type(c).__module__.startswith(OF_LIBRARIES)]  # type: ignore[attr-defined]
         if own and not self._is_checked:
-            in_each(partial(check_readable, whole_checkpoint(trainer)))
+            checkpoint: dict[str, Any] = {"state_dict": {}, "callbacks": {}}
+            for callback in own:
+                checkpoint["callbacks"][callback.state_key] = callback.state_dict()
+                callback.on_save_checkpoint(trainer, pl_module, checkpoint)
+            in_each(partial(check_readable, checkpoint))
         self._is_checked = True
 
     def on_train_batch_end(
