@@ -131,7 +131,7 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
                 matching = {name: found[name]}
         if not matching:
             to = "openvino int8=true" if name == "int8" else name
-            made = f"of its present weights that this machine made (kd-export {run} to={to}; --trust takes any)"
+            made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
             raise UserError(f"runtime: {run} has no export '{name}' {made}")
         chosen |= matching
     return chosen
