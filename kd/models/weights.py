@@ -1,7 +1,6 @@
 """Weights files of several kinds, read without running code from them."""
 
 import argparse
-import functools
 import re
 import zipfile
 from collections.abc import Mapping
@@ -248,20 +247,9 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load_pickle(file: Path) -> object:
     """The content of a file of ``torch.save``; weights and plain values alone are read."""
-    _warn_of_old_torch()
     # timm's training checkpoints have their settings as a Namespace
     with torch.serialization.safe_globals([argparse.Namespace]):
         return read_tensors(file, mmap=zipfile.is_zipfile(file))
-
-
-@functools.cache
-def _warn_of_old_torch() -> None:
-    """Before 2.10 a crafted file corrupts memory although nothing but weights is loaded."""
-    if torch.torch_version.TorchVersion(torch.__version__) < (2, 10):  # type: ignore[operator]
-        say(
-            f"warning: torch {torch.__version__} < 2.10: a .pth or .ckpt file made for it can run code "
-            "(CVE-2026-24747); load only files that you trust, or safetensors"
-        )
 
 
 def _why(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """Weights files as people have them: wrapped, pickled, with names beside them, as folders, of other shapes."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from timm.layers import resample_abs_pos_embed
 from kd.cli import train_main
 from kd.data.info import DataInfo
 from kd.errors import UserError
-from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
+from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.models.weights import _name_list, about, read_names
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
@@ -71,22 +70,6 @@ def test_a_pickled_model_is_told_what_to_save(
             f"it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
             in line
         )
-
-
-def test_an_old_torch_is_warned_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.save(tiny_vit().state_dict(), tmp_path / "w.pth")
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1+cpu"))
-    monkeypatch.setattr(
-        weights, "_warn_of_old_torch", functools.cache(weights._warn_of_old_torch.__wrapped__)
-    )
-    load_checkpoint(tiny_vit(), save_teacher(tmp_path / "w.safetensors"), "key")
-    assert not capsys.readouterr().out
-    for _ in range(2):
-        load_checkpoint(tiny_vit(), tmp_path / "w.pth", "key")
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: torch 2.9.1+cpu < 2.10: ")
 
 
 @pytest.mark.parametrize(
