@@ -44,6 +44,8 @@ def main(command: str, argv: Sequence[str] | None = None, whole_process: bool = 
     Returns:
         The exit status; 0: all went well; 130 after Ctrl-C.
     """
+    if whole_process or argv is None:  # kd.machine.SAFE_PATH, for what libraries start
+        os.environ["PYTHONSAFEPATH"] = "1"
     ctrl_c = CtrlC(command)
     try:
         from kd.command_line import run

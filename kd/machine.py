@@ -4,12 +4,28 @@ import os
 import platform
 import re
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""A variable: where it is set, Python looks for no module in the present folder, nor in that of its program."""
+
+
+def python(*words: str) -> list[str]:
+    """A command line of this Python, the one way in which kd starts another: the present folder holds no module of it.
+
+    ``PYTHONPATH`` counts as usual. A ``statistics.py`` in a folder that others write to would be imported in place of
+    Python's own. Processes that libraries start have :data:`SAFE_PATH` from :func:`kd.cli.main`.
+
+    Args:
+        words: Python's arguments: ``-m``, the module, and its arguments.
+    """
+    return [sys.executable, "-P", *words]
 
 
 def core_ids() -> list[int] | None:

@@ -1,13 +1,18 @@
 """What the process has of its machine."""
 
+import ast
+import os
 import platform
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from kd.machine import cache_dir, processor, signals_kept
-from tests._helpers import error_in_a_thread
+from kd.launch.child import start_kd_train
+from kd.machine import cache_dir, processor, python, signals_kept
+from scripts.house import tree_of
+from tests._helpers import ROOT, error_in_a_thread
 
 
 def test_signals_kept_in_another_thread() -> None:
@@ -49,3 +54,41 @@ def test_python_names_a_processor_that_linux_does_not(
     monkeypatch.setattr("kd.machine.Path", lambda path: cpuinfo)
     monkeypatch.setattr(platform, "processor", lambda: "aarch64")
     assert processor() == "aarch64"
+
+
+def test_every_child_python_is_started_by_one_function() -> None:
+    """It leaves out the present folder, in which others' files may lie."""
+    named = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "kd").rglob("*.py")
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Attribute) and node.attr in ("executable", "orig_argv")
+    }
+    shown = {"kd/errors.py", "kd/fleet/jobs/torchrun.py"}  # a line for people; a script
+    assert named == {"kd/machine.py", *shown}
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with modules that write a file when they are imported."""
+    for module in ("kd", "statistics", "json", "ast", "runpy", "socket"):
+        (tmp_path / f"{module}.py").write_text("open('HACKED', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "HACKED"
+
+
+def test_a_child_imports_nothing_from_the_present_folder(planted: Path) -> None:
+    assert start_kd_train(["--list"], stdout=subprocess.DEVNULL).wait() == 0
+    assert not planted.exists()
+
+
+def test_what_a_command_starts_imports_nothing_from_there(planted: Path) -> None:
+    """Also what libraries start: Lightning's ranks, Ray's workers. ``PYTHONPATH`` still counts."""
+    child = "import json, statistics, sys; print(sys.path[0])"
+    program = (
+        "import subprocess, sys\nfrom kd.cli import kd_main\n"
+        f"sys.argv = ['kd', 'train', '--list']; kd_main(); subprocess.run([sys.executable, '-c', {child!r}])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(python("-c", program), env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == str(ROOT) and not planted.exists(), done.stderr

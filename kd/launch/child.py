@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.launch.groups import OUTSIDE
+from kd.machine import SAFE_PATH, python
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
@@ -55,8 +56,8 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     env[OUTSIDE] = "1"
     env |= popen.pop("env", None) or {}
     env[PARENT] = str(os.getpid())
-    command = [sys.executable, "-m", "kd.cli", *items]
-    return subprocess.Popen(command, env=env, **popen)
+    env[SAFE_PATH] = "1"  # for its ranks
+    return subprocess.Popen(python("-m", "kd.cli", *items), env=env, **popen)
 
 
 def trains_teacher() -> bool:

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from kd.errors import RunError, Stopped, UserError, needs_extra
 from kd.launch.child import die_with_parent
 from kd.launch.cluster import Cluster, whole_number
+from kd.machine import python
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 WAIT_S = 1800.0  # for machines of the job that come up later
@@ -137,7 +137,7 @@ def _start(*arguments: str, role: str) -> _Node:
         arguments: of ``ray start``: ``--head`` for the first machine, ``--address=HOST:PORT`` for any other.
         role: the node's label ``kd-role``, by which work is placed: ``train`` or ``data``.
     """
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    start = python("-m", "ray.scripts.scripts", "start", "--block")
     with tempfile.NamedTemporaryFile(prefix="kd-ray-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
             [*start, "--disable-usage-stats", f"--labels=kd-role={role}", *arguments],
@@ -269,7 +269,7 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
     until = time.monotonic() + WAIT_S
     while True:
         seconds = max(0.0, until - time.monotonic())
-        ready = [sys.executable, "-c", READY, address, str(count), str(seconds)]
+        ready = python("-c", READY, address, str(count), str(seconds))
         done = subprocess.run(ready, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return

@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -17,6 +16,7 @@ from pytorch_lightning import LightningModule, Trainer
 
 from kd.callbacks.hooks import Closing
 from kd.errors import UserError, first_line
+from kd.machine import python
 from kd.monitor.watched import Watched
 from kd.report.records import Writer
 from kd.settings import Action, MonitorSettings
@@ -181,7 +181,7 @@ def ask_rules(folder: Path) -> dict[str, Any]:
 
     It may take minutes, at most 300 s; the thread that calls it waits.
     """
-    command = [sys.executable, "-m", "kd.report", str(folder)]
+    command = python("-m", "kd.report", str(folder))
     paths = os.pathsep.join(
         p for p in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if p
     )

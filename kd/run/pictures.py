@@ -7,7 +7,6 @@ import atexit
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.child import PARENT
 from kd.launch.cluster import is_rank_zero
+from kd.machine import python
 from kd.run import typed
 from kd.run.checks import class_of
 from kd.run.needs import teachers_in
@@ -115,7 +115,7 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
     drawn = f"foodtag-mini-*-{'x'.join(sizes)}"
     if init_args != usual or any(folder.glob(drawn)):
         return
-    command = [sys.executable, "-c", DRAW, str(folder), *sizes]
+    command = python("-c", DRAW, str(folder), *sizes)
     process = str(os.getpid())
     environment = {**os.environ, PARENT: process}
     drawing = subprocess.Popen(command, env=environment, start_new_session=True)

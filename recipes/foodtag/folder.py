@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from kd.machine import cores
+from kd.machine import cores, python
 from kd.progress import bar
 
 from .dishes import CLASSES
@@ -117,7 +117,7 @@ def _draw_all(root: Path, counts: Mapping[str, int], portions: bool) -> None:
     total = len(_jobs(counts))
     count = max(1, min(cores(), total // 20))  # workers, of 20 pictures or more each
     python_path = "\n".join([str(Path(__file__).parent.parent), *sys.path])
-    command = [sys.executable, "-P", "-c", _WORKER, python_path]
+    command = python("-c", _WORKER, python_path)
     command += [str(root), json.dumps(dict(counts))]
     size = "portions" if portions else ""
     workers = []

@@ -22,7 +22,7 @@ SCRIPT = """\
 #!/usr/bin/env bash
 # {name}: {what}
 cd {here} || exit 1
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1{data_nodes}
+export PYTHONSAFEPATH=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1{data_nodes}
 exec timeout --foreground --signal=TERM --kill-after=300 {seconds} \\
   {python} -m torch.distributed.run --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\
   --rdzv-id={name} --rdzv-backend=c10d --rdzv-endpoint={endpoint} -m kd.cli {command}
@@ -31,7 +31,7 @@ DATA_SCRIPT = """\
 #!/usr/bin/env bash
 # {name}: on each machine that prepares data
 cd {here} || exit 1
-export KD_ROLE=data MASTER_ADDR={head} RAY_AUTH_TOKEN={secret}
+export PYTHONSAFEPATH=1 KD_ROLE=data MASTER_ADDR={head} RAY_AUTH_TOKEN={secret}
 exec {python} -m kd.cli {command}
 """
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kd.errors import UserError
+from kd.machine import python
 
 
 def open_export(to: str, file: Path, threads: int) -> Callable[[np.ndarray], object]:
@@ -45,9 +46,7 @@ class Stopwatch:
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({number})"
         )
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program], env=env, pass_fds=[number]
-        )
+        self._process = subprocess.Popen(python("-c", program), env=env, pass_fds=[number])
         child_end.close()
         self._request(load)
 
