@@ -43,7 +43,10 @@ METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSe
            "load_checkpoint",
            "resume_start", "pl_load", "_load_state", "load_hparams_from_yaml", "load_hparams_from_tags_csv",
            "get_image_processor_dict", "download_file", "load_state_dict_from_url", "extractall", "urlopen",
-           "unsafe_load", "load_program", "Interpreter", "MLModel", "load_spec"}  # fmt: skip
+           "unsafe_load", "load_program", "Interpreter", "MLModel", "load_spec", "for_model", "from_config",
+           "cached_file", "load_dataset", "load_dataset_builder", "get_dataset_split_names", "load_from_disk",
+           "get_dataset_config_names", "TraceAnalysis", "create_study", "load_study", "JournalStorage", "read_table",
+           "ParquetFile", "ParquetDataset"}  # fmt: skip
 BUILTIN = {"eval", "exec", "__import__", "compile"}
 
 WEIGHTS = "tensors and plain values alone: safetensors, or weights_only"
@@ -99,6 +102,17 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
     "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
     "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
+    "kd.data.sources.hugging_face": dict.fromkeys(
+        ("datasets.load_dataset_builder", "datasets.get_dataset_split_names"),
+        "kd.storage.dataset_folder has checked the configuration; the format is one of kd's list",
+    ),
+    "kd.storage.dataset_folder": dict.fromkeys(
+        ("pyarrow.ArrowException", "pyarrow.parquet", "pyarrow.parquet.read_metadata"), "sizes and a schema: no rows"
+    ),
+    "kd.report.traces": {"hta.trace_analysis.TraceAnalysis": "JSON of a bounded size"},
+    "kd.fleet.tuning.study": dict.fromkeys(
+        ("optuna.storages.JournalStorage", "optuna.create_study"), "a journal that _check_journal has read"
+    ),
     "kd.models.hub": {"huggingface_hub.try_to_load_from_cache": "whether a file is there: no content is read"},
     "kd.storage.hub": dict.fromkeys(
         (
@@ -117,9 +131,10 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
         "whether the hub answers, and has a data set of a name: what it says of the set is not used",
     ),
     "kd.models.hugging_face": {
-        "transformers.AutoConfig.from_pretrained": "trust_remote_code=False",
-        "kind.from_pretrained": "trust_remote_code=False",
-        "transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict": "JSON",
+        "transformers.AutoConfig.for_model": BUILT,
+        "kind.from_config": BUILT,
+        "kind.from_pretrained": "weights for a configuration that kd has made; trust_remote_code=False",
+        "transformers.utils.cached_file": "the path of a file: no content is read",
     },
     "kd.storage.weights_files": {"safetensors.safe_open": WEIGHTS},
     "kd.models.weights": {"safetensors.safe_open": WEIGHTS,
@@ -284,6 +299,18 @@ def test_a_reader_is_seen_under_any_name(text: str, tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_text(text)
     assert list(calls(file))
+
+
+def test_transformers_is_told_each_time_to_run_no_code() -> None:
+    makers = {"from_pretrained", "from_config"}
+    told = []
+    for file in FILES:
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.Call):
+                parts = [node.func, *node.args[:1]]  # also partial(kind.from_config, ...)
+                if any(isinstance(part, ast.Attribute) and part.attr in makers for part in parts):
+                    told.append("trust_remote_code=False" in ast.unparse(node))
+    assert told and all(told)
 
 
 def test_torch_loads_weights_alone() -> None:

@@ -20,7 +20,7 @@ IMPLEMENTATIONS = ("eager", "sdpa")
 LARGEST = 65_536
 """The largest whole number that an architecture takes: a width, a number of heads or classes."""
 MOST_LAYERS = 1000
-"""Of a model that a file describes: each is built before its weights are compared."""
+"""Of a model that settings or a file describe: each is built before its weights are compared."""
 LARGEST_WINDOW = 64
 """Pixels or tokens of an attention window's side; some models count its pairs of tokens, (side^2)^2, one by one."""
 WINDOWS = re.compile(r"window")
@@ -40,12 +40,11 @@ def check_arguments(
         arguments: of ``timm.create_model``, or a configuration of transformers.
         key: what messages begin with: a configuration key with its last dot, or a file and a colon.
         tensors: the weights' tensors by name where the arguments are from their file. A model has no more layers than
-            its file has tensors.
+            its file has tensors, and in any case at most :data:`MOST_LAYERS`.
 
     Raises:
-        UserError: an argument that loads weights, a side above :data:`kd.settings.LARGEST_SIDE`, or a number above
-            :data:`LARGEST`; from a file also more layers than :data:`MOST_LAYERS` or its tensors, one by one or summed,
-            or a window above :data:`LARGEST_WINDOW`.
+        UserError: an argument that loads weights, a side above :data:`kd.settings.LARGEST_SIDE`, a number above
+            :data:`LARGEST`, too many layers, one by one or summed, or a window above :data:`LARGEST_WINDOW`.
     """
     for name in arguments:
         if name in LOADS:
@@ -58,11 +57,11 @@ def check_arguments(
             check_arguments(value, f"{key}{name}.", tensors)
             continue
         sizes = [abs(number) for number in _whole_numbers(value)]
-        counts_layers = tensors is not None and REPEATS.search(name) is not None
+        counts_layers = REPEATS.search(name) is not None
         limit = LARGEST
-        if tensors is not None and counts_layers:
-            limit = min(len(tensors), MOST_LAYERS)
-        elif tensors is not None and WINDOWS.search(name):
+        if counts_layers:
+            limit = MOST_LAYERS if tensors is None else min(len(tensors), MOST_LAYERS)
+        elif WINDOWS.search(name):
             limit = LARGEST_WINDOW
         too_many_layers = counts_layers and sum(sizes) > limit
         if max(sizes, default=0) > limit or too_many_layers:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
-from kd.models.arguments import IMPLEMENTATIONS, architecture_alone, check_memory, check_sides
+from kd.models.arguments import IMPLEMENTATIONS, architecture_alone, check_arguments, check_memory
 from kd.models.foreign import check_pixels
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.settings import height_width
-from kd.storage.elsewhere import RefusedFile, json_of, regular_files
+from kd.storage.elsewhere import RefusedFile, json_of, mapping_in, regular_files, text_of
 from kd.storage.writing import folder_for, write_json
 
 if TYPE_CHECKING:
@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 
 HALF = (0.5, 0.5, 0.5)
 """Mean and deviation of pictures, where the model's file names none."""
+CONFIG = "config.json"
+"""The file of a model's family and its arguments."""
 PIXELS = "preprocessor_config.json"
-"""The file from which transformers reads how pictures are prepared."""
+"""The file of how pictures are prepared."""
+PROCESSOR = "processor_config.json"
+"""The file that has these settings as its ``image_processor`` where a model also reads text."""
+ADAPTER = "adapter_config.json"
+"""The file of a model's changes: with the package peft transformers would read the model that it names."""
+DTYPES = (None, "float32", "float16", "bfloat16")
+"""Of weights."""
 FAMILIES = [
     "beit",
     "bit",
@@ -147,12 +155,14 @@ class HuggingFaceBuilder:
             kind = _transformers().AutoModel
             model_config = getattr(config, "vision_config", config)
         check_memory(
-            partial(kind.from_config, model_config), self.name, {"num_classes": num_classes}
+            partial(kind.from_config, model_config, trust_remote_code=False),
+            self.name,
+            {"num_classes": num_classes},
         )
         if self.path:
             model = self._load(kind, model_config)
         else:
-            model = kind.from_config(model_config)
+            model = kind.from_config(model_config, trust_remote_code=False)
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
@@ -168,34 +178,40 @@ class HuggingFaceBuilder:
         return HuggingFaceModel(model, num_classes, size, mean, std, plain_values)
 
     def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
-        """The configuration of transformers: that of ``path``, or one from ``config``; no code of the hub is run.
+        """The configuration of transformers: that of ``path``, or one from ``config``.
+
+        It is read as data: transformers only gets the arguments of a family in :data:`FAMILIES`, without what fetches code
+        or weights. The text model of a pair (CLIP, SigLIP) is left at its defaults: it is never built.
 
         Args:
             img_size: height and width that replace ``image_size`` of ``config`` itself; that of a ``vision_config`` in it,
                 and that of ``path``, stay.
 
         Raises:
-            UserError: no such model, a family that is not in :data:`FAMILIES`, one that needs code of the hub, or in
-                ``path`` a side above :data:`kd.settings.LARGEST_SIDE`.
+            UserError: no such model, a family that is not in :data:`FAMILIES`, one that needs code of the hub, or arguments
+                that :func:`kd.models.arguments.check_arguments` refuses.
         """
         transformers = _transformers()
         try:
-            if self.path:
-                regular_files(Path(self.path))
-                config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-                for part in (config, *vars(config).values()):  # and of models inside it
-                    attention = getattr(part, "_attn_implementation", None)
-                    if attention not in (None, *IMPLEMENTATIONS):
-                        raise ValueError(f"attn_implementation is code of the hub ({attention})")
-                _check_family(config.model_type)
-                check_sides(config.to_dict(), "builder.path: config.json: ")
-                return config
-            family = self.config.get("model_type", "")
+            given = self._content(CONFIG) if self.path else self.config
+            where = f"builder.path: {CONFIG}: " if self.path else "builder.config."
+            family = given.get("model_type", "")
             _check_family(family)
-            arguments = dict(architecture_alone(self.config))
-            for name in ("model_type", "architectures", "dtype"):
-                arguments.pop(name, None)
-            if img_size is not None and "image_size" in arguments:
+            arguments = architecture_alone(given)
+            del arguments["model_type"]
+            if self.path:
+                _check_implementations(given)
+                for name in ("dtype", "torch_dtype"):
+                    if arguments.get(name) not in DTYPES:
+                        raise ValueError(f"{name} must be one of {', '.join(DTYPES[1:])}")
+                if (Path(self.path) / ADAPTER).exists():
+                    raise ValueError(f"it has an {ADAPTER}; a whole model is read")
+                arguments.pop("text_config", None)
+            else:
+                for name in ("architectures", "dtype"):
+                    arguments.pop(name, None)
+            check_arguments(arguments, where)
+            if img_size is not None and not self.path and "image_size" in arguments:
                 height, width = img_size
                 arguments["image_size"] = height if height == width else [height, width]
             return transformers.AutoConfig.for_model(family, **arguments)
@@ -203,12 +219,30 @@ class HuggingFaceBuilder:
             raise UserError(f"builder.path: {error}") from error
         except UserError:
             raise
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:  # of values that transformers does not expect: many kinds
             what = "config: it"
             if self.path:
                 what = f"path: {self.path}"
             reason = " ".join(str(error).split())[:600]
             raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
+
+    def _content(self, name: str) -> dict[str, Any]:
+        """What a JSON file in ``path`` maps, empty where it is missing; a file of the hub is downloaded.
+
+        Raises:
+            OSError: no such folder or name, or a file that is not opened.
+            ValueError: the file holds no mapping.
+        """
+        from transformers.utils import cached_file
+
+        regular_files(Path(str(self.path)))
+        file = cached_file(str(self.path), name, _raise_exceptions_for_missing_entries=False)
+        if file is None:
+            return {}
+        content = json_of(text_of(file))
+        if not isinstance(content, dict):
+            raise ValueError(f"{name} holds no mapping")
+        return content
 
     def _load(
         self, kind: type["transformers.AutoModel"], config: "transformers.PretrainedConfig"
@@ -229,15 +263,16 @@ class HuggingFaceBuilder:
         return model
 
     def _pixels(self) -> Mapping[str, Any]:
-        """What ``preprocessor_config.json`` says of the input; empty where there is none."""
+        """The settings by which the input is prepared; empty where ``path`` has none."""
         if not self.path:
             return {}
-        from transformers.image_processing_base import ImageProcessingMixin
-
         try:
-            return ImageProcessingMixin.get_image_processor_dict(self.path)[0]
-        except OSError:
+            nested = mapping_in(self._content(PROCESSOR), "image_processor")
+            return nested or self._content(PIXELS)
+        except OSError:  # of the hub: not fetched, and not to be reached
             return {}
+        except ValueError as error:
+            raise UserError(f"builder.path: {self.path}: {PIXELS}: {error}") from error
 
 
 class HuggingFaceModel(OwnModel):
@@ -362,6 +397,15 @@ def _image_size(config: "transformers.PretrainedConfig", unknown: int) -> int | 
 def _check_family(name: object) -> None:
     if name not in FAMILIES:
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, got '{str(name)[:40]}'")
+
+
+def _check_implementations(config: Mapping[str, Any]) -> None:
+    """Refuses a configuration whose attention is code of the hub, also of a model inside it; a ValueError."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_implementations(value)
+        elif name.endswith("attn_implementation") and value not in (None, *IMPLEMENTATIONS):
+            raise ValueError(f"attn_implementation is code of the hub ({value})")
 
 
 def _without_unused(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from kd.errors import UserError, needs_extra
 from kd.report.charts import Section, table
 from kd.report.records import RunRecords, Writer
+from kd.storage.elsewhere import LARGEST_LOG, regular
 
 COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication behind computing"]
 
@@ -22,7 +23,7 @@ def write_rank_shares(run: RunRecords) -> None:
     files = {}
     for file in sorted(place.glob("trace.rank*.json")):
         rank = int(re.findall(r"\d+", file.name)[0])
-        files[rank] = str(file)
+        files[rank] = str(regular(file, LARGEST_LOG))
     if not files:
         raise UserError(
             f"--traces: {place} has no trace.rank<r>.json (monitor.kernels_at=20 writes them)"

@@ -12,6 +12,7 @@ import torch
 
 from kd.data.batch import Batch
 from kd.errors import UserError, did_you_mean, needs_extra
+from kd.storage.dataset_folder import check_parquet
 from kd.storage.elsewhere import (
     LARGEST_LIST,
     LARGEST_WEIGHTS,
@@ -193,6 +194,8 @@ def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
     """The columns of a parquet file, and its rows by column; needs pyarrow."""
     try:
         from pyarrow import parquet
+
+        check_parquet(Path(file))
     except ImportError as error:
         raise UserError(f"{KEY}: {file} {needs_extra('hf')}") from error
     try:

@@ -94,6 +94,29 @@ def test_a_transformers_folder_with_a_huge_side(tmp_path: Path) -> None:
         HuggingFaceBuilder(str(tmp_path)).build(4, None)
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"model_type": "vit", "num_labels": 10**9}, "config.json: num_labels: must be <= 65536"),
+        ({"model_type": "vit", "num_hidden_layers": 10**6}, "num_hidden_layers: must be <= 1000"),
+        ({"model_type": "swin", "depths": [999, 999]}, "config.json: depths: must be <= 1000"),
+        ({"model_type": "vit", "hidden_size": {}}, "is no model of transformers: "),
+        ({"model_type": "lightglue", "trust_remote_code": True}, "model_type must be one of"),
+        ({"model_type": ["vit"]}, "model_type must be one of"),
+        ({"model_type": "vit", "dtype": "load"}, "dtype must be one of float32, float16, bfloat16"),
+        ([], "config.json holds no mapping"),
+    ],
+)
+def test_a_transformers_folder_is_read_as_data(
+    said: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", None)  # never called
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(UserError, match=message):
+        HuggingFaceBuilder(str(tmp_path)).build(4, None)
+
+
 def test_a_transformers_model_larger_than_the_machine() -> None:
     pytest.importorskip("transformers")
     config = {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288}

@@ -1,6 +1,7 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from kd.data.label_text import plain
@@ -10,9 +11,10 @@ from kd.data.sources.labels import by_label, cells, check_known, doubts, in_orde
 from kd.data.sources.places import expanded
 from kd.data.sources.split_names import Column, Unfit, choose, numbers_in, splits_by_row
 from kd.errors import UserError, first_line, needs_extra
+from kd.storage.dataset_folder import check_dataset_folder
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
-from kd.storage.hub import REMEDIES, without_retries
+from kd.storage.hub import FORMATS, REMEDIES, without_retries
 
 SplitColumn: TypeAlias = Sequence[str | None] | None
 """The split of each row, as a column names it; None: no column does."""
@@ -169,10 +171,14 @@ class HuggingFace(Source):
             import datasets
         except ImportError as error:
             raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
+        self._check()
         where = f"{self.path} ({name})"
         with without_retries(self.path) as unreachable:
             try:
-                data = datasets.load_dataset(self.path, split=name)
+                builder: Any = datasets.load_dataset_builder(self.path)
+                _check_format(builder)
+                builder.download_and_prepare()
+                data = builder.as_dataset(split=name)
             # The hub, the file system and the format readers raise many kinds.
             except Exception as error:
                 why = first_line(error)
@@ -225,6 +231,22 @@ class HuggingFace(Source):
             labels.append(cell[0] if cell else "")
         return LabelledRows(data, labels=labels, names=None)
 
+    def _check(self) -> None:
+        """Checks the configuration of a folder, before ``datasets`` reads it; of another path that it is no format.
+
+        Raises:
+            RefusedFile: as of :func:`kd.storage.dataset_folder.check_dataset_folder`.
+            UserError: a format of ``datasets`` that may run code (``pandas``).
+        """
+        from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as formats
+
+        if Path(self.path).is_dir():
+            check_dataset_folder(Path(self.path))
+        elif self.path in formats and self.path not in FORMATS:
+            raise UserError(
+                f"data.source.path: must be a folder, a name on the hub, or one of {', '.join(FORMATS)}, got '{self.path}'"
+            )
+
     # -- which splits there are --------------------------------------------------------------------------------------
     def _split_names(self) -> list[str]:
         """Names of the data set's splits, asked for once (of the hub too); none where they can't be listed: :meth:`load`
@@ -234,6 +256,7 @@ class HuggingFace(Source):
             try:
                 import datasets
 
+                self._check()
                 with without_retries(self.path):
                     self._names = list(datasets.get_dataset_split_names(self.path))
             except Exception:  # the hub, the file system and the format readers raise many kinds
@@ -279,6 +302,13 @@ class HuggingFace(Source):
     def describe(self) -> str:
         """The set's path."""
         return f"HuggingFace {self.path}"
+
+
+def _check_format(builder: object) -> None:
+    """Refuses a reader of ``datasets`` that is not one of :data:`~kd.storage.hub.FORMATS`; a ValueError."""
+    format_name = type(builder).__module__.rpartition(".")[2]
+    if format_name not in FORMATS:
+        raise ValueError(f"its files are {format_name}, not one of {', '.join(FORMATS)}")
 
 
 def _is_plain(data: HubTable, column: str) -> bool:

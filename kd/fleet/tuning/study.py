@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from kd.errors import UserError, needs_extra, plain
 from kd.fleet.tuning.space import Space, suggest
+from kd.storage.elsewhere import LARGEST_LOG, json_of, mapping_in, text_of
 from kd.storage.writing import existing, file_for
 
 try:
@@ -21,6 +22,8 @@ except ImportError as error:
 
 JOURNAL = "journal.log"
 """Optuna's file of all trials, in a search's folder; several processes append to it."""
+MOST_VALUES = 10_000_000
+"""Steps between the ends of a trial's range."""
 Finished = Literal["complete", "pruned", "failed"]
 """How a trial has ended."""
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL,
@@ -53,6 +56,7 @@ class Study:
     ) -> None:
         """Opens the journal of a search, or begins it; arguments as of the class."""
         journal = str(file_for(folder / JOURNAL))
+        _check_journal(Path(journal), is_grid=sampler == "grid")
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
         self.exhausted = False  # whether a grid has no values left
         self.study: Any = optuna.create_study(
@@ -153,6 +157,44 @@ class Study:
         if self.trials("complete"):
             return self.study.best_trials
         return []
+
+
+def _check_journal(journal: Path, is_grid: bool) -> None:
+    """Checks a journal, which may be a stranger's, before Optuna reads it.
+
+    Args:
+        journal: the file.
+        is_grid: the search lists each value that a trial could have had.
+
+    Raises:
+        RefusedFile: it is no regular file, or too large.
+        UserError: a whole line is no entry of a journal, or gives a grid a range of more than :data:`MOST_VALUES` steps.
+    """
+    if not journal.exists():
+        return
+    *lines, _ = text_of(journal, LARGEST_LOG, errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json_of(line)
+            ranges = [entry.get("distribution", "{}"), *mapping_in(entry, "distributions").values()]
+            most = max(map(_steps, ranges))
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise UserError(f"{journal}: line {number} is no entry of a search") from error
+        if is_grid and most > MOST_VALUES:
+            raise UserError(
+                f"{journal}: line {number}: a grid of {most:.0f} values, at most {MOST_VALUES}"
+            )
+
+
+def _steps(distribution: str) -> float:
+    """Steps between the ends of a range that Optuna has written as JSON; 0 for choices and real numbers.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is no range.
+    """
+    range_ = mapping_in(json_of(distribution), "attributes")
+    step = range_.get("step")
+    return (range_["high"] - range_["low"]) / step if step else 0
 
 
 class _WholeLines(JournalFileSymlinkLock):

@@ -1,0 +1,119 @@
+"""A folder of a data set for ``datasets``: its configuration is read here first, as data.
+
+``datasets`` parses ``README.md``, ``.huggingface.yaml`` and parquet files by itself: aliases of YAML that grow without
+end, patterns that lead out of the folder, a number of classes that takes all memory, tables that unfold to any size.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kd.storage.elsewhere import (
+    LARGEST_DATA,
+    LARGEST_LIST,
+    json_of,
+    refused_file,
+    regular,
+    regular_files,
+    text_of,
+    yaml_of,
+)
+
+CARD = "README.md"
+"""Its front matter, between two lines ``---``, is YAML."""
+LARGEST_CLASSES = 65_536
+"""Names of classes that a column may have."""
+KEYS = {"config_name", "data_files", "data_dir", "default", "sep", "drop_labels", "drop_metadata"}
+"""Settings of a configuration; others are arguments of readers."""
+UNFOLDS = 64
+"""A table takes at most so many times its file's bytes, or :data:`~kd.storage.elsewhere.LARGEST_LIST`."""
+
+
+def check_dataset_folder(folder: Path) -> None:
+    """Checks the configuration and the tables in a folder that ``datasets`` reads.
+
+    Raises:
+        RefusedFile: names the file: no regular one, YAML or JSON that is too large or damaged, a path that leads out of
+            the folder, a setting outside :data:`KEYS`, more classes than a setting takes, or a table that unfolds too far.
+    """
+    regular_files(folder)
+    for file in (folder / CARD, folder / ".huggingface.yaml", folder / "dataset_infos.json"):
+        if not file.is_file():
+            continue
+        text = text_of(file, errors="replace")
+        try:
+            content = (
+                json_of(text) if file.suffix == ".json" else yaml_of(_front_matter(file, text))
+            )
+        except ValueError as error:
+            raise refused_file(file, " ".join(str(error).split())[:200]) from error
+        _check_configuration(file, content)
+    for file in folder.rglob("*.[pg]*"):
+        if file.suffix in (".parquet", ".geoparquet", ".gpq"):
+            check_parquet(file)
+
+
+def _front_matter(file: Path, text: str) -> str:
+    """The YAML of a card, "" where it has none; of another file all of its text."""
+    if file.name != CARD:
+        return text
+    before, *parts = text.split("---", 2)
+    return parts[0] if not before.strip() and len(parts) == 2 else ""
+
+
+def _check_configuration(file: Path, content: object) -> None:
+    """Checks a card's ``configs`` and what a data set says of its classes; a RefusedFile of ``file``."""
+    for key, value in _values(content):
+        if key == "num_classes" and isinstance(value, int) and value > LARGEST_CLASSES:
+            raise refused_file(file, f"num_classes must be <= {LARGEST_CLASSES}, got {value}")
+    configs = content.get("configs") if isinstance(content, dict) else None
+    for config in configs if isinstance(configs, list) else ():
+        unknown = set(config) - KEYS if isinstance(config, dict) else {"configs"}
+        if unknown:
+            raise refused_file(
+                file, f"configs takes {', '.join(sorted(KEYS))}, got {unknown.pop()!s:.80}"
+            )
+        for key, value in _values({name: config.get(name) for name in ("data_files", "data_dir")}):
+            parts = Path(str(value)).parts
+            if key != "split" and (
+                "://" in str(value) or ".." in parts or parts[:1] in (("/",), ("~",))
+            ):
+                raise refused_file(file, f"{value!s:.80} leads out of the folder")
+
+
+def _values(tree: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """All plain values of nested mappings and lists, each with its own key, or that of the list it is in."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from _values(value, str(name))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _values(value, key)
+    else:
+        yield key, tree
+
+
+def check_parquet(file: Path) -> None:
+    """Checks what a parquet file says of its size, before it is read; needs pyarrow.
+
+    Raises:
+        RefusedFile: it is damaged, or its table is larger than :data:`UNFOLDS` allows; its columns' classes are too many.
+    """
+    from pyarrow import ArrowException, parquet
+
+    regular(file, LARGEST_DATA)
+    try:
+        metadata = parquet.read_metadata(file)
+        told = json_of((metadata.metadata or {}).get(b"huggingface", b"{}"))
+    except (ArrowException, OSError, ValueError) as error:
+        raise refused_file(
+            file, f"is no parquet file: {' '.join(str(error).split())[:160]}"
+        ) from error
+    _check_configuration(file, told)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    unfolded = sum(group.total_byte_size for group in groups)
+    cells = sum(group.num_rows for group in groups) * metadata.num_columns * 8
+    allowed = max(LARGEST_LIST, UNFOLDS * file.stat().st_size)
+    if max(unfolded, cells) > allowed:
+        raise refused_file(
+            file, f"unfolds to {max(unfolded, cells):,} bytes, at most {allowed:,} are read"
+        )

@@ -1,0 +1,92 @@
+"""A data set's folder is checked before ``datasets`` reads it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kd.data.sources import HuggingFace
+from kd.errors import UserError
+from kd.storage.dataset_folder import check_dataset_folder, check_parquet
+
+CARD = "---\n{}\n---\nA data set.\n"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("README.md", CARD.format(BOMB), "more than 1000000 values"),
+        (".huggingface.yaml", BOMB, "more than 1000000 values"),
+        ("README.md", CARD.format("configs: [{data_files: /etc/*}]"), "/etc/\\* leads out"),
+        ("README.md", CARD.format("configs: [{data_dir: ../x}]"), "../x leads out"),
+        (
+            ".huggingface.yaml",
+            "configs: [{data_files: [{split: train, path: ['http://127.0.0.1:9/x.csv']}]}]",
+            "leads out",
+        ),
+        ("README.md", CARD.format("configs: [{storage_options: {}}]"), "got storage_options"),
+        (
+            "README.md",
+            CARD.format(
+                "dataset_info: {features: [{name: l, dtype: {class_label: {num_classes: 999999999}}}]}"
+            ),
+            "num_classes must be <= 65536",
+        ),
+        (
+            "dataset_infos.json",
+            json.dumps({"x": {"features": {"l": {"_type": "ClassLabel", "num_classes": 10**9}}}}),
+            "num_classes must be <= 65536",
+        ),
+        ("dataset_infos.json", "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_configuration_that_harms(name: str, text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=f"{name}: .*{why}"):
+        check_dataset_folder(tmp_path)
+    with pytest.raises(UserError, match=why):
+        HuggingFace(str(tmp_path)).load("train")
+
+
+def test_usual_cards_pass(tmp_path: Path) -> None:
+    files = "configs: [{config_name: default, data_files: [{split: train, path: 'data/*.csv'}]}]"
+    for text in (CARD.format(files), "no front matter --- at all", "---\nnot: ended"):
+        (tmp_path / "README.md").write_text(text)
+        check_dataset_folder(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["pandas", "xml"])
+def test_a_reader_that_may_run_code_is_no_data_set(path: str) -> None:
+    pytest.importorskip("datasets")
+    with pytest.raises(
+        UserError, match=f"must be a folder, a name on the hub, or one of .*, got '{path}'"
+    ):
+        HuggingFace(path).load("train")
+
+
+def test_files_of_another_reader_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "train.xml").write_text("<a/>")
+    with pytest.raises(UserError, match="its files are xml, not one of arrow, csv"):
+        HuggingFace(str(tmp_path)).load("train")
+
+
+def test_a_table_that_unfolds_is_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    column = pa.array([0]).take(pa.array([0] * 1_000_000))
+    schema = pa.schema([("x", pa.int64())])
+    with parquet.ParquetWriter(tmp_path / "x.parquet", schema) as file:
+        for _ in range(200):  # 200 million rows in some kB
+            file.write_table(pa.table({"x": column}, schema=schema))
+    with pytest.raises(UserError, match="x.parquet: unfolds to 1,600,000,000 bytes, at most"):
+        check_parquet(tmp_path / "x.parquet")
+    with pytest.raises(UserError, match="unfolds"):
+        check_dataset_folder(tmp_path)
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="x.parquet: is no parquet file"):
+        check_parquet(tmp_path / "x.parquet")
