@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from kd.config.kinds import AnyClass, Checked, Like, Range, checked_group, refused
+from kd.config.kinds import AnyClass, Checked, Like, Range, TimeLimit, checked_group, refused
 
 LARGEST_SIDE = 4096
 """Pixels of a model's input, of each side: one picture is 200 MB as floats, the first layer's output some GB."""
@@ -381,7 +381,7 @@ class Augment(Checked):
     scale: Annotated[float, Range("> 0 and <= 1")] = 0.35
     """Smallest share of the picture's area that the random resized crop keeps."""
 
-    pad: Annotated[int, Range(">= 0")] = 0
+    pad: Annotated[int, Range(">= 0 and <= 4096")] = 0
     """The whole picture, resized, with so many black pixels on each side, of which a crop of the
     input's size is cut (CIFAR's padded random crop: 4), in place of the random resized crop. 0:
     none.
@@ -396,7 +396,7 @@ class Augment(Checked):
     rotation: Annotated[float, Range(">= 0 and <= 180")] = 0.0
     """Pictures are turned by up to so many degrees, either way; the corners are black. 0: none."""
 
-    repeat: Count = 1
+    repeat: Annotated[int, Range(">= 1 and <= 1000")] = 1
     """So many times flips, rotation, RandAugment and colours are applied: the load of augmentation.
     """
 
@@ -488,7 +488,7 @@ class DataSettings(Checked):
     """Pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
     """
 
-    num_workers: Annotated[int, Range(">= 0")] | Literal["auto"] = 1
+    num_workers: Annotated[int, Range(">= 0 and <= 1024")] | Literal["auto"] = 1
     """Loader processes of each training process; 0 loads in the training process; ``auto`` tries 0,
     1, 2, ... under the real step on all processes at once, and takes the fewest that make it
     fastest.
@@ -734,6 +734,7 @@ class TrainerSettings(Checked):
             "must be auto, -1 (all), a number >= 1 or a list ([0, 1])",
         ),
     ] = "auto"
+    max_time: TimeLimit | None = None
     max_epochs: Annotated[int, Range(">= -1"), NOT_EMPTY] | None = None
     max_steps: Annotated[int, Range(">= -1"), NOT_EMPTY] = -1
     min_epochs: Annotated[int, Range(">= 0")] | None = None

@@ -105,6 +105,8 @@ _TORCH_DDP = (
 
 _ONE_OR_TWO = "float | list[float]"
 
+_FEW = "Annotated[int, Range('<= 1000')]"
+
 _IN_FILES = "dirpath: str | None, filename: str | None"
 
 FIELDS = {
@@ -126,7 +128,7 @@ FIELDS = {
     "mode: Literal['min', 'max'], auto_insert_metric_name: bool, every_n_train_steps: int | None, "
     "train_time_interval: str | int | None, every_n_epochs: int | None, save_on_train_epoch_end: bool | None, "
     "enable_version_counter: bool",
-    "pytorch_lightning.callbacks.Timer": "duration: str | dict | None, interval: Literal['step', 'epoch'], "
+    "pytorch_lightning.callbacks.Timer": "duration: TimeLimit | None, interval: Literal['step', 'epoch'], "
     "verbose: bool",
     "pytorch_lightning.loggers.CSVLogger": "save_dir: str, name: str | None, version: int | str | None, prefix: str, "
     "flush_logs_every_n_steps: int",
@@ -146,14 +148,15 @@ FIELDS = {
     "export_to_chrome: bool, row_limit: int, sort_by_key: str | None, record_module_names: bool, "
     "table_kwargs: dict | None, record_shapes: bool, profile_memory: bool, with_stack: bool, with_flops: bool",
     "pytorch_lightning.profilers.SimpleProfiler": f"{_IN_FILES}, extended: bool",
-    "torchvision.transforms.v2.AugMix": "severity: int, mixture_width: int, chain_depth: int, alpha: float, all_ops: bool",
+    "torchvision.transforms.v2.AugMix": f"severity: int, mixture_width: {_FEW}, chain_depth: {_FEW}, "
+    "alpha: float, all_ops: bool",
     "torchvision.transforms.v2.AutoAugment": "",
     "torchvision.transforms.v2.ColorJitter": f"brightness: {_ONE_OR_TWO} | None, contrast: {_ONE_OR_TWO} | None, "
     f"saturation: {_ONE_OR_TWO} | None, hue: {_ONE_OR_TWO} | None",
     "torchvision.transforms.v2.ElasticTransform": f"alpha: {_ONE_OR_TWO}, sigma: {_ONE_OR_TWO}",
-    "torchvision.transforms.v2.GaussianBlur": f"kernel_size: int | list[int], sigma: {_ONE_OR_TWO}",
+    "torchvision.transforms.v2.GaussianBlur": f"kernel_size: {_FEW} | list[{_FEW}], sigma: {_ONE_OR_TWO}",
     "torchvision.transforms.v2.JPEG": "quality: int | list[int]",
-    "torchvision.transforms.v2.RandAugment": "num_ops: int, magnitude: int, num_magnitude_bins: int",
+    "torchvision.transforms.v2.RandAugment": f"num_ops: {_FEW}, magnitude: int, num_magnitude_bins: {_FEW}",
     "torchvision.transforms.v2.RandomAdjustSharpness": "sharpness_factor: float, p: float",
     "torchvision.transforms.v2.RandomAffine": f"degrees: {_ONE_OR_TWO}, translate: list[float] | None, "
     f"scale: list[float] | None, shear: {_ONE_OR_TWO} | None",
@@ -167,7 +170,7 @@ FIELDS = {
     "saturation: list[float], hue: list[float], p: float",
     "torchvision.transforms.v2.RandomPosterize": "bits: int, p: float",
     "torchvision.transforms.v2.RandomSolarize": "threshold: float, p: float",
-    "torchvision.transforms.v2.TrivialAugmentWide": "num_magnitude_bins: int",
+    "torchvision.transforms.v2.TrivialAugmentWide": f"num_magnitude_bins: {_FEW}",
 }
 """Class path -> its arguments as Python writes them in a signature, with types and without defaults: those of classes of
 other packages, and of ours that take ``**kwargs``. Those of all others are in their source."""

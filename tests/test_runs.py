@@ -141,7 +141,7 @@ def old_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
              "answers/0123456789abcdef-10.bin", "teachers/photos_teacher-0123456789abcdef/student.safetensors",
              "shards/pack-0123456789abcdef/part", "pictures/0123456789abcdef/01/ab", "fetched/0123456789abcdef/t.pth",
              "scans/a.json", "webdataset/a.json", "foodtag-mini-v1-2x2/train/a.png", "runs/s3/bucket/000/last.ckpt",
-             "own_runs/00ff", "pictures/holiday/me.jpg", "shards/mine.tar", "thesis.tex"]  # fmt: skip
+             "own_runs-0/00ff", "pictures/holiday/me.jpg", "shards/mine.tar", "thesis.tex"]  # fmt: skip
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("mine")
@@ -203,7 +203,7 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
     assert before_runs - paths_in(runs) == {"tiny/failed", "tiny/failed/config.yaml"}
     assert (tmp_path / "outside" / "precious").read_text() == "mine"
     for stays in ("thesis.tex", "pictures/holiday/me.jpg", "shards/mine.tar", "teachers",
-                  "fetched/fedcba9876543210", "own_runs/00ff",
+                  "fetched/fedcba9876543210", "own_runs-0/00ff",
                   "runs/s3/bucket/000/last.ckpt", "answers/0123456789abcdef-10.bin"):  # fmt: skip
         assert (old_cache / stays).exists(), stays
     assert main("runs", ["clean", str(runs), "older=0"]) == 0

@@ -126,6 +126,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.run.paths": {"file.read_text": OURS},
     "kd.run.streams": {"os.open": SYSTEM},
     "kd.run.train_first": {"run.rename": CACHE, "safe_open": DOOR, "shutil.rmtree": CACHE},
+    "kd.run.trust": {"note.parent.chmod": CACHE},
     "kd.run.typed": {"f.read_text": OURS},
     "kd.ship.export.cascade": {"program.save": NEW},
     "kd.ship.export.backbone": {"load_file": DOOR, "save": STREAM, "self.open": NO_FILE},

@@ -122,7 +122,7 @@ def duration(value: object) -> timedelta:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers that a setting takes, of a list each of its members; goes into the type's ``Annotated``.
+    """Numbers that a setting takes, of a list or dict each of its members; goes into the type's ``Annotated``.
 
     >>> Range("> 0 and <= 1").refuses(2)
     'must be > 0 and <= 1'
@@ -134,10 +134,12 @@ class Range:
     def refuses(self, value: object) -> str:
         """What is wrong with a value: "must be > 0"; "" for one that is inside, or no number.
 
-        Of a list each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
+        Of a list or dict each number must be inside. NaN is outside of every range; a truth value counts as 0 or 1.
         """
         several = [value]
-        if isinstance(value, list | tuple):
+        if isinstance(value, dict):
+            several = list(value.values())
+        elif isinstance(value, list | tuple):
             several = list(value)
         numbers = [one for one in several if isinstance(one, int | float)]
         for part in self.text.split(" and "):
@@ -164,6 +166,14 @@ class Like:
         """
         text = isinstance(value, str | int | float) and not isinstance(value, bool)
         return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
+
+
+TimeLimit: TypeAlias = Annotated[
+    str | dict[str, int],
+    Like(r"\d{1,6}(:\d{1,6}){3}", "must be DAYS:HOURS:MINUTES:SECONDS, each below 1000000"),
+    Range(">= 0 and < 1000000"),
+]
+"""As Lightning's Timer takes it: a text, or ``timedelta``'s arguments by name."""
 
 
 def members(kind: object) -> tuple[Any, ...]:

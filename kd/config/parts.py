@@ -15,7 +15,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import TypeAdapter
 
-from kd.config.kinds import AnyClass, Duration, Range, class_in, group_of, inner_kind, shown
+from kd.config.kinds import (
+    AnyClass,
+    Duration,
+    Range,
+    TimeLimit,
+    class_in,
+    group_of,
+    inner_kind,
+    shown,
+)
 
 FILE = Path(__file__).with_name("parts.json")
 """The list."""
@@ -110,7 +119,7 @@ def part(kind: str) -> object:
 
 
 NAMES = {"Annotated": Annotated, "Any": Any, "Literal": Literal, "Part": part, "Range": Range,
-         "timedelta": Duration}  # fmt: skip
+         "TimeLimit": TimeLimit, "timedelta": Duration}  # fmt: skip
 """What names in the table's types mean, beside Python's own types."""
 
 

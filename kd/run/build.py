@@ -22,7 +22,7 @@ from pytorch_lightning.profilers import Profiler
 from pytorch_lightning.strategies import Strategy
 from torch import nn
 
-from kd.callbacks.loggers import in_folder
+from kd.callbacks.loggers import RUN, in_folder
 from kd.callbacks.run_folder import unclaimed
 from kd.config import parts as listed
 from kd.config.kinds import Duration, duration, fitted, group_in, inner_kind, members
@@ -195,9 +195,13 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     Loggers that are classes are left out, for :attr:`Run.loggers`: they are built once the run has its folder.
     """
     runs = folder_of_recipe(run.config["runs_dir"], run.config["recipe"])
-    settings = in_folder(run.config["trainer"], unclaimed(runs))
-    loggers = run.config["trainer"]["logger"]
+    given = run.config["trainer"]
+    settings = {**given, "default_root_dir": given["default_root_dir"] or RUN}
+    settings = in_folder(settings, unclaimed(runs))
+    loggers = given["logger"]
     specs = loggers
+    if loggers is True:
+        specs = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {}}
     if not isinstance(loggers, list):
         specs = [loggers]
     run.loggers = [spec for spec in specs if isinstance(spec, dict)]

@@ -604,6 +604,7 @@ def _interpolated(tree: Tree) -> Tree:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    files.check_references(tree)
     try:
         return OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

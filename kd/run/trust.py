@@ -9,6 +9,7 @@ file, says what is promised.
 
 import ast
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from kd.run.files import leaves
 from kd.run.keys import kind_at, plain
 from kd.run.paths import SETTINGS, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular, text_of
-from kd.storage.writing import write_bytes
+from kd.storage.writing import make_folder, write_private
 
 ALL = "*"
 """In place of names: every file is one's own, or ``--trust`` was given."""
@@ -587,6 +588,8 @@ def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str
         return f"{key} must be written out in a file from elsewhere, got '{value}'"
     if whole and value.endswith(SETTINGS):
         return f"{key}: settings from elsewhere must be in one file, got {value}; if you trust them: --trust"
+    if key.endswith(".cache_dir"):
+        return f"{key}: a file from elsewhere names no folder to write to, got '{value}'; if you trust it: --trust"
     if (
         key.startswith("trainer.")
         and not NO_PATH.fullmatch(value)
@@ -694,15 +697,28 @@ def remember(text: str, config: dict[str, Any]) -> None:
 
 def remember_made(content: bytes) -> None:
     """Notes, in the user's cache folder, that this machine has written a file with this content."""
-    write_bytes(_note(hashlib.sha256(content).hexdigest()), b"")
+    note = _note(hashlib.sha256(content).hexdigest())
+    make_folder(note.parent)
+    note.parent.chmod(0o700)
+    write_private(note, b"")
 
 
 def made_here(file: Path) -> bool:
     """Whether :func:`remember_made` was called for the file's content on this machine."""
     with open_regular(file, LARGEST_STUDENT) as opened:
-        return _note(hashlib.file_digest(opened, "sha256").hexdigest()).is_file()
+        note = _note(hashlib.file_digest(opened, "sha256").hexdigest())
+    return _is_mine(note.parent) and _is_mine(note)
+
+
+def _is_mine(path: Path) -> bool:
+    """Whether a file or folder is there that this user alone can have made: in a shared cache others write too."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022  # a link's mode is 777
 
 
 def _note(digest: str) -> Path:
     """The empty file that notes a content, by its SHA-256 in hexadecimal."""
-    return cache_dir() / "own_runs" / digest
+    return cache_dir() / f"own_runs-{os.geteuid()}" / digest

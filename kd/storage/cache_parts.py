@@ -78,7 +78,7 @@ PARTS = {
         may_go=False,
     ),
     "own_runs": Part(
-        "own_runs",
+        r"own_runs-\d+",
         "notes on what this machine has trained",
         "files of your own runs need trust=",
         may_go=False,

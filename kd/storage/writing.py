@@ -250,6 +250,16 @@ def write_bytes(path: Path, content: bytes) -> None:
     write_whole(path, lambda file: file.write(content))
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all (:func:`write_whole`); nobody but its owner can read it."""
+
+    def write(file: IO[bytes]) -> None:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+
+    write_whole(path, write)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 text whole or not at all (:func:`write_whole`)."""
     write_bytes(path, text.encode())

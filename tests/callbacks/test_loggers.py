@@ -96,6 +96,20 @@ def test_arguments_left_at_their_defaults_follow_the_run() -> None:
     assert "artifact_location" not in placed(mlflow, run)["init_args"]
 
 
+def test_lightnings_own_words_write_below_the_run_too(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    words = ["trainer.logger=true", "trainer.profiler=pytorch", "trainer.max_epochs=1"]
+    assert train_main([f"recipe={recipe}", *words]) == 0
+    folder = tmp_path / "runs" / "tiny" / "000"
+    assert (folder / "csv" / "metrics.csv").is_file() and list(folder.glob("*.pt.trace.json"))
+    assert not list(here.iterdir())
+    assert not list(folder.parent.glob(".RUN"))
+
+
 def test_two_loggers_at_once(recipe: Path) -> None:
     short = {"class_path": "CSVLogger", "init_args": {"name": "again"}}
     items = [f"trainer.logger=[CSVLogger,{json.dumps(short)}]", "trainer.max_epochs=1"]

@@ -1,7 +1,9 @@
 """Classes that a file from elsewhere may name."""
 
 import ast
+import os
 import pickle
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,16 @@ from kd.cli import main
 from kd.errors import UserError
 from kd.run.build import student_in
 from kd.run.request import translate
-from kd.run.trust import ALL, Trust, class_named, refused, trusted_class, vouched
+from kd.run.trust import (
+    ALL,
+    Trust,
+    class_named,
+    made_here,
+    refused,
+    remember_made,
+    trusted_class,
+    vouched,
+)
 from tests._helpers import ROOT
 
 
@@ -130,3 +141,44 @@ def test_what_builds_takes_a_trust_and_only_the_gate_makes_one() -> None:
                 says.add(name)
     assert makes == {"run/trust.py"}
     assert says == {"run/trust.py", "run/request.py", "fleet/jobs/sagemaker.py"}
+
+
+def test_a_strangers_cache_of_answers_has_no_folder_of_his(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {teacher: {cache: 'on', cache_dir: /srv/x}}\n")
+    with pytest.raises(UserError, match="model.teacher.cache_dir: a file from elsewhere names no"):
+        translate([f"recipe={recipe}"]).resolved()
+    given = [f"recipe={recipe}", "model.teacher.cache_dir=/srv/y"]
+    recipe.write_text("model: {teacher: {cache: 'on'}}\n")
+    assert translate(given).resolved()["model"]["teacher"]["cache_dir"] == "/srv/y"
+
+
+def test_a_note_of_an_own_run_counts_where_nobody_else_can_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "shared"))
+    file = tmp_path / "config.yaml"
+    file.write_text("recipe: x\n")
+    assert not made_here(file)
+    before = os.umask(0)  # a group's or the world's
+    try:
+        remember_made(file.read_bytes())
+    finally:
+        os.umask(before)
+    assert made_here(file)
+    (folder,) = (tmp_path / "shared").iterdir()
+    (note,) = folder.iterdir()
+    for place, mode in ((note, 0o600), (folder, 0o700)):
+        assert stat.S_IMODE(place.stat().st_mode) == mode
+        place.chmod(mode | 0o020)
+        assert not made_here(file)
+        place.chmod(mode)
+    assert made_here(file)
+    note.rename(tmp_path / "note")
+    note.symlink_to(tmp_path / "note")
+    assert not made_here(file)
+    note.unlink()
+    (tmp_path / "note").rename(note)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)  # another user's
+    folder.rename(folder.with_name(f"own_runs-{os.geteuid()}"))
+    assert not made_here(file)
