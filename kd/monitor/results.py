@@ -23,6 +23,7 @@ from kd.report.records import is_run
 from kd.storage.mirror import Mirror
 from kd.storage.objects import is_url
 from kd.storage.run_urls import on_disk
+from kd.storage.shown import masked
 from kd.storage.writing import folder_for, guard, write_json, write_text
 
 FOLDER = "kd.Monitor: folder"
@@ -112,7 +113,9 @@ class WatchedResults(Callback):
         try:
             folder_for(guard(self.folder))
             self._follow(resumes)
-            write_text(self.folder / "config.yaml", yaml.safe_dump(content, sort_keys=False))
+            write_text(
+                self.folder / "config.yaml", yaml.safe_dump(masked(content), sort_keys=False)
+            )
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise UserError(f"{self.place}: can't be written: {reason}") from error

@@ -21,6 +21,7 @@ from kd.monitor.watched import Watched
 from kd.report.records import Writer
 from kd.settings import Action, MonitorSettings
 from kd.storage.elsewhere import json_of
+from kd.storage.shown import HIDDEN
 
 TRIES = 3  # of a webhook
 WAITS_S = 10.0  # for its answer, each time
@@ -198,7 +199,7 @@ def post(address: str, content: dict[str, Any]) -> None:
     """Posts JSON, up to :data:`TRIES` times with growing pauses.
 
     Raises:
-        OSError: the last try has failed; it names the address.
+        OSError: the last try has failed.
     """
     body = json.dumps(content).encode()
     for attempt in range(TRIES):
@@ -208,5 +209,5 @@ def post(address: str, content: dict[str, Any]) -> None:
                 return
         except Exception as error:
             if attempt + 1 == TRIES:
-                raise OSError(f"{address}: {first_line(error)}") from error
+                raise OSError(f"{HIDDEN}: {first_line(error)}") from error
             time.sleep(PAUSE_S * 2**attempt)

@@ -27,6 +27,7 @@ from kd.storage.elsewhere import (
     yaml_of,
 )
 from kd.storage.of_weights import LATENCY, read_of_weights
+from kd.storage.shown import masked, without_secrets
 from kd.storage.writing import appended, file_for, write_text
 
 SCHEMA = 1
@@ -361,7 +362,7 @@ class Writer:
             if not is_kept(self._number, self.share):
                 return
             record = {**record, "n": self._number}
-        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+        self._file.write(without_secrets(json.dumps(record, separators=(",", ":"))) + "\n")
         self._file.flush()
         self._lines += 1
         if self._lines >= self.limit:
@@ -481,8 +482,8 @@ def read_results(folder: Path) -> RunRecords:
     Its ``notes`` name a missing ``summary.json`` or ``config.yaml``, and each of the three that is damaged.
     """
     run = RunRecords(folder)
-    run.summary = _mapping(folder / "summary.json", run.notes)
-    run.config = _mapping(folder / "config.yaml", run.notes)
+    run.summary = masked(_mapping(folder / "summary.json", run.notes))
+    run.config = masked(_mapping(folder / "config.yaml", run.notes))
     run.metrics = _metrics(folder / "metrics.csv", run.notes)
     return run
 

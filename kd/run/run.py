@@ -12,6 +12,7 @@ from kd.run.place import FinishedBefore, Place
 from kd.run.request import Request, translate
 from kd.run.resolve import Tree, change
 from kd.run.trust import Trust, check_machines
+from kd.storage.shown import masked
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -68,6 +69,7 @@ class Run:
         Raises:
             UserError: values that do not fit each other (:func:`kd.run.checks.check_values`).
         """
+        masked(config)  # from here on nothing prints its secrets
         check_values(config)
         self.config = config
         self.trusted = trusted

@@ -14,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any, TextIO
 
 from kd.launch.cluster import is_rank_zero
-from kd.storage.shown import in_lines
+from kd.storage.shown import in_lines, without_secrets
 
 HEAVY = ("torch", "onnxruntime", "openvino", "optuna")
 """Packages whose import takes a second or more."""
@@ -24,7 +24,8 @@ UP = "\x1b[A"  # moves a terminal's cursor to the line above: tqdm draws bars be
 class Unbroken:
     """A text stream that turns silent when its pipe or terminal is closed, instead of raising in the next print.
 
-    Whoever prints may print a name from a file: of all control characters only new lines and tabs pass.
+    Whoever prints may print a name from a file: of all control characters only new lines and tabs pass. Secrets of the
+    settings are ``...``.
 
     It stands in the place of ``sys.stdout`` or ``sys.stderr``: attributes that are not defined here are the stream's.
 
@@ -41,7 +42,7 @@ class Unbroken:
 
     def write(self, text: str) -> int:
         """Writes lines of text; for a reader that has gone they are dropped. Returns the number of characters given."""
-        self._write(in_lines(text))
+        self._write(in_lines(without_secrets(text)))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

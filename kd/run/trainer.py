@@ -37,6 +37,7 @@ from kd.run.run import Run
 from kd.run.trust import remember
 from kd.ship.export import save_student
 from kd.storage.run_urls import folder_of_recipe
+from kd.storage.shown import masked
 from kd.strategies.checkpoint_files import CheckpointFiles, fail_together
 
 
@@ -145,7 +146,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         FeatureProbe(preflight),
         run.folder,
         AskedAnswers(),
-        Loggers(run.loggers, run.build_loggers, flatten(run.written)),
+        Loggers(run.loggers, run.build_loggers, flatten(masked(run.written))),
         LearningRate(),
         LastStep(),
         Finite(_rate(run)),

@@ -1,16 +1,56 @@
-"""Text from files on its way out: to terminals, tables, Markdown and HTML, through one function each."""
+"""Text from files on its way out: to terminals, tables, Markdown and HTML, through one function each; without secrets."""
 
 import csv
 import json
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TextIO, TypeVar, cast
 
 # a formula in a spreadsheet begins so; the last four are wide forms
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # Unicode's categories of controls, marks of direction, lone surrogates, separators of lines
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+Tree = TypeVar("Tree")  # nested dicts and lists of plain values
+HIDDEN = "..."
+"""In a secret's place."""
+SECRET_KEY = re.compile(
+    r"\.monitor\.webhook|.*\.(trainer|builder|source)\.(.*[._])?(headers?|token|password|secret|api_key)(\..*)?"
+)
+"""Settings whose text is a secret: whoever has a webhook's address can post to it."""
+_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]*:[^\s/@'\"]+(?=@)")
+"""``user:password`` of an address."""
+_secrets: set[str] = set()
+
+
+def masked(tree: Tree, key: str = "") -> Tree:
+    """Nested settings with ``...`` in the place of secrets, which :func:`without_secrets` knows from then on.
+
+    Args:
+        tree: plain values.
+        key: whole, dotted, of ``tree``.
+
+    >>> masked({"monitor": {"webhook": "https://x.org/T0/abc", "otlp": "http://me:word@x"}})
+    {'monitor': {'webhook': '...', 'otlp': 'http://...@x'}}
+    """
+    shown: object = tree
+    if isinstance(tree, dict):
+        shown = {name: masked(value, f"{key}.{name}") for name, value in tree.items()}
+    elif isinstance(tree, list):
+        shown = [masked(value, key) for value in tree]
+    elif isinstance(tree, str):
+        if SECRET_KEY.fullmatch(key) and len(tree) > len(HIDDEN):
+            _secrets.add(tree)
+        shown = without_secrets(tree)
+    return cast(Tree, shown)
+
+
+def without_secrets(text: str) -> str:
+    """A text with ``...`` in the place of passwords in addresses, and of each secret that :func:`masked` has met."""
+    for secret in _secrets:
+        text = text.replace(secret, HIDDEN)
+    return _PASSWORD.sub(HIDDEN, text) if "://" in text else text
 
 
 def on_terminal(text: str) -> str:

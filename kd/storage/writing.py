@@ -24,6 +24,7 @@ from kd.storage.elsewhere import (
     open_regular,
     refused_file,
 )
+from kd.storage.shown import without_secrets
 
 STUDENTS = "students"  # in a run's folder: the folders of several students
 # endings of a run's files
@@ -261,8 +262,9 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a UTF-8 text whole or not at all (:func:`write_whole`)."""
-    write_bytes(path, text.encode())
+    """Writes a UTF-8 text whole or not at all (:func:`write_whole`); one with a secret for its owner alone."""
+    write = write_bytes if without_secrets(text) == text else write_private
+    write(path, text.encode())
 
 
 def write_json(path: Path, content: object) -> None:

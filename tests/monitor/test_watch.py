@@ -156,7 +156,7 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
     told = capsys.readouterr().err
     assert told.count("monitor.webhook") == 1
-    assert f"monitor.webhook: TemperatureTooHigh: {address}: " in told
+    assert "monitor.webhook: TemperatureTooHigh: ...: " in told
     assert NoHttp.posts == 3
 
 
