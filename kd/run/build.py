@@ -199,9 +199,9 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     settings = {**given, "default_root_dir": given["default_root_dir"] or RUN}
     settings = in_folder(settings, unclaimed(runs))
     loggers = given["logger"]
-    specs = loggers
     if loggers is True:
-        specs = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {}}
+        loggers = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {}}
+    specs = loggers
     if not isinstance(loggers, list):
         specs = [loggers]
     run.loggers = [spec for spec in specs if isinstance(spec, dict)]

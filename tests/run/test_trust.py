@@ -179,6 +179,7 @@ def test_a_note_of_an_own_run_counts_where_nobody_else_can_write_it(
     assert not made_here(file)
     note.unlink()
     (tmp_path / "note").rename(note)
-    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)  # another user's
+    other_user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other_user)
     folder.rename(folder.with_name(f"own_runs-{os.geteuid()}"))
     assert not made_here(file)
