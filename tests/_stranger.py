@@ -294,7 +294,9 @@ def main() -> None:
     import kd.run.trainer  # noqa: F401 (imports what every command needs)
 
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": str(folder)}}
-    built(Any, logger, "trainer.logger", Trust())  # fsspec imports its parts where a first path is looked at
+    built(
+        Any, logger, "trainer.logger", Trust()
+    )  # fsspec imports its parts where a first path is looked at
     classes = dangerous()
     trial = Trial(folder, Watch())
     try_files(trial, classes)

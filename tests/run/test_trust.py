@@ -54,20 +54,30 @@ def test_what_is_imported_is_the_users_word_and_no_files(tmp_path: Path) -> None
     assert typed["trainer"]["strategy"]["init_args"]["module"] == "elsewhere_backend"
 
 
-@pytest.mark.parametrize("command", ["train", "tune"])
-def test_a_file_from_elsewhere_resumes_no_run(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("resume", "runs/tiny/000", "resume: a file from elsewhere resumes no run"),
+        (
+            "monitor.webhook",
+            "http://evil.example/x",
+            "monitor.webhook: a file from elsewhere names",
+        ),
+    ],
+)
+def test_a_file_from_elsewhere_resumes_no_run_and_names_no_machine(
+    key: str, value: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would be trained on with a stranger's settings; of a search each choice is a word of a command line."""
-    file = tmp_path / "theirs.yaml"
-    content: dict[str, object] = {"resume": "runs/tiny/000"}
-    words = [f"recipe={file}"]
-    if command == "tune":
-        content = {"search": {"resume": ["runs/tiny/000"]}}
-        words = ["recipe=finetune", f"tune={file}"]
-    file.write_text(yaml.safe_dump(content))
-    assert main(command, words) == 2
-    assert "resume: a file from elsewhere resumes no run" in capsys.readouterr().err
+    """A run would be trained on with a stranger's settings. Of a search each choice is a word of a command line."""
+    recipe, search = tmp_path / "theirs.yaml", tmp_path / "search.yaml"
+    recipe.write_text(yaml.safe_dump({key: value}))
+    search.write_text(yaml.safe_dump({"search": {key: [value]}}))
+    for command, *words in (
+        ("train", f"recipe={recipe}"),
+        ("tune", "recipe=finetune", f"tune={search}"),
+    ):
+        assert main(command, words) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_trusted_module_stands_for_its_own_classes_alone(

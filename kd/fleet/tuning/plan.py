@@ -22,7 +22,7 @@ from kd.run.paths import part_of
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.run.trust import Trust, check_file
+from kd.run.trust import NOTHING, Trust, check_file, check_machines, is_own
 from kd.storage.elsewhere import json_of, text_of, yaml_of
 from kd.storage.of_weights import LATENCY as LATENCY_FILE
 from kd.storage.of_weights import on_stderr, read_of_weights
@@ -264,6 +264,10 @@ def _from_file(
     if "trust" not in request.flags:
         values = {key: _as_on_a_command_line(space) for key, space in spaces.items()}
         check_file(file, values, request.trust)
+        if not is_own(
+            file
+        ):  # of the trials, whose words these values are, they would be the user's
+            check_machines(values, NOTHING)
     return {**content, "search": {**spaces, **typed_spaces}}
 
 
