@@ -95,10 +95,10 @@ def run(request: Request) -> int | None:
     )
 
     results = evaluation.results
-    if "probe" in results[0]:
-        print_pays(results[0])
-    elif "rankme" in results[0]["student"]:
+    if "rankme" in results[0].get("student", {}):
         print_features(results)
+    elif "probe" in results[0]:
+        print_pays(results[0])
     elif len(results) == 1:
         print_evaluation(results[0])
     else:
