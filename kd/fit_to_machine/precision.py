@@ -41,7 +41,8 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", reason
     if accelerator not in ("auto", "cpu"):
         return "bf16-mixed", ""
-    return precision_of_cpu(torch.cpu.get_capabilities(), bfloat16_time)
+    read: Callable[[], dict] = getattr(torch.cpu, "get_capabilities", dict)  # not in torch 2.10
+    return precision_of_cpu(read(), bfloat16_time)
 
 
 def precision_of_cpu(

@@ -12,7 +12,10 @@ from torch.overrides import TorchFunctionMode
 LONGEST = 512
 """Tokens; with more of them float32 is no faster."""
 
-MATRIX_INSTRUCTIONS = bool(torch.cpu.get_capabilities().get("amx_bf16"))
+# torch 2.10 lacks the function
+_capabilities: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)
+
+MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
 """Whether this CPU multiplies matrices in bfloat16."""
 
 _runs_once: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
