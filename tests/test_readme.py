@@ -279,7 +279,10 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     if "camvid_seg" in command:
         return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
     if "recipe=foundation" in command or "recipe=detector" in command:
-        return SMALL
+        if "model.teachers.dino.checkpoint" not in command:
+            return SMALL
+        side = 64 if "recipe=detector" in command else 32  # a given teacher's sizes are the user's
+        return [*SMALL, f"model.teachers.dino.img_size={side}", *TINY_DINO]
     if "recipe=finetune" in command:  # config=debug draws the pictures of this recipe
         return [
             *(item for item in SMALL if item != "config=debug"),
@@ -303,6 +306,10 @@ TINY_SCENES = [
 TINY_SCENE_TEACHER = [
     "model.teacher.img_size=[28,42]", "model.teacher.kwargs={embed_dim: 64, depth: 4, num_heads: 1}",
 ]  # fmt: skip
+TINY_DINO = [
+    "model.teachers.dino.arch=vit_tiny_patch16_224",
+    "model.teachers.dino.kwargs={patch_size: 8, embed_dim: 32, depth: 2, num_heads: 2}",
+]
 TINY_FOOD = ["data.source.train_per_class=2", "data.source.val_per_class=1"]
 TINY_TEACHER = [
     "model.teacher.arch=vit_tiny_patch16_224", "model.teacher.img_size=32", "data.img_size=32",
