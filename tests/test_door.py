@@ -455,8 +455,14 @@ def state_of(model: nn.Module) -> list[Any]:
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda m: torch.compile(m, backend="eager")])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
 def test_users_models_are_as_they_were_when_a_run_ends(
-    tmp_path: Any, precision: Any, wrap: Callable[[nn.Module], Any]
+    tmp_path: Any,
+    precision: Any,
+    wrap: Callable[[nn.Module], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv(
+        "PL_SEED_WORKERS", raising=False
+    )  # seed_everything has Lightning seed loaders
     tiny = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
     student = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=CLASSES, **tiny)
     student.eval().blocks.train()

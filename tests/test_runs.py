@@ -293,6 +293,7 @@ def test_the_page_names_every_part_of_the_cache() -> None:
             "foodtag": "`foodtag-mini-*`",
             "locks": "`*.lock`",
             "unfinished": "`teachers/*.part`",
+            "own_runs": "`own_runs-USER/`",
         }.get(name, f"`{name}/`") in page
 
 

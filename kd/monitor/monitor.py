@@ -53,7 +53,7 @@ class Monitor(Callback):
         UserError: an unknown key, or a value that it does not take; ``folder`` is a URL without a folder of runs.
 
     >>> Monitor("runs/mine", max_hours=8).spec.max_hours
-    8
+    8.0
     >>> Monitor("runs/mine", max_hour=8)
     Traceback (most recent call last):
     kd.errors.UserError: kd.Monitor: no key 'max_hour'; did you mean 'max_hours'?

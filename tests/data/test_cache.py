@@ -134,61 +134,14 @@ def test_features_come_back_within_the_stated_error(tmp_path: Path, kind: Any) -
     assert (back is None) == (kind is None)
 
 
-@pytest.mark.parametrize("shape", [(7,), (5, 3), (12, 3, 2)], ids=["vector", "tokens", "map"])
-def test_int8_features_come_back_within_the_stated_error(shape: tuple[int, ...]) -> None:
-    """Channels of unlike size, and a token far beyond those that the units were measured on: nothing is cut off.
-
-    The error is stated of other pictures than the units are of, of all of them and of the worst.
-    """
-    generator = torch.Generator().manual_seed(1)
-    channel = 1 if len(shape) == 2 else 0
-    spread = torch.logspace(-4, 3, shape[channel]).reshape(
-        [-1 if i == channel else 1 for i in range(len(shape))]
-    )
-    x = spread * torch.randn(100, *shape, generator=generator)
-    key, far = ("norm", "any"), 50 * x[:2]
-    codec = AnswerCodec(None, {key: shape}, "int8")
-    noted = codec.measure(torch.zeros(100, 3), {key: x})
-    again = AnswerCodec(None, {key: shape}, "int8")
-    again.as_measured(noted)
-    assert again.record_bytes < AnswerCodec(None, {key: shape}).record_bytes or len(shape) < 3
-    for given in (x, far):
-        _, back = again.decode(codec.encode(torch.zeros(len(given), 3), {key: given}))
-        units = torch.tensor(noted["units"]["norm:any"]).reshape(spread.shape)
-        most = (given / units).abs().topk(2, 1 + channel).values.narrow(1 + channel, 1, 1)
-        off = (back[key] - given).abs()
-        assert (
-            off <= torch.maximum(units * (most / 254 * 1.001).clamp_min(2**-15), given.abs() / 2048)
-        ).all()
-    _, back = codec.decode(codec.encode(torch.zeros(36, 3), {key: x[64:]}))
-    off, size = (v.flatten(1).double().norm(dim=1) for v in (back[key] - x[64:], x[64:]))
+def test_the_error_of_rounding_is_stated_of_all_pictures_and_of_the_worst() -> None:
+    x = torch.randn(36, 5, 3, generator=torch.Generator().manual_seed(1))
+    codec = AnswerCodec(None, {("norm", "any"): (5, 3)})
+    noted = codec.measure(torch.zeros(36, 3), {("norm", "any"): x})
+    off, size = (v.flatten(1).double().norm(dim=1) for v in (x.half() - x, x))
     assert noted["pictures"] == 36
     assert noted["error"]["norm:any"] == pytest.approx(float(off.norm() / size.norm()), rel=1e-4)
     assert noted["worst"]["norm:any"] == pytest.approx(float((off / size).max()), rel=1e-4)
-    for damage in (
-        {},
-        {"units": {}},
-        {"units": {"norm:any": [1.0]}},
-        {"units": {"norm:any": [0.0] * shape[channel]}},
-    ):
-        with pytest.raises(ValueError, match="units"):
-            again.as_measured(damage)
-
-
-@pytest.mark.parametrize("rate", [0, 0.002, 0.005, 0.02])
-def test_a_channel_that_is_silent_in_the_sample_rounds_no_others_to_zero(rate: float) -> None:
-    """Pooled features after a ReLU: most channels are always on, some fire on few pictures."""
-    generator = torch.Generator().manual_seed(0)
-    x = 0.2 + torch.rand(2000, 512, generator=generator)
-    fires = torch.rand(2000, 51, generator=generator) < rate
-    x[:, :51] = torch.rand(2000, 51, generator=generator) * fires
-    key = ("prelogits", "all")
-    codec = AnswerCodec(None, {key: (512,)}, "int8")
-    noted = codec.measure(torch.zeros(256, 1), {key: x[:256]})
-    back = codec.decode(codec.encode(torch.zeros(2000, 1), {key: x}))[1][key]
-    off = (back - x).norm(dim=1) / x.norm(dim=1)
-    assert off.max() < 0.03
-    assert off.mean() < 1.5 * noted["error"]["prelogits:all"] < 0.01
 
 
 def test_features_beyond_half_precision_are_kept_finite() -> None:

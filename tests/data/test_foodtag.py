@@ -232,9 +232,9 @@ def test_the_pictures_are_those_of_this_version() -> None:
     sys.platform != "linux", reason="asks the kernel for a signal at the parent's end"
 )
 def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Path) -> None:
-    program = "import sys, time; from pathlib import Path; from kd.run import pictures; from kd.run.keys import arguments; "
-    program += "sizes = {n: a.value for n, a in arguments('FoodTagMini').items()}; "
-    program += "pictures.draw_ahead({'class_path': 'kd.FoodTagMini', 'init_args': sizes}, Path(sys.argv[1])); "
+    program = "import sys, time; from pathlib import Path; from kd.run import pictures; "
+    program += "sizes = {'train_per_class': 300, 'val_per_class': 60}; "
+    program += "pictures.draw_ahead({'class_path': 'kd.data.sources.FoodTagMini', 'init_args': sizes}, Path(sys.argv[1])); "
     program += "print('torch' in sys.modules, flush=True); time.sleep(60)"
     command = [sys.executable, "-c", program, str(tmp_path)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -260,4 +260,4 @@ def test_pictures_that_are_there_are_not_drawn_ahead(
     drawn = listed.listed("FoodTagMini", "source")
     assert drawn is not None
     sizes = {name: each.value for name, each in drawn.arguments.items()}
-    pictures.draw_ahead({"class_path": "kd.FoodTagMini", "init_args": sizes}, tmp_path)
+    pictures.draw_ahead({"class_path": "kd.data.sources.FoodTagMini", "init_args": sizes}, tmp_path)

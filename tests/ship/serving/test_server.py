@@ -295,6 +295,8 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(
 ) -> None:
     made: list[Request] = []
     monkeypatch.setattr("kd.commands.export.run", made.append)
+    found_exports = iter([None, tmp_path / "model.onnx"])  # before and after it is made
+    monkeypatch.setattr("kd.commands.serve.export_at", lambda *_: next(found_exports))
     (tmp_path / "student.safetensors").touch()
     _model(
         Request(trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]),
