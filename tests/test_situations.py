@@ -21,6 +21,7 @@ def test_no_situation_lets_a_stranger_do_anything(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-m", "tests._situations", str(tmp_path / "world")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "temporary" / "inductor"),
              **{variable: str(tmp_path / name) for variable, name in places.items()}},
         cwd=tmp_path, capture_output=True, text=True, timeout=580,
     )  # fmt: skip

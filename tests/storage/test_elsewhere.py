@@ -108,9 +108,10 @@ def test_a_recipe_from_elsewhere_names_no_other_machine(
     for part in reversed(key.split(".")):
         tree = {part: tree}
     file.write_text(yaml.safe_dump(tree))
+    beside = ["data.engine=ray", "data.num_workers=2"] if key.startswith("data.tier") else []
 
     def settings(*more: str) -> dict:
-        return Run.of(Request(str(recipe), [str(file)], [*more])).config
+        return Run.of(Request(str(recipe), [str(file)], [*beside, *more])).config
 
     with pytest.raises(UserError, match=rf"^{key}: a file from elsewhere names no other machine"):
         settings()
