@@ -125,10 +125,11 @@ def test_answers_on_a_kept_connection_are_sent_at_once(model: Path, tmp_path: Pa
 
     body = in_json(picture())
     with serving(model, first=note_options) as (port, _), connect(port) as raw:
-        for _ in range(2):
+        for _ in range(3):
             raw.sendall(head(len(body)) + body)
             assert receive(raw)[0] == 200
-        assert noted.read_text() == f"{raw.getsockname()[1]} 1\n" * 2
+        answered = f"{raw.getsockname()[1]} 1\n"
+        assert noted.read_text().startswith(2 * answered)  # the third may be noted after it has come
 
 
 def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
