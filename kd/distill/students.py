@@ -1,28 +1,18 @@
 """The students of a run: usually one, or several on the same batches."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from kd.clock import part_of_the_start
 from kd.data.batch import Batch
 from kd.data.info import DataInfo
-from kd.distill.inherit import inherit_together
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Terms
-from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
-from kd.errors import UserError
-from kd.models import Prepare
-from kd.models.taps import Taps
 from kd.optim import Pace, Together
-from kd.report.records import FIT_OF_THE_START
-from kd.teachers import FrozenTeacher, RunTeacher
+from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
 ONLY = "student"
@@ -83,54 +73,6 @@ class Students(nn.ModuleDict):
             for name in student.without_gradient():
                 names.append(f"{key}.{name}")
         return names
-
-    def begin(
-        self,
-        teacher: RunTeacher | None,
-        pictures: Callable[[int], Tensor] | None,
-        device: torch.device = CPU,
-    ) -> list[str]:
-        """Takes first weights from the teacher's layers where the settings say so, then calls each :meth:`Student.begin`.
-
-        Called in the first process alone, before training; the caller sends the weights to the others.
-
-        Args:
-            teacher: the run's.
-            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
-            device: where the run trains; the fit runs there (:mod:`kd.distill.on_device`), and all are where they were
-                afterwards.
-
-        Returns:
-            Each student's message for the user, or "".
-
-        Raises:
-            UserError: no pictures to fit by, or a teacher that can't be inherited from.
-        """
-        # Students of one teacher, fitted by as many pictures, share what is computed of it.
-        students_by_source: dict[tuple[str, int], list[Student]] = {}
-        for student in self.named().values():
-            if student.start == "inherited":
-                source = student.parent, student.sample_size
-                students_by_source.setdefault(source, []).append(student)
-        for (parent, count), students in students_by_source.items():
-            if pictures is None:
-                raise UserError(
-                    "model.student.inherit: needs training pictures: a DistillationDataModule"
-                )
-            assert teacher is not None
-            parent_teacher = teacher.members[parent]
-            parent_model = parent_teacher.original()
-            taps = _taps_of_losses(students, parent_teacher, parent_model)
-            inherit = partial(
-                _inherit, students, parent_model, parent_teacher.prepare, pictures(count), taps
-            )
-            models = [parent_model, *(student.model for student in students)]
-            try:
-                with part_of_the_start(FIT_OF_THE_START):
-                    fit_on(device, models, inherit)
-            except ValueError as error:
-                raise UserError(f"model.student.inherit: {error}") from error
-        return [student.begin(pictures) for student in self.named().values()]
 
     def compile_in_place(self) -> None:
         """Compiles the models whose settings ask for it (``compile``); names of parameters do not change.
@@ -204,70 +146,6 @@ class Students(nn.ModuleDict):
         """
         for student in self.named().values():
             student.take_classifier()
-
-
-def _inherit(
-    students: list[Student],
-    parent_model: nn.Module,
-    parent_input: Prepare,
-    sample: Tensor,
-    taps: SampleTaps,
-    device: torch.device,
-) -> None:
-    """:func:`kd.distill.inherit.inherit_together` of models that are on ``device``; the sample is brought there.
-
-    Args:
-        students: changed in place.
-        parent_model: the teacher's model.
-        parent_input: prepares pictures for it.
-        sample: uint8 pictures ``(N, 3, H, W)``.
-        taps: records what losses need of both models on the way.
-        device: of the models.
-    """
-    models = [(student.model, student.prepare) for student in students]
-    inherit_together(
-        models,  # type: ignore[arg-type]
-        parent_model,
-        sample.to(device),
-        parent_input,  # type: ignore[arg-type]
-        taps,
-    )
-
-
-def _taps_of_losses(
-    students: list[Student], parent: FrozenTeacher, parent_model: nn.Module
-) -> SampleTaps:
-    """Taps on what the students' losses read of themselves and of the teacher whose layers they take.
-
-    Students whose losses read other teachers, too, or need no sample (:attr:`Student.is_settled_by_sample`), get none.
-
-    Args:
-        students: of one parent; each that gets taps has them as its ``sample_taps`` afterwards.
-        parent: the teacher.
-        parent_model: its model as the fit runs it, which may be another than the one that answers.
-
-    Returns:
-        The taps of all of them together; without any it reads no model.
-    """
-    taps: dict[nn.Module, Taps] = {}
-    teacher_paths: list[str] = []
-    reading_students = []
-    for student in students:
-        layers = list(student.objective.wanted.features)
-        of_parent = all(member == student.parent for member, _, _ in layers)
-        if of_parent and student.is_settled_by_sample:
-            reading_students.append(student)
-            taps[student.model] = student.taps
-            teacher_paths += [path for _, path, _ in layers]
-    if reading_students:
-        is_the_same = parent_model is parent.model
-        taps[parent_model] = (
-            parent.taps if is_the_same else Taps(parent_model, [teacher_paths], parent.prepare)
-        )
-    sample_taps = SampleTaps(taps, parent_model)
-    for student in reading_students:
-        student.sample_taps = sample_taps
-    return sample_taps
 
 
 class StepOutput(TypedDict):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from kd.data.batch import Batch, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
 from kd.data.info import DataInfo
-from kd.distill.classifier import fit_new_classifier, fit_to_answers
+from kd.distill.first_weights import begin
 from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
@@ -44,6 +44,7 @@ from kd.optim import OptimSpec, Pace, as_optim
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.ahead import run_ahead, taken
+from kd.teachers.answer import Answer
 from kd.teachers.open_cache import check_before_fits
 
 
@@ -231,12 +232,7 @@ class DistillationModule(Inference):
             settle_once(self.trainer, self.students, self.teacher, sample)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
-            run_ahead(
-                self,
-                self.data,
-                self.teacher,
-                lambda batch: self.students.ask(self.answering_teacher, batch),
-            )
+            run_ahead(self, self.data, self.teacher, self.ask)
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
@@ -277,17 +273,13 @@ class DistillationModule(Inference):
         labelled = None
         if data is not None:
             labelled = data.sample
-        messages = []
-        started = self.students.begin(self.teacher, sample, device)
-        for of_start, student in zip(started, self.students.named().values(), strict=True):
-            message = of_start
-            if not message:
-                message = fit_new_classifier(student, labelled, device)
-                message = message or fit_to_answers(student, self.teacher, sample)
-                student.classifier_is_fitted = bool(message)
-            if message:
-                messages.append(message)
-        return messages
+        students = list(self.students.named().values())
+        messages = begin(students, self.teacher, sample, labelled, device)
+        return [message for message in messages if message]
+
+    def ask(self, batch: Batch) -> Answer:
+        """The teacher's answer to a training batch on the device: what the losses read of it."""
+        return self.students.ask(self.answering_teacher, batch)
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
@@ -431,7 +423,7 @@ class DistillationModule(Inference):
         if "answer" in batch:  # answered ahead
             answer = batch["answer"]()
         else:
-            answer = self.students.ask(self.answering_teacher, batch)
+            answer = self.ask(batch)
         terms_of = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
         # one sum for all students: their parameters, and so their gradients, are apart
         totals = [terms.total for terms in terms_of.values()]

@@ -183,9 +183,20 @@ def _together(run: Run) -> DistillationModule:
         text = run.as_yaml(config)
         run.student_configs[name] = text
         remember(text, config)
-        _seed(run)
-        modules[name] = _module(run, config)
+        modules[name] = module_of(run, differences)
     return DistillationModule.together(modules)
+
+
+def module_of(run: Run, differences: Mapping[str, Any]) -> DistillationModule:
+    """The module of a built run with other settings of its student; data and seed are the run's.
+
+    Args:
+        run: stays as it is.
+        differences: settings by dotted keys, such as ``model.student.arch``.
+    """
+    config = change(run.config, [differences], run.trusted)
+    _seed(run)
+    return _module(run, {**config, "students": None})
 
 
 def _trainer_arguments(run: Run) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_another_order_of_classes_is_found_named_and_written(
     before = run_folders(shuffled)
     with monkeypatch.context() as patched:
         patched.setattr(
-            "kd.distill.students.inherit_together",
+            "kd.distill.first_weights.inherit_together",
             lambda *_: pytest.fail("inherits before the preflight"),
         )
         assert train_main([f"recipe={shuffled}", "model.student.inherit=true"]) == 2

@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-import kd.distill.students as students_module
+import kd.distill.first_weights as first_weights
 import kd.module.distillation as module_module
 from kd.cli import train_main
 from kd.distill.inherit.start import inherit_together
@@ -40,7 +40,7 @@ def watched(items: list[str]) -> int:
         return messages
 
     with (
-        mock.patch.object(students_module, "inherit_together", fits),
+        mock.patch.object(first_weights, "inherit_together", fits),
         mock.patch.object(module_module, "by_the_first", begun),
     ):
         return train_main(settings)
@@ -62,7 +62,7 @@ def failing(items: list[str]) -> int:
     def fails(*_: Any) -> None:
         raise ValueError("planted")
 
-    with mock.patch.object(students_module, "inherit_together", fails):
+    with mock.patch.object(first_weights, "inherit_together", fails):
         return train_main(items)
 
 

@@ -2,28 +2,31 @@
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import count
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor
 
+from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
+from kd.distill.first_weights import begin
 from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
-from kd.distill.students import Students
 from kd.fleet.sizing.candidates import Candidate
 from kd.models.preprocess import evaluating
 from kd.module.distillation import DistillationModule
 from kd.module.evaluation import look, look_at
 from kd.progress import bar
-from kd.run.build import build
+from kd.run.build import build, module_of
 from kd.run.run import Run
 from kd.run.trainer import make_trainer
 from kd.teachers import RunTeacher
-from kd.teachers.answer import ALL
+from kd.teachers.answer import ALL, Answer
+from kd.teachers.build import shared_teachers
 
 PICTURES = 256
 """Most training pictures that a candidate's inherited layers are fitted on: sizes rank alike on 128, and a fit on all
@@ -31,9 +34,7 @@ takes minutes."""
 HELD_OUT = 0.2
 """Share of the training pictures that candidates are scored on: few pictures rank poorly."""
 AT_ONCE = 12
-"""Candidates that inherit in one run, with one pass over the teacher's layers; more take more memory."""
-IN_STEP = 4
-"""Candidates that are distilled in one run, on one teacher's answers: all their activations are in memory."""
+"""Candidates that start together, with one pass over the teacher's layers; more take more memory."""
 NEVER = 10**6
 """Epochs between validations."""
 TEACHER = "teacher"
@@ -52,80 +53,93 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         candidates: to be scored, :data:`AT_ONCE` at a time.
         steps: of the short distillation; 0: none.
         keep: is called with scores by candidate: after each group has inherited, with ``before`` of each one that
-            inherits ({} of others) and of the teacher; then, with ``steps``, after each :data:`IN_STEP` of them are
-            distilled, with their ``before``, if any, and ``after``.
+            inherits ({} of others) and of the teacher; then, with ``steps``, after each of them is distilled, with its
+            ``before``, if any, and ``after``.
     """
     for first in range(0, len(candidates), AT_ONCE):
         group = candidates[first : first + AT_ONCE]
-        module, data = _students(run, group, steps)
-        module.begin(cache(data.sample_pictures), data)
+        modules, data = _built(run, group, steps)
+        students = {name: module.student_of_one for name, module in modules.items()}
+        module = run.module
+        begin(list(students.values()), module.teacher, cache(data.sample_pictures), data.sample)
         drawn = {candidate.name for candidate in group if not candidate.inherits}
         scores = {}
-        for name, value in measured(module, data).items():
+        for name, value in measured(students, data, module.device, module.teacher).items():
             # of others, with drawn or pre-trained weights, none is kept before a distillation
             scores[name] = {} if name in drawn else {"before": value}
         keep(scores)
-        if not steps:
-            continue
-        students = module.students.named()
-        all_names = [candidate.name for candidate in group]
-        for start in range(0, len(group), IN_STEP):
-            names = all_names[start : start + IN_STEP]
-            in_step = {name: students[name] for name in names}
-            module.take(Students(in_step))
-            _distill(run, module, data, label=f"distilling {', '.join(names)}")
-            after = measured(module, data, teacher=False)
-            for name in names:
-                scores[name]["after"] = after[name]
-            keep({name: scores[name] for name in names})
+        answers: list[Answer] = []
+        for name, trained in modules.items() if steps else ():
+            trained.begun = True
+            trained.ask = _kept(answers, trained.ask)  # type: ignore[assignment,method-assign]
+            run.module = trained
+            _distill(run, label=f"distilling {name}")
+            only = {name: students[name]}
+            scores[name]["after"] = measured(only, data, trained.device)[name]
+            keep({name: scores[name]})
 
 
-def _distill(
-    run: Run, module: DistillationModule, data: DistillationDataModule, label: str
-) -> None:
-    """Trains the module's students for the run's ``max_steps`` optimizer steps, with a bar in place of callbacks.
+def _kept(answers: list[Answer], ask: Callable[[Batch], Answer]) -> Callable[[Batch], Answer]:
+    """The teacher's answer to each batch of a training; trainings of the same batches share them.
+
+    Answers of features and maps are not kept: they would fill the memory.
 
     Args:
-        run: its settings make the trainer, a new one at each call.
-        module: trained in place.
-        data: its training pictures; nothing is validated.
+        answers: of the steps so far, in order; filled by the first training.
+        ask: gives a new answer.
+    """
+    steps = count()
+
+    def answer(batch: Batch) -> Answer:
+        """The answer of this step."""
+        step = next(steps)
+        if step < len(answers):
+            return answers[step]
+        given = ask(batch)
+        rows = all(isinstance(x, Tensor) and x.ndim == 2 for x in given.logits.values())
+        if rows and not given.features:
+            answers.append(given)
+        return given
+
+    return answer
+
+
+def _distill(run: Run, label: str) -> None:
+    """Trains the run's module for the run's ``max_steps`` optimizer steps, with a bar in place of callbacks.
+
+    Args:
+        run: its settings make the trainer, a new one at each call; nothing is validated.
         label: of the bar.
     """
     trainer = make_trainer(run)
+    wrap = run.data.wrap_loader  # a fit may wrap the loader for its own module
     with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
 
         def show(trainer: Trainer, *_: object) -> None:
             left.update(trainer.global_step - left.n)
 
         trainer.callbacks[:] = [LambdaCallback(on_train_batch_end=show)]  # type: ignore[attr-defined]
-        trainer.fit(module, data)
+        trainer.fit(run.module, run.data)
+    run.data.wrap_loader = wrap
 
 
-def _students(
+def _built(
     run: Run, group: Sequence[Candidate], steps: int
-) -> tuple[DistillationModule, DistillationDataModule]:
-    """Builds the run with the candidates as its students, on one device, without validation and callbacks.
+) -> tuple[dict[str, DistillationModule], DistillationDataModule]:
+    """Builds the run on one device, without validation and callbacks, and a module for each candidate.
 
-    Nothing is trained or inherited yet.
+    The modules share the run's teacher. Nothing is trained or inherited yet.
 
     Args:
         run: the recipe's; its settings are changed.
-        group: the candidates, which share the teacher's answers.
+        group: the candidates.
         steps: optimizer steps that they train; for 0 the trainer, which needs one at least, is not used.
 
     Returns:
-        The module with the candidates by name, and its data, part of which is held out.
+        The modules by the candidates' names, and the data, part of which is held out.
     """
-    settings_of_students = {}
-    for candidate in group:
-        settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
-        if candidate.inherits:
-            pictures = fitted_on(run.module.student_of_one)
-            settings["model.student.inherit_pictures"] = pictures
-        settings_of_students[candidate.name] = settings
     run.change(
         {
-            "students": settings_of_students,
             "trainer.max_steps": max(1, steps),
             "trainer.max_epochs": -1,
             "trainer.devices": 1,
@@ -139,8 +153,16 @@ def _students(
     )
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    build(run)
-    return run.module, hold_out(run.module, run.data)
+    modules = {}
+    with shared_teachers():
+        build(run)
+        for candidate in group:
+            settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
+            if candidate.inherits:
+                pictures = fitted_on(run.module.student_of_one)
+                settings["model.student.inherit_pictures"] = pictures
+            modules[candidate.name] = module_of(run, settings)
+    return modules, hold_out(run.module, run.data)
 
 
 def fitted_on(student: Student) -> int:
@@ -169,44 +191,47 @@ def hold_out(module: DistillationModule, data: DistillationDataModule) -> Distil
 
 @torch.no_grad()
 def measured(
-    module: DistillationModule, data: DistillationDataModule, teacher: bool = True
+    students: Mapping[str, Student],
+    data: DistillationDataModule,
+    device: torch.device,
+    teacher: RunTeacher | None = None,
 ) -> dict[str, float]:
     """The main metric of each student by name, and of the teacher, in one pass over the pictures of :func:`split_of`.
 
     Of several teachers their mean's, by features none; a teacher without a classifier has one by features alone.
 
     Args:
-        module: its students are the candidates.
+        students: the candidates.
         data: reads the pictures.
-        teacher: whether the teacher is scored too, as :data:`TEACHER`.
+        device: of the students.
+        teacher: scored too, as :data:`TEACHER`; None: it is not.
     """
     of_kind = _of_features
-    if split_of(module.student_of_one) == "val":
+    if split_of(next(iter(students.values()))) == "val":
         of_kind = _of_answers
-    with evaluating(*module.students.named().values()):
-        return of_kind(module, data, module.teacher if teacher else None)
+    with evaluating(*students.values()):
+        return of_kind(students, data, device, teacher)
 
 
 def _of_answers(
-    module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
+    students: Mapping[str, Student],
+    data: DistillationDataModule,
+    device: torch.device,
+    teacher: RunTeacher | None,
 ) -> dict[str, float]:
     """The task's main metric of each candidate, and of the teacher, on the pictures held out, by name.
 
-    Args:
-        module: whose students are the candidates.
-        data: reads the pictures.
-        teacher: None: it is not scored again.
+    Arguments as of :func:`measured`.
     """
-    students = module.students.named()
-    task = module.task
     tasks = {name: student.task for name, student in students.items()}
     for student_task in tasks.values():
         student_task.reset()
+    task = next(iter(tasks.values()))
     teachers_task = copy.deepcopy(task)
     logits_of = {name: student.logits for name, student in students.items()}
     label = f"scoring {len(students)} candidates"
     for batch in bar(data.eval_dataloader("val"), label=label, unit=" batches"):
-        seen = look(batch, task, teacher, logits_of, module.device)
+        seen = look(batch, task, teacher, logits_of, device)
         if seen is None:
             continue
         for name, logits in seen.logits.items():
@@ -221,21 +246,24 @@ def _of_answers(
 
 
 def _of_features(
-    module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
+    students: Mapping[str, Student],
+    data: DistillationDataModule,
+    device: torch.device,
+    teacher: RunTeacher | None,
 ) -> dict[str, float]:
     """The metric of nearest neighbours by features of each candidate, and of a single teacher, by name.
 
-    On the labelled pictures of ``data.probe``. Arguments as of :func:`_of_answers`.
+    On the labelled pictures of ``data.probe``. Arguments as of :func:`measured`.
     """
     models: dict[str, Callable[[Tensor], Tensor]] = {}
-    for name, student in module.students.named().items():
+    for name, student in students.items():
         models[name] = student.logits
     if teacher is not None and ALL in teacher.members:
         models[TEACHER] = teacher
     label = f"scoring {len(models)} models"
     batches = bar(data.eval_dataloader("probe"), label=label, unit=" batches")
-    features = look_at(models, data, batches, module.device)
-    metric = module.task.primary
+    features = look_at(models, data, batches, device)
+    metric = next(iter(students.values())).task.primary
     scores = {}
     for name in models:
         scores[name] = features.accuracy(name)[metric]
