@@ -8,7 +8,7 @@ The ideal is an epoch of the same run without the teacher's forward: what is rea
 ``--pixels`` two arms more: views' pixels kept beside the answers, and one batch that is in memory already, which is the
 ideal then. All arms start their loader anew each epoch. Accuracy with few views is the affair of seeds.py:
 
-    python scripts/bench/seeds.py foodtag_vit --set trainer.max_epochs=16 \\
+    python scripts/bench/arms.py teacher --set recipe=foodtag_vit trainer.max_epochs=16 \\
         --arm v1:model.teacher.cache=on,model.teacher.cache_views=1 \\
         --arm v4:model.teacher.cache=on,model.teacher.cache_views=4 \\
         --arm v16:model.teacher.cache=on,model.teacher.cache_views=16

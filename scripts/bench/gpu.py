@@ -1,7 +1,7 @@
 """A first hour on a GPU, in parts: each a process with a limit of its own, each result a line on the disk at once.
 
-    python scripts/bench/gpu.py --out DIR                              # all parts, some 25 minutes
-    python scripts/bench/gpu.py --out DIR --only facts step fp8        # a command of at most 5 minutes
+    python scripts/bench/gpu.py --out DIR                              # all parts, some 20 minutes
+    python scripts/bench/gpu.py --out DIR --only facts step            # a command of at most 5 minutes
     python scripts/bench/gpu.py --out DIR --only smoke group --at-once 6    # does it work at all? no time counts
     python scripts/bench/gpu.py --out DIR --small                      # all parts on a CPU, to try them
     python scripts/bench/gpu.py --carry DIR --python 3.12              # the wheels that an offline machine lacks
@@ -38,12 +38,7 @@ LIMITS = {
     "compile": 240,
     "graphs": 170,
     "input": 150,
-    "fp8": 90,
     "group": 480,
-    "muon": 330,
-    "optimizers": 60,
-    "masks": 180,
-    "label_free": 120,
     "start": 240,
 }
 WHEELS = (
@@ -201,36 +196,6 @@ def shapes(small: bool) -> list[tuple[int, int]]:
         if small
         else [(1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024), (384, 1536), (1536, 384)]
     )
-
-
-def fp8(part: Part) -> None:
-    """The teacher's products in float8 with a scale a tensor: a ceiling for what a teacher in float8 could give."""
-    import torch
-
-    device = device_of()
-    rows = 64 if part.small else 50432
-    for k, n in shapes(part.small):
-        a, b = (torch.randn(m, k, device=device, dtype=torch.bfloat16) for m in (rows, n))
-
-        def both(a: Any = a, b: Any = b, k: int = k, n: int = n) -> dict[str, Any]:  # noqa: ARG001
-            x, w, one = (
-                a.to(torch.float8_e4m3fn),
-                b.to(torch.float8_e4m3fn),
-                torch.ones((), device=device),
-            )
-            scaled = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
-            arms = {
-                "bf16": lambda: a @ b.T,
-                "fp8": lambda: torch._scaled_mm(x, w.T, **scaled),
-                "cast": lambda: a.to(torch.float8_e4m3fn),
-            }
-            for call in arms.values():
-                call()
-            times = {name: statistics.median(ms) for name, ms in measured(arms).items()}
-            return {f"{name}_ms": round(ms, 4) for name, ms in times.items()} | {
-                "times_as_fast": round(times["bf16"] / (times["fp8"] + times["cast"]), 2)}  # fmt: skip
-
-        part.tried(both, gemm=f"{rows}x{k}x{n}")
 
 
 # -- the pair, without an input ----------------------------------------------------------------------------------------
@@ -641,86 +606,6 @@ def group(part: Part) -> None:
     kd_train(part, "cache-only", 90, *TINY_PAIR, *ddp, *cache, "model.teacher.cache=only")
 
 
-def muon(part: Part) -> None:
-    """The optimizer Muon, alone and in a group of one; the device's iteration is in bfloat16."""
-    base = [*TINY_PAIR, "optim.name=muon", "optim.lr=0.001"]
-    runs = {
-        "muon": base,
-        "muon-compiled": [*base, "model.student.compile=true"],
-        "muon-group": [*base, "trainer.strategy=ddp", "trainer.devices=1"],
-    }
-    kd_trains(part, 150, runs)
-
-
-def optimizers(part: Part) -> None:
-    """Ms of one step of each optimizer on a student's weights, nothing else in it."""
-    import timm
-    import torch
-
-    from kd.optim import OptimSpec, build_optimizer
-
-    small = {"depth": 2, "img_size": 32, "patch_size": 8}
-    for arch in ("vit_tiny_patch16_224", "vit_small_patch16_224"):
-        arms = {}
-        for name in ("adamw", "muon"):
-            model = timm.create_model(arch, **(small if part.small else {})).to(device_of())
-            for weights in model.parameters():
-                weights.grad = torch.randn_like(weights)
-            arms[name] = build_optimizer([model], OptimSpec(name=name, lr=1e-4)).step
-            arms[name]()
-        for name, ms in measured(arms).items():
-            part.say(arch=arch, optimizer=name, ms=round(statistics.median(ms), 3))
-
-
-def masks(part: Part) -> None:
-    """Segmentation: masks that are cut by the loader, and by the device."""
-    import yaml
-
-    from tests._scenes import NAMES, draw
-
-    scenes, recipe = part.work / "scenes", part.work / "masks.yaml"
-    if not scenes.is_dir():
-        draw(scenes, train=16, val=4)
-    vit = {"arch": "vit_tiny_patch16_224", "img_size": 32, "kwargs": {"patch_size": 8, "depth": 2}}
-    source = {
-        "class_path": "kd.data.sources.SegmentationFolder",
-        "init_args": {"root": str(scenes), "class_names": NAMES, "ignore_index": 9},
-    }
-    recipe.write_text(yaml.safe_dump({
-        "recipe": "masks", "preflight": "off",
-        "data": {"source": source, "img_size": 32, "batch_size": 4, "num_workers": 0},
-        "model": {"task": {"class_path": "kd.tasks.Segmentation"}, "teacher": None, "student": vit,
-                  "task_loss_weight": 1.0, "distill_losses": {}},
-        "optim": {"lr": 1e-4, "warmup_epochs": 0}, "trainer": {"max_epochs": 2}}))  # fmt: skip
-    for engine in ("torch", "device"):
-        kd_train(part, f"masks-{engine}", 90, f"recipe={recipe}", f"data.engine={engine}")
-
-
-def label_free(part: Part) -> None:
-    """A student without a classifier, from a teacher's features alone: no labels are read."""
-    import timm
-    import yaml
-    from safetensors.torch import save_file
-
-    weights, recipe = part.work / "features.safetensors", part.work / "label_free.yaml"
-    sizes = {"patch_size": 8, "depth": 4, "embed_dim": 64, "num_heads": 2}
-    arch = "vit_tiny_patch16_224"
-    save_file(timm.create_model(arch, img_size=32, num_classes=0, **sizes).state_dict(), weights)
-    loss = {"class_path": "kd.losses.RADIOLoss", "init_args": {"standardize": "phi_s"}}
-    recipe.write_text(yaml.safe_dump({
-        "recipe": "label_free", "preflight": "off",
-        "data": {"source": {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": str(pictures_of(part))}},
-                 "img_size": 32, "batch_size": 8, "num_workers": 0, "check": "headers"},
-        "model": {"teacher": {"arch": arch, "img_size": 32, "checkpoint": str(weights), "kwargs": sizes},
-                  "student": {"arch": arch, "img_size": 32, "head": False, "kwargs": {**sizes, "depth": 2}},
-                  "task": {"class_path": "kd.tasks.Features"}, "task_loss_weight": 0.0,
-                  "distill_losses": {"patches": loss},
-                  "taps": {"patches": {"student": "maps", "teacher": "maps"}}},
-        "optim": {"lr": 1e-4, "warmup_epochs": 0},
-        "trainer": {"max_epochs": 1, "limit_train_batches": 8}}))  # fmt: skip
-    kd_train(part, "label-free", 120, f"recipe={recipe}")
-
-
 def start(part: Part) -> None:
     """The start from the teacher's layers on the device and on the CPU: seconds, and how far their answers differ."""
     import timm
@@ -759,8 +644,7 @@ def start(part: Part) -> None:
 
 PARTS: dict[str, Callable[[Part], None]] = {
     "facts": facts, "step": step, "smoke": smoke, "train": train, "compile": compiled, "graphs": graphs,
-    "input": feed, "fp8": fp8, "group": group, "muon": muon, "optimizers": optimizers, "masks": masks,
-    "label_free": label_free, "start": start,
+    "input": feed, "group": group, "start": start,
 }  # fmt: skip
 
 

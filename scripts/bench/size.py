@@ -1,7 +1,7 @@
 """Do scores before training rank the sizes of students? Spearman's rank correlation with what training makes of them.
 
     python scripts/bench/size.py recipe=grocery_vit data.source.root=DIR model.teacher.checkpoint=TEACHER \
-        [candidates=12] [sizes=w192d12h3,...] [steps=60] [epochs=5] [together=4]
+        [candidates=12] [sizes=w192d12h3,...] [steps=60] [epochs=5]
 
 Each size is scored right after inheriting and after a short distillation, as ``kd-size`` does on held-out training
 pictures, then trained with the recipe for some epochs from a fresh start, and validated. Printed: all figures, rho of
@@ -24,7 +24,7 @@ import kd
 from kd.fleet.sizing import search
 from kd.fleet.sizing.candidates import candidates
 
-OWN = {"candidates": 12, "steps": 60, "epochs": 5, "together": 4}
+OWN = {"candidates": 12, "steps": 60, "epochs": 5}
 
 
 def main(words: list[str]) -> None:
@@ -42,19 +42,12 @@ def main(words: list[str]) -> None:
     start = time.process_time()
     rows, _ = kd.size(recipe, {**settings, "candidates": own["candidates"], "steps": own["steps"]})
     searched = time.process_time() - start
-    for i in range(0, len(rows), own["together"]):
-        part = rows[i : i + own["together"]]
-        students = {row["name"]: {f"model.student.{key}": row[key] for key in ("arch", "img_size", "kwargs", "inherit")}
-                    for row in part}  # fmt: skip
-        result = kd.train(
-            recipe, {**settings, "students": students, "trainer.max_epochs": own["epochs"]}
-        )
-        for row in part:
-            (row["trained"],) = (
-                value
-                for key, value in result.summary["students"][row["name"]]["val"].items()
-                if key == METRIC
-            )
+    for row in rows:
+        student = {
+            f"model.student.{key}": row[key] for key in ("arch", "img_size", "kwargs", "inherit")
+        }
+        result = kd.train(recipe, {**settings, **student, "trainer.max_epochs": own["epochs"]})
+        row["trained"] = result.summary["student"]["val"][METRIC]
     show(rows, own, searched)
 
 

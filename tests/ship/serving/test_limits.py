@@ -129,7 +129,9 @@ def test_answers_on_a_kept_connection_are_sent_at_once(model: Path, tmp_path: Pa
             raw.sendall(head(len(body)) + body)
             assert receive(raw)[0] == 200
         answered = f"{raw.getsockname()[1]} 1\n"
-        assert noted.read_text().startswith(2 * answered)  # the third may be noted after it has come
+        assert noted.read_text().startswith(
+            2 * answered
+        )  # the third may be noted after it has come
 
 
 def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
