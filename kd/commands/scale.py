@@ -1,14 +1,12 @@
-"""``kd-scale``: how a recipe scales, measured here and predicted for a second machine."""
+"""``kd-scale``: how a recipe scales, measured here and predicted for more processes."""
 
-import math
 import sys
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.scaling.measure import STRATEGIES, ScalingPlan, reading, ring_times
-from kd.fleet.scaling.model import Network, fit, fit_ring
+from kd.fleet.scaling.measure import STRATEGIES, ScalingPlan, reading
 from kd.machine import cores
-from kd.run.own_keys import positive, refuse_words, take, whole_number, whole_numbers
+from kd.run.own_keys import refuse_words, take, whole_number, whole_numbers
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -17,24 +15,23 @@ from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 from kd.storage.writing import write_json
 
 HELP = """\
-kd-scale: how a recipe scales over processes here, and on two machines like this one.
+kd-scale: how a recipe scales over processes here, and over more of them.
 
-  kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp]
+  kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp] [gpus=32]
 
   processes=1,2,4      training processes to measure with, each with a GPU of its own, or on CPUs (1,2)
   strategies=ddp,...   ddp, zero (optim.zero), fsdp; ddp is measured in any case: only its waits are timed apart (ddp)
   steps=N              of each short run (30)
-  network=GBIT         what a machine can send to another, in Gbit/s (100, with half and double of it in the band)
+  gpus=N               training processes to predict, of all machines together (twice the most that are measured)
 
 Measures weak scaling (the batch of a process stays) and strong scaling (the batch of all together stays): images/s,
-efficiency, time of teacher and student, traffic and memory of each strategy. Fits rates a picture and a ring, and says
-how far the fit is from what was measured. Predicts twice the largest number of processes, as a second machine, and
-nothing beyond. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
+efficiency, time of teacher and student, memory of each strategy, and all-reduces of several sizes. Predicts ddp by the
+formula of kd-report --what-if, with what that assumes. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
 """
 
 
 def run(request: Request) -> int | None:
-    """Measures, fits, predicts, writes the page; returns the exit status, None to show the help.
+    """Measures, predicts, writes the page; returns the exit status, None to show the help.
 
     A teacher without weights is trained first. One process is measured in any case, as all others are compared with it.
 
@@ -44,7 +41,9 @@ def run(request: Request) -> int | None:
     if "help" in request.flags or not request.recipe:
         return None
     refuse_words(request)
-    options = take(request, "processes", "strategies", "steps", "network")
+    options = take(request, "processes", "strategies", "steps", "gpus", "network")
+    if "network" in options:
+        raise UserError("network: is not assumed any more; gpus=N predicts from what was measured")
     processes = whole_numbers(options, "processes", "1,2")
     if processes[0] != 1:
         processes = [1, *processes]
@@ -52,9 +51,7 @@ def run(request: Request) -> int | None:
         raise UserError("processes: must name more than one number, as in processes=1,2,4")
     strategies = _strategies(options.get("strategies", "ddp"))
     steps = whole_number(options, "steps", 30, low=5)
-    network = Network()
-    if "network" in options:
-        network = Network(positive("network", options["network"], math.inf), given=True)
+    wanted = whole_number(options, "gpus", 2 * processes[-1])
     run = Run.of(request)
     check_present(run.config)
     config = run.config
@@ -76,22 +73,22 @@ def run(request: Request) -> int | None:
     plan = ScalingPlan(
         items, config["recipe"], folder, processes, strategies, batch, steps, threads
     )
-    return _measure(config, plan, network)
+    return _measure(config, plan, wanted)
 
 
-def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int:
-    """Runs all cases, fits the model and writes ``scale.json`` and the page; returns the exit status.
+def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
+    """Runs all cases, predicts, and writes ``scale.json`` and the page; returns the exit status.
 
     Args:
         config: all settings of the recipe.
         plan: which cases are run, where; settings that all have in common are added to it.
-        network: between the machines of the forecast.
+        wanted: training processes to predict.
 
     Raises:
         UserError: a short run has failed.
     """
     from kd.fit_to_machine.precision import choose_precision
-    from kd.fleet.scaling.page import content, sections
+    from kd.fleet.scaling.page import content, headline, sections
     from kd.report.html import write_page
 
     # what all short runs have in common: no cache, one precision, no start that takes longer than the run
@@ -106,32 +103,22 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
     if (model.get("student") or {}).get("inherit"):
         plan.items.append("model.student.inherit=false")
 
-    readings = []
-    runs = []
+    measured = []
     for case in plan.cases():
         run = plan.run(case)
-        short_run = reading(case, run)
-        print(f"{case.name}: {short_run.step_ms:.1f} ms a step", flush=True)
-        runs.append(run)
-        readings.append(short_run)
+        print(f"{case.name}: {reading(case, run)['step_ms']:.1f} ms a step", flush=True)
+        measured.append((case, run))
     most = plan.processes[-1]
-    on_cpu = runs[0].headers and runs[0].headers[0]["device"] == "cpu"
-    if on_cpu and most > cores():
+    header = next(iter(measured[0][1].headers.values()), {})
+    if header.get("device") == "cpu" and most > cores():
         print(
             f"kd-scale: {most} processes share {cores()} cores: each has less than a core",
             file=sys.stderr,
         )
-    ring = fit_ring(ring_times(runs))
-    students = runs[0].summary.get("students") or {"": runs[0].summary["student"]}
-    # all students' gradients, float32: 4 bytes a parameter
-    gradient_mb = 4e-6 * sum(s["params"] for s in students.values())
-    models = {name: fit(readings, name, ring, gradient_mb) for name in plan.strategies}
-    pictures = runs[0].summary["data"]["train"]
-    result = content(config["recipe"], readings, models, network, pictures)
-    write_json(plan.folder / "scale.json", result)
-    shown = sections(result)
-    file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", shown)
-    print(f"{shown[0]['text']}\nwritten to {file}")
+    scale = content(config["recipe"], measured, wanted)
+    write_json(plan.folder / "scale.json", scale)
+    file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", sections(scale))
+    print(f"{headline(scale)}\nwritten to {file}")
     return 0
 
 

@@ -1,14 +1,12 @@
-"""Short runs of a recipe with so many processes, batch and strategy, each a ``kd-train`` of its own."""
+"""Short runs of a recipe with so many processes, batch and strategy, each a ``kd-train`` of its own, and their numbers."""
 
 import os
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.scaling.model import PARTS, ShortRun
 from kd.launch.child import reason_in, start_kd_train
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, percentile, read_run
@@ -128,15 +126,17 @@ class ScalingPlan:
         return read_run(folder_of_recipe(self.folder, self.recipe) / case.name)
 
 
-def reading(case: Case, run: RunRecords) -> ShortRun:
+def reading(case: Case, run: RunRecords) -> dict[str, Any]:
     """The medians of a run's steps; left out are the first of each epoch, which starts a loader, and the run's second.
-
-    Times are of the process that records (rank 0), in ms; ``memory_mb`` and ``state_mb`` are None where the run's
-    summary lacks them. A phase that no step has recorded counts as 0 ms.
 
     Args:
         case: what was run.
         run: its records.
+
+    Returns:
+        A run as ``scale.json`` has it. Times are of the process that records (rank 0), in ms; a phase that no step has
+        recorded counts as 0 ms. ``images_per_s`` is of all processes. ``memory_mb`` and ``state_mb`` (weights, gradients
+        and optimizer of a process) are None where the run's summary lacks them.
 
     Raises:
         UserError: no step is left.
@@ -146,72 +146,41 @@ def reading(case: Case, run: RunRecords) -> ShortRun:
     if not steps:
         raise UserError(f"{run.folder}: no step was recorded after the first (steps=)")
 
-    # medians by phase, added up by part of the step
-    recorded = {phase for step in steps for phase in step}
-    median_ms = {}
-    for phase in recorded:
-        median_ms[phase] = percentile([step.get(phase, 0.0) for step in steps], 50)
+    def median_ms(phase: str) -> float:
+        return percentile([step.get(phase, 0.0) for step in steps], 50)
+
     parts = {}
-    for part in PARTS:
-        parts[part] = sum(median_ms.get(phase, 0.0) for phase in PHASES_OF[part])
-
-    # spread of the steps: half of the range of the middle two thirds, as a share of the median
-    lengths = []
-    for step in steps:
-        of_parts = [step.get(phase, 0.0) for phases in PHASES_OF.values() for phase in phases]
-        lengths.append(sum(of_parts) + step.get("communication", 0.0))
-    low, middle, high = (percentile(lengths, q) for q in (16, 50, 84))
-    spread = 0.0
-    if middle:
-        spread = (high - low) / 2 / middle
-
+    for part, phases in PHASES_OF.items():
+        parts[part] = sum(map(median_ms, phases))
+    communication_ms = median_ms("communication")
+    step_ms = sum(parts.values()) + communication_ms
     memory: dict[str, float] = run.summary.get("memory_mb") or {}
     state_mb = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))
-    return ShortRun(
-        case.strategy,
-        case.processes,
-        case.batch,
-        parts,
-        exposed=median_ms.get("communication", 0.0),
-        sent_mb=_sent_mb(facts),
-        memory_mb=run.summary.get("peak_memory_mb"),
-        state_mb=state_mb or None,
-        spread=spread,
-    )
+    return {
+        "strategy": case.strategy,
+        "processes": case.processes,
+        "batch": case.batch,
+        "step_ms": step_ms,
+        "images_per_s": 1000 * case.processes * case.batch / step_ms,
+        "parts_ms": parts,
+        "communication_ms": communication_ms,
+        "memory_mb": run.summary.get("peak_memory_mb"),
+        "state_mb": state_mb or None,
+    }
 
 
-def _sent_mb(facts: Facts) -> float | None:
-    """MB (10^6 bytes) that each process of this machine sends in a step, counted at the network devices.
+def all_reduces(run: RunRecords) -> list[dict[str, float]]:
+    """The all-reduces that a run of several processes has timed (:mod:`kd.monitor.ring`); [] of one process.
 
-    The mean rate between the first and the last usual step, times the seconds of a step, over the processes. None with
-    one process, or with fewer than three samples of the rate in that time.
+    Each has ``processes``, ``mb`` (10^6 bytes) and ``ms``, the median.
     """
-    if len(facts.usual_steps) < 2:
-        return None
-    first = facts.usual_steps[0]
-    last = facts.usual_steps[-1]
-    rates = []  # MiB a second
-    for sample in facts.samples:
-        if first["t"] < sample["t"] <= last["t"] and "net_w" in sample:
-            rates.append(sample["net_w"])
-    if len(rates) < 3 or facts.processes < 2:
-        return None
-    mb_a_second = sum(rates) / len(rates) * 2**20 / 1e6
-    seconds = last["t"] - first["t"]
-    steps = last["step"] - first["step"]
-    return mb_a_second * seconds / steps / facts.processes
-
-
-def ring_times(runs: Sequence[RunRecords]) -> list[tuple[int, float, float]]:
-    """``(processes, MB, ms)`` of the all-reduces that the runs have timed; a MB is 10^6 bytes.
-
-    A run of several processes writes one event ``ring``, whose ``times`` are ``[bytes, seconds]`` by size of message
-    (:mod:`kd.monitor.ring`); a run of one process adds nothing. :func:`kd.fleet.scaling.model.fit_ring` takes the list.
-    """
+    event: dict[str, Any] = run.event("ring") or {"times": []}
     times = []
-    for run in runs:
-        event: dict[str, Any] | None = run.event("ring")
-        if event:
-            for size, seconds in event["times"]:
-                times.append((event["processes"], size / 1e6, 1000 * seconds))
+    for size, seconds in event["times"]:
+        time = {
+            "processes": event["processes"],
+            "mb": size / 1e6,
+            "ms": 1000 * seconds,
+        }
+        times.append(time)
     return times

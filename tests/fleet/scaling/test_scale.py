@@ -8,7 +8,6 @@ import pytest
 from kd.cli import main
 from kd.commands.scale import _measure
 from kd.fleet.scaling.measure import ScalingPlan
-from kd.fleet.scaling.model import Network
 from kd.report.records import RunRecords
 from tests._helpers import run_cli
 
@@ -24,7 +23,8 @@ from tests._helpers import run_cli
         ("strategies=ddp,zero4", "strategies: ddp, zero and fsdp are measured, got 'zero4'"),
         ("steps=2", "steps: must be a whole number >= 5, got '2'"),
         ("machines=8", "no key 'machines'"),
-        ("network=fast", "network: must be a number > 0, got 'fast'"),
+        ("network=25", "network: is not assumed any more; gpus=N predicts from what was measured"),
+        ("gpus=many", "gpus: must be a whole number >= 1, got 'many'"),
         ("processes=1,3", "processes: 3 must divide data.batch_size=8"),
         ("data.batch_size=auto", "data.batch_size: kd-scale needs a number, got auto"),
     ],
@@ -59,7 +59,7 @@ def test_no_teacher_of_several_reads_a_cache_in_short_runs(tmp_path: Path) -> No
     model = {"teacher": None, "teachers": {"a": {"cache": "on"}, "b": {"cache": "auto"}}}
     config = {"model": model, "trainer": {"precision": "32-true", "accelerator": "cpu"}}
     with pytest.raises(Begun):
-        _measure(config, plan, Network())
+        _measure(config, plan, 4)
     assert plan.items == ["model.teachers.a.cache=off", "model.teachers.b.cache=off"]
 
 
@@ -86,7 +86,7 @@ def test_a_recipe_is_measured_with_every_strategy(recipe: Path) -> None:
     )
     assert by_case["zero", 8]["state_mb"] < by_case["ddp", 8]["state_mb"]
     assert by_case["fsdp", 8]["state_mb"] < by_case["zero", 8]["state_mb"]
-    assert set(found["fitted"]) == {"ddp", "zero", "fsdp"}
-    assert found["predicted"][0]["machines"] == 2
-    assert "Predicted for two machines like this one" in (folder / "report.html").read_text()
+    assert {time["processes"] for time in found["all_reduce"]} == {2}
+    assert found["predicted"]["processes"] == 4 and found["predicted"]["images_per_s"] > 0
+    assert "4 processes would train" in (folder / "report.html").read_text()
     assert (folder / "tiny" / "fsdp-2x8" / "student.safetensors").is_file()
