@@ -1,15 +1,14 @@
 """A search from its beginning to its result, and the winner's second trial on fresh seeds."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
-from kd.fleet.tuning.plan import LATENCY, SearchObjective, SearchPlan
+from kd.fleet.tuning.plan import LATENCY, SearchPlan
 from kd.fleet.tuning.results import Confirmation, chosen, print_table, words_of, write_best
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import JOURNAL
-from kd.fleet.tuning.trials import TrialRun, deal, gpus_of, lock_trial, split_metrics
+from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, gpus_of, lock_trial, split_metrics
 from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
@@ -67,17 +66,18 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     seeds = tuple(range(first_seed, first_seed + plan.confirm))
     jobs = _train_on_seeds(search, plan, seeds)
 
-    name = objective.name
-    values = [objective.value(job.run) for job in jobs]
-    confirmations = [_compared(objective, name, seeds, values)]
-    metric = name.removeprefix("val/")
-    if metric != name and has_test_split(plan):
-        tested = []
-        for job in jobs:
-            metrics = split_metrics(job.run, TEST, job.slot)
-            tested.append(metrics.get(metric))
-        if None not in tested:
-            confirmations.append(_compared(objective, f"{TEST}/{metric}", seeds, tested))
+    def compared(name: str, values: list[float]) -> Confirmation:
+        """The winner's values, then the default's."""
+        of_winner, of_default = tuple(values[: len(seeds)]), tuple(values[len(seeds) :])
+        return Confirmation(name, objective.maximize, seeds, of_winner, of_default)
+
+    confirmations = [compared(objective.name, [objective.value(job.run) for job in jobs])]
+    metric = objective.name.removeprefix("val/")
+    if metric != objective.name and has_test_split(plan):
+        tested = [split_metrics(job.run, TEST, job.slot) for job in jobs]
+        if all(metric in metrics for metrics in tested):
+            values = [metrics[metric] for metrics in tested]
+            confirmations.append(compared(f"{TEST}/{metric}", values))
     return confirmations
 
 
@@ -98,36 +98,30 @@ def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> l
         "default": shared,
     }
     jobs = []
-    items = []
+    waiting = []
     for name, command_line in command_lines.items():
         for seed in seeds:
             folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
             owner = lock_trial(folder)
             if owner is None:
                 raise UserError(f"confirm: {folder} is being trained by another process")
-            jobs.append(TrialRun(folder, plan.config["recipe"], search.free[0], owner))
-            items.append([*command_line, f"seed={seed}"])
-    search.wait(jobs, items)
+            job = TrialRun(folder, plan.config["recipe"], search.pool.free[0], owner)
+            jobs.append(job)
+            waiting.append((job, [*command_line, f"seed={seed}"]))
+
+    def begin(slot: Slot) -> TrialRun | None:
+        if not waiting:
+            return None
+        job, items = waiting.pop(0)
+        job.slot = slot
+        job.begin(items)
+        return job
+
+    Pool(search.pool.free).run(begin, lambda job: job.status is not None)
     for job in jobs:
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
     return jobs
-
-
-def _compared(
-    objective: SearchObjective, name: str, seeds: tuple[int, ...], values: list[Any]
-) -> Confirmation:
-    """One objective of the winner and of the default, on the same seeds.
-
-    Args:
-        objective: whether more is better.
-        name: of the number for people.
-        seeds: that both were trained on.
-        values: the winner's, then the default's.
-    """
-    of_winner = tuple(values[: len(seeds)])
-    of_default = tuple(values[len(seeds) :])
-    return Confirmation(name, objective.maximize, seeds, of_winner, of_default)
 
 
 def has_test_split(plan: SearchPlan) -> bool:

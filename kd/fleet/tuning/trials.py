@@ -2,18 +2,21 @@
 
 import csv
 import fcntl
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
+from kd.errors import Stopped
 from kd.launch.child import reason_in, start_kd_train
-from kd.machine import core_ids
+from kd.machine import core_ids, signals_kept
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
 from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weights
@@ -24,6 +27,10 @@ LOG = "log.txt"
 """A trial's output, in its folder."""
 KILL_S = 60.0
 """Seconds from SIGTERM to SIGKILL: a step and a checkpoint take less."""
+POLL_S = 0.2
+"""Seconds between two looks at the trials."""
+WITH_SEARCH = "the search ends"
+"""Why a trial was stopped that the same command resumes."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,10 @@ class TrialRun:
     """Whether the measurement of its student's speed was started."""
     began: float = field(default_factory=time.monotonic)
     """When this process began to watch it, in seconds of the monotonic clock."""
+    trial: Any = None
+    """Optuna's trial; None of a run that confirms the winner."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """The trial's values by key."""
 
     @property
     def run(self) -> Path:
@@ -211,11 +222,6 @@ class TrialRun:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
-    def wait(self) -> None:
-        """Blocks until the run has ended."""
-        while self.status is None:
-            time.sleep(0.05)
-
     @property
     def status(self) -> int | None:
         """The exit status, negative for a signal; None while it runs; 0 where there was nothing to run.
@@ -240,6 +246,76 @@ class TrialRun:
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return reason_in(self.folder / LOG)
+
+
+class Pool:
+    """Runs trials on the places of this machine: until none is left, a signal comes, or the time is up.
+
+    Args:
+        slots: the places.
+        hours: after which running trials save and :meth:`run` returns; None: as long as it takes.
+    """
+
+    def __init__(self, slots: Sequence[Slot], hours: float | None = None) -> None:
+        self.free = list(slots)
+        self.running: list[TrialRun] = []
+        self.stopped_by: int | None = None  # number of the signal
+        self._ends = math.inf if hours is None else time.monotonic() + 3600 * hours
+
+    def run(
+        self, begin: Callable[[Slot], TrialRun | None], ended: Callable[[TrialRun], bool]
+    ) -> None:
+        """Fills the places, and looks at each running trial again and again.
+
+        Before it returns or raises, all running trials have saved and ended: no process is left over.
+
+        Args:
+            begin: starts the next trial on a place; None: none is left.
+            ended: looks at a running trial; whether it has ended, and its place and its lock are free.
+
+        Raises:
+            Stopped: a signal has come: SIGTERM or SIGINT, of which the second Ctrl-C has trials killed at once.
+        """
+        with signals_kept(self._on_signal):
+            try:
+                while True:
+                    self._look(ended)
+                    is_over = self.stopped_by is not None or time.monotonic() > self._ends
+                    while self.free and not is_over:
+                        job = begin(self.free[0])
+                        if job is None:
+                            break
+                        self.free.pop(0)
+                        self.running.append(job)
+                    if is_over:
+                        self._stop()
+                    if not self.running:
+                        break
+                    time.sleep(POLL_S)
+            finally:  # a full disk, too, leaves no process
+                self._stop()
+                while any(job.status is None for job in self.running):
+                    time.sleep(POLL_S)
+        if self.stopped_by is not None:
+            raise Stopped(self.stopped_by)
+
+    def _look(self, ended: Callable[[TrialRun], bool]) -> None:
+        for job in list(self.running):
+            if ended(job):
+                self.running.remove(job)
+                self.free.append(job.slot)
+                job.owner.close()
+
+    def _stop(self) -> None:
+        for job in self.running:
+            job.stop(WITH_SEARCH)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGTERM and SIGINT; it only notes the signal, and the loop in :meth:`run` acts on it."""
+        if self.stopped_by is not None and number == signal.SIGINT:
+            for job in self.running:
+                job.patience_s = 0
+        self.stopped_by = self.stopped_by or number
 
 
 def split_metrics(run: Path, split: str, slot: Slot) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pytest
 from kd.errors import UserError
 from kd.fleet.tuning.space import Space
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import TrialRun, deal, lock_trial
+from kd.fleet.tuning.trials import WITH_SEARCH, Pool, TrialRun, deal, lock_trial
 from kd.storage.writing import guard
 
 
@@ -57,7 +57,7 @@ def job_in(folder: Path) -> tuple[TrialRun, Place]:
 def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_path: Path) -> None:
     """It was recorded as failed: the search that stops begins no timing."""
     pytest.importorskip("optuna")
-    from kd.fleet.tuning.search import Running, Search
+    from kd.fleet.tuning.search import Search
 
     job, place = job_in(tmp_path / "trials" / "0000")
     finish(job)
@@ -66,9 +66,11 @@ def test_a_trial_that_finishes_while_the_search_stops_is_timed_by_the_next(tmp_p
     search: Any = Search.__new__(Search)
     search.plan = SimpleNamespace(objectives=[None, None], wants_latency=True, trial_hours=None)
     search.study = SimpleNamespace(tell=lambda trial, state, **_: told.append(state))
-    search.running, search.free = [Running(None, {}, job)], []
-    search._end_all("SIGTERM")
-    assert (told, search.running, search.free) == ([], [], [place])
+    job.stop(WITH_SEARCH)
+    pool = Pool([])
+    pool.running.append(job)
+    pool.run(lambda slot: None, search._has_ended)
+    assert (told, pool.running, pool.free) == ([], [], [place])
     assert not job.has_latency and not place.started
 
 

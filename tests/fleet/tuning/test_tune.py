@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -126,26 +125,6 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
     assert (
         "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
     )
-
-
-def test_a_resumed_search_knows_how_long_its_trials_took(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    items = [
-        f"recipe={recipe}",
-        "trainer.max_epochs=1",
-        "sampler=grid",
-        "pruner=none",
-        disturb("Slow", seconds=0.2),
-    ]
-    items += ["search.optim.lr=[0.01, 0.001]", "jobs=1"]
-    assert main("tune", [*items, "trials=1"]) == 0
-    assert ": 0 of 1 ended\n" in capsys.readouterr().out  # nothing is known yet
-    assert main("tune", [*items, "trials=2"]) == 0
-    out = capsys.readouterr().out
-    found = re.search(r": 1 of 2 ended, best trial 0, about ([\d.]+) s left\n", out)
-    assert found is not None, out
-    assert float(found[1]) >= 1
 
 
 def test_trials_share_the_preflight_and_the_teachers_answers(
