@@ -64,7 +64,7 @@ def test_every_child_python_is_started_by_one_function() -> None:
         for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Attribute) and node.attr in ("executable", "orig_argv")
     }
-    shown = {"kd/errors.py", "kd/fleet/jobs/torchrun.py"}  # a line for people; a script
+    shown = {"kd/errors.py", "kd/fleet/jobs/places/torchrun.py"}  # a line for people; a script
     assert named == {"kd/machine.py", *shown}
 
 

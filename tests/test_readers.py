@@ -100,7 +100,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.student": {"safetensors.safe_open": WEIGHTS, "safetensors.torch.load_file": WEIGHTS,
                           "timm.create_model": BUILT},
     "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
-    "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
+    "kd.fleet.jobs.places.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
     "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
     "kd.data.sources.hugging_face": dict.fromkeys(
         ("datasets.load_dataset_builder", "datasets.get_dataset_split_names"),

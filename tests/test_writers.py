@@ -85,16 +85,15 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.data.tier.cluster": {"shutil.rmtree": NEW},
     "kd.fit_to_machine.memory": {"limit_file.read_text": SYSTEM, "(cgroup / 'memory.current').read_text": SYSTEM},
     "kd.fleet.endpoint": {"file.write_bytes": NEW},
-    "kd.fleet.jobs.sagemaker": {"part.rename": JOB},
-    "kd.fleet.jobs.sent": {
+    "kd.fleet.jobs.places.sagemaker": {"part.rename": JOB},
+    "kd.fleet.jobs.target": {
         "(folder / name).touch": JOB,
         "(folder / name).write_text": JOB,
         "folder.mkdir": JOB,
         "shutil.rmtree": JOB,
     },
-    "kd.fleet.jobs.sky": {"part.rename": JOB},
     "kd.launch.ray_nodes": {"tempfile.NamedTemporaryFile": NEW, "self.log.unlink": NEW},
-    "kd.fleet.jobs.slurm": {"tempfile.NamedTemporaryFile": NEW},
+    "kd.fleet.jobs.places.slurm": {"tempfile.NamedTemporaryFile": NEW},
     "kd.fleet.sizing.timing": {"folder.mkdir": NEW},
     "kd.fleet.tuning.study": {"file.truncate": DOOR},
     "kd.launch.sagemaker": {

@@ -3,22 +3,22 @@
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 
 from kd.errors import UserError, did_you_mean
+from kd.fleet.jobs import places
 from kd.fleet.jobs.job import KEYS, Job, read_job
-from kd.fleet.jobs.sent import follow, send, sent_before
 from kd.fleet.jobs.target import Target
 from kd.run.own_keys import take, take_all, truth
 from kd.run.request import Request
 
-TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "torchrun": "Torchrun"}
-SEARCH = "sagemaker search"
-"""The place of ``--tune``, as a job's record names it."""
+PLACES = sorted(file.stem for file in Path(places.__file__).parent.glob("[a-z]*.py"))
+"""The places: the files of ``kd/fleet/jobs/places``."""
 HELP = """\
-kd-launch: sends a run to other machines, follows it and fetches its folder.
+kd-launch: sends a run to other machines.
 
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
-  kd-launch PLACE job=NAME            follows and fetches a job that was sent before
+  kd-launch sagemaker job=NAME        waits for a job's end and fetches its run's folder
   kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [serverless=true] [--dry-run]
                                       the run's student as a SageMaker endpoint: creates, waits, sends one picture;
                                       batch=s3://IN out=s3://OUT: over pictures in S3 instead
@@ -32,7 +32,6 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
   hours=            after which the job is stopped (24, or an hour more than monitor.max_hours)
   prices=FILE       instance: price of an hour; then monitor.budget= stops the run, and the report knows the cost
   job=NAME          of the job (recipe and time)
-  wait=false        only sends it
   --dry-run         shows what would be sent, exactly (but for the secret of its machines), and sends nothing; what is
                     not known yet (image, role, bucket, channels) has placeholders
   --tune            a search in place of one run: search.KEY=SPACE trials=N jobs=K objective=val/acc1 (sagemaker)
@@ -40,18 +39,6 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
 All other keys are the run's (kd-train --keys). Keys of the places:
 """
 
-PLACES_BY_OTHER_NAMES = {
-    "local": "torchrun",
-    "ssh": "torchrun",
-    "skypilot": "sky",
-    "k8s": "sky",
-    "kubernetes": "sky",
-    "kubeflow": "sky",
-    "aws": "sagemaker",
-    "sbatch": "slurm",
-}
-OTHER_DISKS = ("sagemaker", "sky", SEARCH)
-"""Places whose machines do not share this machine's folders."""
 CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
 MEANT = {
     "time": "hours",
@@ -67,12 +54,10 @@ MEANT = {
 
 
 def run(request: Request) -> int | None:
-    """Sends a run to a place and follows it, or follows one that was sent; ``--dry-run`` shows what would be sent.
+    """Sends a run to a place, or follows one that was sent; ``--dry-run`` shows what would be sent.
 
     Returns:
-        The exit status: 0 once the job is done and the folder that it has left is here, or after ``wait=false`` and
-        ``--dry-run``; 1 where the job has failed or was stopped, 130 after Ctrl-C (the job continues). None to show the
-        help.
+        The exit status: of :meth:`kd.fleet.jobs.target.Target.wait`, else 0; None to show the help.
 
     Raises:
         UserError: an unknown place, a wrong key, or a refusal of the place.
@@ -86,57 +71,53 @@ def run(request: Request) -> int | None:
         return endpoint.run(request)
     if "delete" in request.flags:
         raise UserError("--delete: is for kd-launch endpoint RUN")
-    if place not in TARGETS or request.rest:
+    if place not in PLACES or request.rest:
         word = (request.rest or [place])[0]
-        raise UserError(f"what is '{word}'? Places are {', '.join(TARGETS)}{_meant_place(word)}")
+        raise UserError(f"what is '{word}'? Places are {', '.join(PLACES)}{_meant_place(word)}")
     target = _target(place)
     options = _take_options(request, target.keys)
     if "job" in options and not request.recipe:
         others = take_all(request, *KEYS, "runs_dir", of_data=False)
-        return follow(sent_before(options["job"], others.get("runs_dir", "runs")), _target)
+        return target.follow(options["job"], others.get("runs_dir", "runs"))
     if "tune" in request.flags:
         target = _search(place, request)
-        place = SEARCH
-    waits = "wait" not in options or truth(options, "wait")
     job = read_job(request, options, target.example)
     files = target.write(job)
     missing = job.what_is_missing()
     if missing and "dry-run" not in request.flags:
         raise UserError(missing)
-    notes = _local_paths(job, place)
+    notes = _local_paths(job, target)
     notes.append(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)")
     if "dry-run" in request.flags:
         print(*notes, sep="\n", file=sys.stderr)
         _show(job, files)
         return 0
+    waits = truth({"wait": "true", **options}, "wait")
     target.check(job)
-    send(target, job, job.folder, files, place)
+    target.send(job, files)
     # A mistake is one line: nothing is printed before it was sent.
     print(*notes, sep="\n", file=sys.stderr)
-    if not waits:
-        return 0
-    return follow(job.folder, _target)
+    return target.wait(job, files) if waits else 0
 
 
-def _local_paths(job: Job, place: str) -> list[str]:
+def _local_paths(job: Job, target: Target) -> list[str]:
     """A line for each folder or file in the job's ``data.*`` and ``model.*`` that the place's machines can't see; [] where
     they share this disk.
-
-    Args:
-        job: to be sent.
-        place: a key of :data:`TARGETS`, or :data:`SEARCH`.
     """
-    if place not in OTHER_DISKS:
+    if target.shares_disk:
         return []
     remedy = "give a URL (s3://BUCKET/FOLDER), or its place on the job's machines"
-    if place in ("sagemaker", SEARCH):
+    if "channel.NAME" in target.keys:
         remedy += CHANNEL
     return [f"kd-launch: {item} is on this machine alone: {remedy}" for item in job.local_paths]
 
 
 def _meant_place(word: str) -> str:
     """A question for the place that a word may mean, or ""."""
-    return did_you_mean(PLACES_BY_OTHER_NAMES.get(word, word), TARGETS)
+    for place in PLACES:
+        if word in _target(place).also:
+            word = place
+    return did_you_mean(word, PLACES)
 
 
 def _show(job: Job, files: Mapping[str, str]) -> None:
@@ -160,7 +141,7 @@ def _show(job: Job, files: Mapping[str, str]) -> None:
 def usage() -> str:
     """The help of ``kd-launch``, with the keys of each place; :mod:`kd.cli` prints it in place of ``HELP``."""
     text = HELP
-    for place in TARGETS:
+    for place in PLACES:
         target = _target(place)
         text += f"  {place:<12} {'instances=':<16} for example {target.example}\n"
         for key, meaning in target.keys.items():
@@ -168,15 +149,13 @@ def usage() -> str:
     return text
 
 
-def _target(place: str, *search: object) -> Target:
-    """The place by its name, whose file is imported here; ``search``: arguments of a search's place."""
-    module = place
-    class_name = TARGETS.get(place, "")
-    if place == SEARCH:
-        module = "tune"
-        class_name = "SageMakerSearch"
-    target_class = getattr(import_module(f"kd.fleet.jobs.{module}"), class_name)
-    return target_class(*search)
+def _target(place: str) -> Target:
+    """The place by its name, whose file is imported here."""
+    module = import_module(f"{places.__name__}.{place}")
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == module.__name__ and Target in kind.__mro__:
+            return kind()
+    raise AttributeError(f"{module.__name__} has no Target")
 
 
 def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]:
@@ -196,6 +175,8 @@ def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]
     for key, flag in (("dry_run", "--dry-run"), ("tune", "--tune")):
         if key in typed:
             raise UserError(f"no key '{key}'; did you mean '{flag}'?")
+    if "wait" in typed and "wait" not in place_keys:
+        raise UserError("wait: this place is not waited for; leave it out")
     keys = [*KEYS, *place_keys]
     for key in typed:
         if MEANT.get(key) in keys and key not in keys:
@@ -217,6 +198,6 @@ def _search(place: str, request: Request) -> Target:
         raise UserError(
             f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines"
         )
-    from kd.fleet.jobs.tune import planned
+    from kd.fleet.jobs.tune import SageMakerSearch, planned
 
-    return _target(SEARCH, *planned(request))
+    return SageMakerSearch(*planned(request))

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Machines, Needs, read_machines
-from kd.fleet.jobs.sagemaker import (
+from kd.fleet.jobs.places.sagemaker import (
     WRITABLE,
     aws_session,
     boto_errors,
@@ -19,7 +20,6 @@ from kd.fleet.jobs.sagemaker import (
     check_type,
     remove_upload,
 )
-from kd.fleet.jobs.target import Outcome, followed
 from kd.launch.groups import has_gpus
 from kd.run.open import open_run
 from kd.run.own_keys import take_all, truth
@@ -44,10 +44,10 @@ KEYS = {
 }
 PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
 """What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
+WAITERS = {"endpoint": "endpoint_in_service", "transform_job": "transform_job_completed_or_stopped"}
+"""boto3's waiters for an endpoint and for a batch transform."""
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
 """Memory in MB, and requests at a time, of a serverless endpoint."""
-POLL_S = 15
-"""Seconds between two questions for the state of the endpoint or batch transform."""
 PICTURE = "application/x-image"
 """Content type of a request's picture."""
 ALIKE = 0.02
@@ -176,12 +176,12 @@ def run(request: Request) -> int:
     name = f" job={options['job']}" if "job" in options else ""
     again = f"kd-launch endpoint {request.rest[0]}{name} --delete"
     kind = "transform_job" if "batch" in options else "endpoint"
-    outcome = _wait(kind, endpoint.name)
+    status = _wait(kind, endpoint.name)
     print(
-        f"kd-launch: {endpoint.name}: {outcome.text}; what is paid for is removed by: {again}",
+        f"kd-launch: {endpoint.name}: {status}; what is paid for is removed by: {again}",
         flush=True,
     )
-    if not outcome.done:
+    if status not in ("InService", "Completed"):
         return 1
     if kind == "transform_job":
         return 0
@@ -293,31 +293,29 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
         raise
 
 
-def _wait(kind: str, name: str) -> Outcome:
-    """Waits until an endpoint is in service or a batch transform is done, or it has failed; prints each new status.
+def _wait(kind: str, name: str) -> str:
+    """Waits until an endpoint is in service or a batch transform is done, or it has failed.
 
     Args:
         kind: ``endpoint`` or ``transform_job``, as in boto3's methods.
         name: of it.
 
+    Returns:
+        The service's word for its state, and the reason of a failure.
+
     Raises:
-        UserError: as :func:`kd.fleet.jobs.target.patiently`.
+        UserError: SageMaker can't be reached.
     """
+    from botocore.exceptions import WaiterError
+
     client = aws_session().client("sagemaker")
     word = kind.title().replace("_", "")
-
-    def poll() -> tuple[str, Outcome | None]:
-        """One look at the service: the status, and the outcome once it is in service, done or has failed."""
-        with boto_errors():
-            answer = getattr(client, f"describe_{kind}")(**{f"{word}Name": name})
-        status = answer[f"{word}Status"]
-        done = status in ("InService", "Completed")
-        text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
-        if done or status in ("Failed", "Stopped", "OutOfService"):
-            return status, Outcome(done, text)
-        return status, None
-
-    return followed(name, poll, POLL_S)
+    named = {f"{word}Name": name}
+    with boto_errors():
+        with suppress(WaiterError):  # what has failed says why when it is described
+            client.get_waiter(WAITERS[kind]).wait(**named)
+        answer = getattr(client, f"describe_{kind}")(**named)
+    return f"{answer[f'{word}Status']}: {answer.get('FailureReason', '')}".rstrip(": ")
 
 
 def invoke(name: str, picture: bytes) -> bytes:

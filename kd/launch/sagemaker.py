@@ -86,6 +86,15 @@ def _as_text(value: object) -> str:
     return value
 
 
+def channel_variable(name: str) -> str:
+    """The variable that holds a channel's folder, as a shell takes it.
+
+    >>> channel_variable("train-set")
+    'SM_CHANNEL_TRAIN_SET'
+    """
+    return re.sub(r"\W", "_", f"SM_CHANNEL_{name.upper()}")
+
+
 def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
     """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request. Any other
     value stays as it is.
@@ -105,9 +114,9 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
         for path in sorted(data.iterdir()):
             if path.is_dir():
                 on_disk[path.name] = str(path)
-    variable = f"SM_CHANNEL_{name.upper()}"
-    plain_variable = re.sub(r"\W", "_", variable)
-    folder = on_disk.get(name) or env.get(plain_variable) or env.get(variable)
+    variable = channel_variable(name)
+    as_sagemaker_has_it = env.get(f"SM_CHANNEL_{name.upper()}")
+    folder = on_disk.get(name) or env.get(variable) or as_sagemaker_has_it
     if folder is None:
         channels = list(on_disk)
         if not channels:

@@ -47,8 +47,8 @@ ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
 """``key=value`` or ``--key=value``; a ``+`` after the key adds to a list."""
 MODELS = ("model.teacher", "model.student")
-NAMED = ("students", "teachers", "distill_losses", "taps")
-"""Settings whose entries have names of the user's own, in which a hyphen is one."""
+NAMED = ("students", "teachers", "distill_losses", "taps", "channel")
+"""Settings, and a key of ``kd-launch``, whose entries have names of the user's own, in which a hyphen is one."""
 
 
 @dataclass

@@ -150,7 +150,7 @@ def test_what_builds_takes_a_trust_and_only_the_gate_makes_one() -> None:
             if isinstance(node, ast.Constant) and node.value == "--trust":
                 says.add(name)
     assert makes == {"run/trust.py"}
-    assert says == {"run/trust.py", "run/request.py", "fleet/jobs/sagemaker.py"}
+    assert says == {"run/trust.py", "run/request.py", "fleet/jobs/places/sagemaker.py"}
 
 
 def test_a_strangers_cache_of_answers_has_no_folder_of_his(tmp_path: Path) -> None:

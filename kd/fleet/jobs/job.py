@@ -22,7 +22,7 @@ from kd.run.run import Run
 from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
-KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
+KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job")
 
 
 @dataclass(frozen=True)
@@ -299,9 +299,10 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
     # the settings, checked as the run itself would check them
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
-    from kd.run.build import check_groups
+    if run.config["optim"]["kwargs"]:  # the optimizer says what it takes: torch
+        from kd.run.build import check_groups
 
-    check_groups(run)
+        check_groups(run)
     refuse_random_weights(run.config)
     config = run.config
     _check_machines(config, machines, data_machines)

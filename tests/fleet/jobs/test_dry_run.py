@@ -1,13 +1,16 @@
 """What a dry run needs: no boto3, and machines in the words of the place."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from kd.cli import launch_main, main
-from kd.commands.launch import TARGETS, _target
+from kd.commands.launch import PLACES, _target
+from tests._helpers import ROOT
 
 RECIPE = "recipe=foodtag_vit"
 CPUS = ["trainer.accelerator=cpu", "trainer.devices=2"]
@@ -29,7 +32,7 @@ def test_sagemakers_dry_run_needs_no_boto3(
     assert request["ResourceConfig"]["InstanceType"] == "ml.p4d.24xlarge"
     assert "the request is not held against SageMaker's own model: needs" in shown.err
     assert main("launch", ["sagemaker", RECIPE, "instances=4xA100:8", "--dry-run"]) == 2
-    assert "instances: SageMaker has no 'A100:8' (2xml.p4d.24xlarge" in capsys.readouterr().err
+    assert "instances: SageMaker has no 'A100:8' (ml.p4d.24xlarge" in capsys.readouterr().err
 
 
 def test_sending_needs_it(without_boto3: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +41,7 @@ def test_sending_needs_it(without_boto3: None, capsys: pytest.CaptureFixture[str
     assert "kd-launch: sagemaker: needs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", [*TARGETS])
+@pytest.mark.parametrize("place", PLACES)
 def test_each_place_shows_an_example_that_it_takes(
     place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +52,23 @@ def test_each_place_shows_an_example_that_it_takes(
     assert main("launch", [place, RECIPE, f"instances={example}", "--dry-run", *more]) == 0
     assert main("launch", ["--help"]) == 0
     assert f"for example {example}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--help"], *([place, RECIPE, "--dry-run"] for place in PLACES)])
+def test_help_and_a_dry_run_import_no_torch(words: list[str], tmp_path: Path) -> None:
+    """Both answer in a second."""
+    place = words[0]
+    if place != "--help":
+        example = _target(place).example
+        words = [*words, f"instances={example}", *(CPUS if "cpu" in example else [])]
+    program = (
+        "import sys; from kd.cli import main; "
+        "assert main('launch', sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-c", program, *words]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

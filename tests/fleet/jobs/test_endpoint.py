@@ -227,7 +227,7 @@ def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> N
     archive.write_bytes(b"x")
     found = endpoint.Endpoint("food", read_machines("instances", "1xml.c5.xlarge"), own)
     endpoint._create(found.requests(), archive)
-    assert endpoint._wait("transform_job", "food").text == "Completed"
+    assert endpoint._wait("transform_job", "food") == "Completed"
     assert endpoint.delete("food") == 0 and not cloud.list_models()["Models"]
 
 

@@ -11,12 +11,8 @@ import pytest
 import yaml
 
 from kd.cli import main
-from kd.errors import UserError
-from kd.fleet.jobs.sent import follow
-from kd.fleet.jobs.sky import SkyPilot
-from kd.fleet.jobs.slurm import Slurm
-from kd.fleet.jobs.target import patiently
-from tests._helpers import ROOT, write_recipe
+from kd.launch.sagemaker import folder_of
+from tests._helpers import ROOT, run_cli, write_recipe
 
 CLOUD = ["image=registry.example.com/kd:1"]
 
@@ -54,7 +50,8 @@ def test_sky_takes_an_image_with_or_without_its_prefix(
 
 def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "sky", f"recipe={tiny}", "instances=2xA100:8", "spot=true", "bucket=s3://kd-test/runs", *CLOUD,
-                 "hours=2", "infra=aws", "data.source.root=channel:photos", "channel.photos=s3://kd-test/food")  # fmt: skip
+                 "hours=2", "infra=aws", "data.source.root=channel:train-set",
+                 "channel.train-set=s3://kd-test/food")  # fmt: skip
     (task,) = yaml.safe_load_all(text)
     assert (task["name"], task["num_nodes"]) == ("food-1", 2)
     assert task["resources"] == {
@@ -63,13 +60,14 @@ def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert task["file_mounts"] == {
         "/kd-runs": {"source": "s3://kd-test/runs/food-1", "mode": "MOUNT_CACHED"},
-        "/kd-channels/photos": {"source": "s3://kd-test/food", "mode": "MOUNT"},
+        "/kd-channels/train-set": {"source": "s3://kd-test/food", "mode": "MOUNT"},
         "/kd-files/tiny.yaml": str(tiny),
     }
-    assert task["envs"] == {"SM_CHANNEL_PHOTOS": "/kd-channels/photos"}
+    assert task["envs"] == {"SM_CHANNEL_TRAIN_SET": "/kd-channels/train-set"}
+    assert folder_of("channel:train-set/a", task["envs"]) == "/kd-channels/train-set/a"
     assert task["run"] == (
         "timeout --foreground --signal=TERM --kill-after=300 7200 "
-        "kd-train recipe=/kd-files/tiny.yaml data.source.root=channel:photos runs_dir=/kd-runs name=food-1\n"
+        "kd-train recipe=/kd-files/tiny.yaml data.source.root=channel:train-set runs_dir=/kd-runs name=food-1\n"
     )
     _check_by_skypilot([task])
 
@@ -230,9 +228,10 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
     assert "#SBATCH --partition='a; id'\n#SBATCH --account='$(id)'\n" in text
     items = ["instances=2xgpu:8", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=c"]
     text = shown(capsys, "torchrun", f"recipe={tiny}", *items, "hosts=$(id),b")
-    assert "--rdzv-endpoint='$(id):29500'" in text
-    assert "MASTER_ADDR='$(id)' RAY_AUTH_TOKEN=SECRET\n" in text
-    assert text.count("RAY_AUTH_TOKEN=SECRET") == 2
+    assert text.count("--rdzv-endpoint='$(id):29500'") == 2
+    assert "MASTER_ADDR='$(id)' " in text
+    assert text.count("\nexport RAY_AUTH_TOKEN=SECRET\ncd ") == 3
+    check_script(text)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +249,12 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["sky", "instances=1xA100:8", "bucket=s3://my-BUCKET-name", *CLOUD], "dashes, got 'my-BUCKET-name'"),
         (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is not an option of sbatch"),
         (["slurm", "instances=1xml.g5.xlarge"], "instances: must name each machine's parts"),
-        (["slurm", "instances=1xgpu:8", "spot=true"], "spot: SLURM's machines have no price by the hour"),
-        (["slurm", "instances=1xgpu:8", "wait=no"], "wait: must be true or false, got 'no'"),
+        (["slurm", "instances=1xgpu:8", "spot=true"], "spot: is for sagemaker and sky, whose machines have a price"),
+        (["slurm", "instances=1xgpu:8", "wait=false"], "wait: this place is not waited for; leave it out"),
         (["torchrun", "instances=2xgpu:8"], "hosts: must name 2 machine(s), got none"),
         (["torchrun", "instances=1xcpu:2", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=b"],
          "hosts: must name the machine that trains, as those in data_hosts reach it"),
-        (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: torchrun's machines see this"),
+        (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: the machines see this machine's"),
         (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number from 1 to 65535"),
         (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number from 1"),
         (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
@@ -264,7 +263,7 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xgpu:8", "dry_run=true"], "no key 'dry_run'; did you mean '--dry-run'?"),
         (["slurm", "instances=1xcpu:2", "preflight=stop", "model.teacher.checkpoint=null"],
          "model.teacher.checkpoint: must be given, or model.teacher.pretrained=true"),
-        (["torchrun", "job=none"], "job: no job 'none' was sent from here"),
+        (["torchrun", "job=none"], "recipe: must be given (kd-train --list); job= alone follows a job of sagemaker"),
         (["torchrun", "job=none", "wiat=false"], "no key 'wiat'"),
     ],
 )  # fmt: skip
@@ -296,129 +295,90 @@ def test_kd_train_does_not_take_the_options_of_kd_launch(
 
 
 @pytest.mark.slow
-def test_torchrun_on_this_machine(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path) -> None:
     items = [
-        "torchrun",
-        f"recipe={tiny}",
         "config=ddp_2cpu",
         "instances=1xcpu:2",
         "job=two",
         "trainer.max_epochs=1",
+        "hosts=localhost",
     ]
-    os.environ["OMP_NUM_THREADS"] = "1"
-    assert main("launch", items) == 0, capsys.readouterr()
-    told = capsys.readouterr().out
-    assert "processes: 2 on 1 machine (started by torchrun)" in told
+    done = run_cli("torchrun", f"recipe={tiny}", *items, program="launch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "# localhost\ncd " in done.stdout
+    assert "processes: 2 on 1 machine (started by torchrun)" in done.stdout
     run = tmp_path / "runs" / "tiny" / "two"
-    assert f"kd-launch: two: done; run folder: {run}" in told
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
-    assert json.loads((run / "job.json").read_text())["groups"][0]["machines"] == "1 x cpu:2"
-    assert (
-        main(
-            "launch", ["torchrun", f"recipe={tiny}", "instances=1xcpu:1", "job=bad", "optim.lr=-1"]
-        )
-        == 2
-    )
-    failing = [
-        "torchrun",
+    items = ["instances=1xcpu:1", "job=bad", "data.source.root=/nowhere"]
+    failed = run_cli("torchrun", f"recipe={tiny}", *items, program="launch", cwd=tmp_path)
+    assert failed.returncode == 1
+
+
+def test_lines_of_other_machines_are_only_printed(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
         f"recipe={tiny}",
-        "instances=1xcpu:1",
-        "job=bad",
-        "data.source.root=/nowhere",
+        "instances=2xcpu:2",
+        "trainer.accelerator=cpu",
+        "trainer.devices=2",
+        "job=two",
     ]
-    assert main("launch", failing) == 1
-    assert "kd-launch: bad: machine 0 ended with status 1" in capsys.readouterr().err
-
-
-@pytest.fixture
-def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause between two looks at a job."""
-    for place in ("slurm", "sky"):
-        monkeypatch.setattr(f"kd.fleet.jobs.{place}.POLL_S", 0)
+    assert main("launch", ["torchrun", *items, "hosts=a.invalid,b.invalid"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("--rdzv-endpoint=a.invalid:29500") == 2
+    assert shown.endswith("none of these is this machine: type each machine's lines there\n")
+    assert list(Path().iterdir()) == [Path("tiny.yaml")]
 
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
-    """Puts shell scripts before all programs of their names; ``$CALLS``: how often the script was called before."""
+    """Puts shell scripts before all programs of their names; each notes its arguments in ``NAME.calls``."""
     folder.mkdir()
     for name, text in programs.items():
-        calls = folder / f"{name}.calls"
         file = folder / name
-        file.write_text(f'#!/bin/sh\nCALLS=$(wc -l <"{calls}")\necho >>"{calls}"\n{text}\n')
+        file.write_text(f'#!/bin/sh\necho "$@" >>"{folder}/{name}.calls"\n{text}\n')
         file.chmod(0o755)
-        calls.touch()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-@pytest.mark.usefixtures("in_a_hurry")
-@pytest.mark.parametrize("state", ["SIGNALING", "STOPPED", "STAGE_OUT", "REQUEUE_HOLD"])
-def test_a_job_of_slurm_that_gets_a_signal_or_is_held_has_not_ended(
-    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("status", "wait"), [(0, "true"), (100, "true"), (100, "false")])
+def test_skypilot_is_called_and_its_log_shown(
+    status: int, wait: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stand_in(tmp_path / "bin", monkeypatch, sky=f'[ "$2" = logs ] && exit {status}; exit 0')
+    items = [
+        f"recipe={tiny}",
+        "instances=1xA100:8",
+        "bucket=s3://kd-test/runs",
+        "job=food-1",
+        f"wait={wait}",
+        *CLOUD,
+    ]
+    waits = wait == "true"
+    assert main("launch", ["sky", *items]) == int(waits and status != 0)
+    file = tmp_path / "runs/tiny/jobs/food-1/sky.yaml"
+    calls = ["check", f"jobs launch --yes --detach-run --name food-1 {file}"]
+    if waits:
+        calls.append("jobs logs --name food-1")
+    assert (tmp_path / "bin/sky.calls").read_text().splitlines() == calls
+    assert file.is_file() and file.stat().st_mode & 0o77 == 0
+    assert "kd-report s3://kd-test/runs/food-1/tiny/food-1 its run" in capfd.readouterr().out
+
+
+def test_a_job_that_slurm_takes_or_refuses(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scontrol = f"state={state}; [ $CALLS = 1 ] && state=COMPLETED\n"
-    scontrol += "echo JobId=7 JobState=$state RunTime=00:30:00"
-    stand_in(tmp_path / "bin", monkeypatch, scontrol=scontrol)
-    assert Slurm().follow("7", tmp_path).done
-
-
-def test_what_another_try_would_not_change_is_asked_once() -> None:
-    asked = []
-
-    def refused() -> None:
-        asked.append(1)
-        raise UserError("sagemaker: (ValidationException) no such job")
-
-    with pytest.raises(UserError, match="no such job"):
-        patiently("food-1", refused, 0)
-    assert len(asked) == 1
-
-
-@pytest.mark.usefixtures("in_a_hurry")
-def test_a_controller_that_restarts_has_not_ended_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``scontrol`` fails for a moment, and accounting does not list the job yet."""
-    scontrol = "[ $CALLS = 1 ] && exit 1\nstate=RUNNING; [ $CALLS = 2 ] && state=COMPLETED\n"
-    scontrol += "echo JobId=7 JobState=$state RunTime=00:30:00"
-    stand_in(tmp_path / "bin", monkeypatch, scontrol=scontrol, sacct="exit 0")
-    outcome = Slurm().follow("7", tmp_path)
-    assert (outcome.done, outcome.hours) == (True, 0.5)
-    said = capsys.readouterr()
-    assert "kd-launch: job 7: neither scontrol nor sacct knows job 7; tried again" in said.err
-    assert said.out.count("RUNNING") == said.out.count("COMPLETED") == 1
-
-
-@pytest.mark.usefixtures("in_a_hurry")
-@pytest.mark.parametrize(("status", "end"), [(0, "SUCCEEDED"), (100, "FAILED"), (103, "CANCELLED")])
-def test_a_log_that_breaks_off_has_not_ended_the_job(
-    status: int, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(tmp_path / "bin", monkeypatch, sky=f"[ $CALLS = 0 ] && exit 1; exit {status}")
-    outcome = SkyPilot().follow("food-1 s3://bucket/food-1", tmp_path)
-    assert (outcome.done, outcome.text) == (status == 0, end)
-
-
-def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kd.fleet.jobs.slurm.ANSWER_S", 0.1)
-    monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
-    stand_in(tmp_path / "bin", monkeypatch, scontrol="exit 1", sacct="exec sleep 60")
-    with pytest.raises(UserError, match="no answer within 0.1 s"):
-        Slurm().follow("7", tmp_path)
-
-
-@pytest.mark.parametrize(("runs", "where"), [("runs", ""), ("my runs", " 'runs_dir=my runs'")])
-def test_a_cluster_that_can_not_be_asked_for_long_is_asked_again_by_job(
-    runs: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kd.fleet.jobs.target.PATIENCE_S", 0)
-    refused = "echo 'the connection was refused' >&2; exit 1"
-    stand_in(tmp_path / "bin", monkeypatch, scontrol=refused, sacct=refused)
-    record = {"target": "slurm", "job": "food-1", "handle": "7"}
-    folder = Path(runs) / "tiny" / "jobs" / "food-1"
-    folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps(record))
-    words = f"the connection was refused; kd-launch slurm job=food-1{where} follows it again$"
-    with pytest.raises(UserError, match=words):
-        follow(folder, lambda _: Slurm())
+    refuses = 'case "$*" in *late*) echo "no partition" >&2; exit 1;; esac; echo "7;here"'
+    stand_in(tmp_path / "bin", monkeypatch, sbatch=refuses)
+    items = ["slurm", f"recipe={tiny}", "instances=1xgpu:8"]
+    assert main("launch", [*items, "job=food-1"]) == 0
+    told = capsys.readouterr()
+    folder = tmp_path / "runs/tiny/jobs/food-1"
+    assert f"sent as 7; squeue --job=7 shows its state, tail -F {folder}/log its log" in told.out
+    assert (folder / "train.sbatch").is_file()
+    assert main("launch", [*items, "job=food-1"]) == 2
+    assert f"job: there is a job {folder} already" in capsys.readouterr().err
+    assert main("launch", [*items, "job=late"]) == 2
+    assert "kd-launch: sbatch --parsable: no partition" in capsys.readouterr().err
+    assert not Path("runs/tiny/jobs/late").exists()

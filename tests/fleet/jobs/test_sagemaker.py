@@ -3,7 +3,6 @@
 import json
 import re
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 from kd.cli import main
-from kd.fleet.jobs.channels import Channel
-from kd.fleet.jobs.sagemaker import _Log, aws_session
+from kd.fleet.jobs.places.sagemaker import aws_session
 from kd.launch.groups import gpus_of
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -151,8 +149,6 @@ def test_parts_of_requests() -> None:
         None,
         None,
     ]
-    files = Channel("files", "s3://kd-test/runs/files/").request()
-    assert list(files) == ["ChannelName", "DataSource"]
 
 
 def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,48 +166,6 @@ def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFi
         in told.err
     )
     assert json.loads(told.out)["RoleArn"] == "arn:aws:iam::ACCOUNT:role/NAME"
-
-
-def test_the_logs_of_more_than_fifty_machines_are_printed(
-    cloud: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """CloudWatch lists 50 streams a page."""
-    logs = boto3.client("logs")
-    logs.create_log_group(logGroupName=_Log.GROUP)
-    for number in range(1, 61):
-        place = {"logGroupName": _Log.GROUP, "logStreamName": f"tiny-1/algo-{number}-16"}
-        logs.create_log_stream(**place)
-        event = {"timestamp": round(1000 * time.time()), "message": "begins"}
-        logs.put_log_events(**place, logEvents=[event])
-    _Log(logs, "tiny-1").print_new()
-    assert len(capsys.readouterr().out.splitlines()) == 60
-
-
-def test_a_log_of_several_pages_is_printed_whole(
-    cloud: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A page holds 10,000 lines; of a job that has ended no second look is taken."""
-    logs = boto3.client("logs")
-    place = {"logGroupName": _Log.GROUP, "logStreamName": "tiny-1/algo-1-1600000000"}
-    logs.create_log_group(logGroupName=_Log.GROUP)
-    logs.create_log_stream(**place)
-    log = _Log(logs, "tiny-1")
-    log.print_new()
-    assert capsys.readouterr().out == ""
-    now_ms = round(1000 * time.time())
-    for first in range(0, 12_000, 4_000):
-        events = [
-            {"timestamp": now_ms + number, "message": f"line {number}"}
-            for number in range(first, first + 4_000)
-        ]
-        logs.put_log_events(**place, logEvents=events)
-    log.print_new()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"algo-1: line {number}" for number in range(12_000)]
-    logs.put_log_events(**place, logEvents=[{"timestamp": now_ms + 12_000, "message": "end"}])
-    log.print_new()
-    log.print_new()
-    assert capsys.readouterr().out == "algo-1: end\n"
 
 
 def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +212,7 @@ def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]
         "HyperParameterTuningJobSummaries"
     ]
     assert sent["HyperParameterTuningJobName"] == "search-1"
-    capsys.readouterr()
+    assert "--hyper-parameter-tuning-job-name search-1\n" in capsys.readouterr().out
     asked = [*asked[:5], "search.data.batch_size=[8]", "job=search-2"]
     for key, value in (("pruner", "median"), ("trial_hours", "2")):
         assert main("launch", ["sagemaker", *PLACE, *asked, f"{key}={value}"]) == 2
@@ -294,7 +248,8 @@ def test_a_run_from_launch_to_report(
              "channel.train=s3://kd-test/food", "trainer.max_epochs=1"]  # fmt: skip
     assert main("launch", ["sagemaker", *PLACE, *asked, "wait=false"]) == 0
     assert (
-        json.loads((tmp_path / "runs/tiny/jobs/tiny-1/job.json").read_text())["handle"] == "tiny-1"
+        "aws logs tail /aws/sagemaker/TrainingJobs --follow --log-stream-name-prefix tiny-1\n"
+        in (capsys.readouterr().out)
     )
     sent = boto3.client("sagemaker").describe_training_job(TrainingJobName="tiny-1")
     assert sent["HyperParameters"]["recipe"] == "channel:files/tiny.yaml"
@@ -347,10 +302,27 @@ def test_a_run_from_launch_to_report(
                 ["all", "", "", "", "4"]):  # fmt: skip
         assert json.dumps(row, separators=(",", ":")) in page
     assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
-    assert (
-        "runs/tiny/jobs/tiny-1 already; without a recipe, job= follows it"
-        in capsys.readouterr().err
+    assert "runs/tiny/jobs/tiny-1 already; take another name" in capsys.readouterr().err
+
+
+def test_a_job_that_failed_or_that_nobody_knows_is_one_line(
+    cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main("launch", ["sagemaker", "job=none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kd-launch: sagemaker: ") and line.endswith("job=none follows it again")
+    answer = {"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: the disk is full"}
+    client = SimpleNamespace(
+        get_waiter=boto3.client("sagemaker").get_waiter, describe_training_job=lambda **_: answer
     )
+    monkeypatch.setattr(
+        "kd.fleet.jobs.places.sagemaker.aws_session",
+        lambda: SimpleNamespace(client=lambda _: client),
+    )
+    assert main("launch", ["sagemaker", "job=food"]) == 1
+    assert capsys.readouterr().err == "kd-launch: food: Failed: AlgorithmError: the disk is full\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 MISTAKES: list[tuple[list[str], str]] = [
@@ -375,16 +347,16 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["channel.a=efs://food", *VPC], "channel.a: must be s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME"),
     (["channel.a=efs://fs-0123456789", "channel.a.input_mode=FastFile", *VPC],
      "channel.a.input_mode: a file"),
-    (["channel.train.input_mode=Pipe"], "channel.train.input_mode: Pipe is a stream that is read once"),
+    (["channel.train.input_mode=Pipe"], "channel.train.input_mode: must be File or FastFile, got 'Pipe'"),
     (["channel.train.input_mode=Fast"], "channel.train.input_mode: must be File or FastFile, got 'Fast'"),
     (["channel.train.access=rw"],
      "channel.train.access: rw is for fsx:// and efs://; SageMaker only reads from S3"),
     (["channel.no.access=ro"], "channel.no.access: there is no channel.no"),
     (["subnets=subnet-1"], "subnets, security_groups: a VPC needs both"),
-    (["subnets=net-1"], "subnets: must be subnet-... with commas between, got 'net-1'"),
     (["tags=food"], "tags: must be KEY=VALUE with commas between, got 'food'"),
-    (["max_wait_hours=9"], "max_wait_hours: only a job with spot=true waits for machines"),
-    (["spot=true", "hours=5", "max_wait_hours=4"], "max_wait_hours: must be at least hours (5), got 4"),
+    (["hours=5", "max_wait_hours=9"], "max_wait_hours: needs spot=true, and at least hours (5), got 9"),
+    (["spot=true", "hours=5", "max_wait_hours=4"], "max_wait_hours: needs spot=true, and at least hours (5), got 4"),
+    (["wait=no"], "wait: must be true or false, got 'no'"),
     (["config=smddp_4x8", "instances=4xml.p4d.24xlarge"], "trainer.strategy: no image can have smddp and kd"),
     (["trainer.accelerator=auto", "trainer.devices=8", "instances=1xml.g5.12xlarge"],
      "trainer.devices: 8 processes, but ml.g5.12xlarge has 4 GPUs"),
@@ -445,7 +417,7 @@ def test_what_s3_refuses_names_the_key_and_what_it_may_be(
         session.events.register(f"before-call.s3.{operation}", lambda **_: answer)
         return session
 
-    monkeypatch.setattr("kd.fleet.jobs.sagemaker.aws_session", refusing)
+    monkeypatch.setattr("kd.fleet.jobs.places.sagemaker.aws_session", refusing)
     asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "channel.train=s3://kd-test/food"]
     assert main("launch", ["sagemaker", *PLACE, *asked, "job=tiny-1", "wait=false"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,20 +1,19 @@
-"""kd-launch slurm: times as SLURM writes them; on a cluster that is here a job is tested, sent, followed, fetched."""
+"""kd-launch slurm on a cluster that is here: a job is tested, sent, and goes back into the queue when it is told to end."""
 
+import csv
 import json
 import os
 import shutil
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kd.cli import main
-from kd.fleet.jobs.slurm import _hours
 from tests._helpers import write_recipe
-
-
-def test_hours() -> None:
-    assert _hours("1-12:30:00") == 36.5
-    assert _hours("UNLIMITED") is None
+from tests._runs import disturb
 
 
 @pytest.mark.slow
@@ -23,25 +22,32 @@ def test_hours() -> None:
     reason="needs a SLURM cluster",
 )
 def test_a_job_from_launch_to_run_folder(
-    tmp_path: Path,
-    pictures: Path,
-    teacher: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kd.fleet.jobs.slurm.POLL_S", 1)
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
-    items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=1"]
+    slow = [disturb("Slow", seconds=0.5), "trust=tests._stop", "checkpoint.every_n_steps=1"]
+    items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=3", *slow]
     refused = ["slurm", *items, "instances=9xcpu:2", "job=large"]
     assert main("launch", refused) == 2
     assert "kd-launch: sbatch --test-only: " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [recipe]
-    assert main("launch", ["slurm", *items, "instances=1xcpu:2", "job=two"]) == 0, (
-        capsys.readouterr()
-    )
-    told = capsys.readouterr().out
+    assert main("launch", ["slurm", *items, "instances=1xcpu:2", "job=two"]) == 0
+    number = capsys.readouterr().out.split("squeue --job=")[1].split()[0]
+    run, log = tmp_path / "runs/tiny/two", tmp_path / "runs/tiny/jobs/two/log"
+
+    def wait_for(there: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 400
+        while not there():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(1)
+
+    wait_for(lambda: any(run.glob("checkpoints/last.ckpt")))
+    subprocess.run(["scancel", "--signal=TERM", number], check=True)  # as before a pre-emption
+    wait_for((run / "summary.json").is_file)
+    wait_for(lambda: json.loads((run / "summary.json").read_text()).get("status") == "done")
+    told = log.read_text()
     assert "processes: 2 on 1 machine (started by SLURM)" in told
-    run = tmp_path / "runs" / "tiny" / "two"
-    assert f"COMPLETED; {tmp_path}/runs/tiny/jobs/two/log; run folder: {run}" in told
-    assert json.loads((run / "summary.json").read_text())["status"] == "done"
-    assert json.loads((run / "job.json").read_text())["hours"] >= 0
+    assert "kd-train saved on SIGTERM: the job goes back into the queue" in told
+    with (run / "metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
+    assert steps == sorted(set(steps))  # each step was made once

@@ -1,19 +1,28 @@
-"""What all places have in common: programs, a log's tail, a place that shares this machine's folders."""
+"""What several places have in common: programs, the job's folder, a place that shares this machine's folders."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
-from kd.fleet.jobs.sent import send
-from kd.fleet.jobs.target import Outcome, Tail, ask, command, need, refuse_spot_and_channels
-from kd.fleet.jobs.torchrun import Torchrun
+from kd.fleet.jobs.target import ask, command, need, written
+
+
+@pytest.fixture()
+def job(tmp_path: Path) -> Job:
+    """A job with a recipe of the user's own."""
+    own = tmp_path / "own recipe.yaml"
+    own.write_text("recipe: x\n")
+    nothing: Any = None
+    return Job("food-1", "x", {"own recipe.yaml": own}, ["recipe=own recipe.yaml", "optim.lr=1"], nothing, None, False, 1,
+               None, None, tmp_path / "runs", {}, {})  # fmt: skip
 
 
 def test_a_program_that_fails_is_told_by_its_last_line() -> None:
-    assert ask(["sh", "-c", "cat"], "text\n") == "text"
+    assert ask(["sh", "-c", "echo text"]) == "text"
     with pytest.raises(UserError, match=r"^sh -c: second$"):
         ask(["sh", "-c", "echo first >&2; echo second >&2; exit 3"])
     with pytest.raises(UserError, match="exit status 3"):
@@ -23,27 +32,8 @@ def test_a_program_that_fails_is_told_by_its_last_line() -> None:
     need("sh", "here")
 
 
-def test_a_log_is_printed_by_whole_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "log"
-    tail = Tail(file)
-    tail.print_new()
-    for text, shown in (("one\ntw", "one\n"), ("o\n", "two\n"), ("", "")):
-        with file.open("a") as opened:
-            opened.write(text)
-        tail.print_new()
-        assert capsys.readouterr().out == shown
-    with file.open("a") as opened:
-        opened.write("killed in mid-li")
-    tail.print_new()
-    assert capsys.readouterr().out == ""
-    tail.print_new(last=True)
-    assert capsys.readouterr().out == "killed in mid-li"
-
-
 def test_a_job_whose_files_can_not_be_written_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name would be taken: another try of the same command would be refused."""
 
@@ -51,26 +41,15 @@ def test_a_job_whose_files_can_not_be_written_leaves_no_folder(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        send(Torchrun(), None, tmp_path / "food-1", {"train.sh": ""}, "torchrun")  # type: ignore[arg-type]
-    assert not (tmp_path / "food-1").exists()
+    with pytest.raises(OSError, match="No space left"), written(job, {"train.sh": ""}):
+        pass
+    assert not job.folder.exists()
 
 
-def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path) -> None:
+def test_where_folders_are_shared_files_are_named_where_they_are(job: Job, tmp_path: Path) -> None:
     own = tmp_path / "own recipe.yaml"
-    own.write_text("recipe: x\n")
-    job = Job("food-1", "x", {"own recipe.yaml": own}, ["recipe=own recipe.yaml", "optim.lr=1"], None, None, False, 1,
-              None, None, tmp_path / "runs", {}, {})  # type: ignore[arg-type] # fmt: skip
     assert command(job) == f"'recipe={own}' optim.lr=1 runs_dir={tmp_path}/runs name=food-1"
-    refuse_spot_and_channels(job, "SLURM's machines")
-    with pytest.raises(UserError, match="spot: SLURM's machines have no price by the hour"):
-        refuse_spot_and_channels(replace(job, spot=True), "SLURM's machines")
-    with pytest.raises(
-        UserError, match="channel:photos: SLURM's machines see this machine's folders"
-    ):
-        refuse_spot_and_channels(
-            replace(job, items=["data.source.root=channel:photos"]), "SLURM's machines"
-        )
-    place, done = Torchrun(), Outcome(True, "done")
-    assert place.fetch(done, tmp_path) == tmp_path and place.fetch(done, own) is None
-    assert done.hours is None
+    with pytest.raises(UserError, match="spot: is for sagemaker and sky"):
+        command(replace(job, spot=True))
+    with pytest.raises(UserError, match="channel:photos: the machines see this machine's folders"):
+        command(replace(job, items=["data.source.root=channel:photos"]))

@@ -1,22 +1,18 @@
-"""SkyPilot: a managed job on any cloud, or a job group where other machines prepare the data."""
+"""SkyPilot: a managed job on any cloud or Kubernetes, or a job group where other machines prepare the data."""
 
 import shlex
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import yaml
 
-from kd.errors import UserError, first_line
+from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import Outcome, Target, ask, followed, need
-from kd.storage.objects import file_system
+from kd.fleet.jobs.target import Target, ask, need, written
+from kd.launch.sagemaker import channel_variable
 
 RUNS, FILES, CHANNELS = "/kd-runs", "/kd-files", "/kd-channels"
 """Folders in every container: the job's runs, the user's own recipe and overlays, the channels' data."""
-POLL_S = 10
-ENDS = {0: "SUCCEEDED", 100: "FAILED", 103: "CANCELLED"}
-"""Exit statuses of ``sky jobs logs`` where the job has ended; others: not followed to its end."""
 SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
@@ -26,11 +22,14 @@ class SkyPilot(Target):
     ``hours`` counts anew on each machine that replaces one.
     """
 
+    also = ("skypilot", "k8s", "kubernetes", "kubeflow")
     example = "2xA100:8"
+    shares_disk = False
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
-        "infra": "cloud and region (aws/us-east-1); default: the cheapest",
+        "infra": "cloud and region (aws/us-east-1), or kubernetes; default: the cheapest",
         "channel.NAME": "s3://... of data, as data.source.root=channel:NAME",
+        "wait": "false: only sends it",
     }
 
     def write(self, job: Job) -> dict[str, str]:
@@ -62,59 +61,21 @@ class SkyPilot(Target):
         need("sky", "pip install 'skypilot[aws]'")
         ask(["sky", "check"])
 
-    def submit(self, job: Job, folder: Path) -> str:
-        """``sky jobs launch`` of ``sky.yaml``, detached.
+    def send(self, job: Job, files: Mapping[str, str]) -> None:
+        """``sky jobs launch``, detached."""
+        with written(job, files) as folder:
+            launch = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name]
+            ask([*launch, str(folder / "sky.yaml")])
+        run = f"{job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
+        print(
+            f"kd-launch: sent as {job.name}; sky jobs logs --name {job.name} shows its log, kd-report {run} its run",
+            flush=True,
+        )
 
-        Returns:
-            The job's name and the URL of its run, with a space between.
-        """
-        launch = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name]
-        ask([*launch, str(folder / "sky.yaml")])
-        return f"{job.name} {job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
-
-    def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome.
-
-        Another status than those in :data:`ENDS` says that the log could not be followed: it is printed anew then.
-
-        Args:
-            handle: what :meth:`submit` returned.
-            folder: of the job here; not read.
-
-        Returns:
-            The outcome; its ``where`` is the URL of the run's folder in the bucket.
-        """
-        name, where = handle.split(" ", 1)
-
-        def poll() -> tuple[str, Outcome | None]:
-            """Prints the log until the job has ended; returns how it has ended, twice: as text and as the outcome."""
-            logs = ["sky", "jobs", "logs", "--name", name]
-            status = subprocess.run(logs, check=False).returncode
-            if status not in ENDS:
-                raise UserError(f"sky jobs logs: status {status}")
-            end = ENDS[status]
-            return end, Outcome(status == 0, end, where=where)
-
-        return followed(name, poll, POLL_S)
-
-    def fetch(self, outcome: Outcome, into: Path) -> Path | None:
-        """Downloads the run's folder from the bucket, whole or not at all.
-
-        Args:
-            outcome: names its place.
-            into: the folder here.
-
-        Raises:
-            UserError: the store can't be read.
-        """
-        files, path = file_system(outcome.where, "bucket")
-        part = into.with_name(f".{into.name}.part")
-        try:
-            files.get(path.rstrip("/") + "/", f"{part}/", recursive=True)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{outcome.where} can't be fetched: {first_line(error)}") from error
-        part.rename(into)
-        return into
+    def wait(self, job: Job, files: Mapping[str, str]) -> int:
+        """``sky jobs logs`` until the job's end; returns 1 where it has failed or its log can't be followed."""
+        logs = ["sky", "jobs", "logs", "--name", job.name]
+        return int(subprocess.run(logs, check=False).returncode != 0)
 
 
 def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
@@ -127,7 +88,7 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
         machines: of the task.
     """
     arguments = [*job.command(FILES), f"runs_dir={RUNS}", f"name={job.name}"]
-    environment = {f"SM_CHANNEL_{name.upper()}": f"{CHANNELS}/{name}" for name in job.channels}
+    environment = {channel_variable(name): f"{CHANNELS}/{name}" for name in job.channels}
     if role == "data":
         environment |= {"KD_ROLE": "data", "MASTER_ADDR": f"train-0.{job.name}"}
     elif job.data_machines:
@@ -143,7 +104,7 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
     if job.secret:
         task["secrets"] = {"RAY_AUTH_TOKEN": job.secret}
     limit = ""
-    if role == "train":  # as torchrun's script does; the data task ends with the training
+    if role == "train":  # as torchrun's line does; the data task ends with the training
         limit = f"timeout --foreground --signal=TERM --kill-after=300 {job.seconds} "
     task["run"] = f"{limit}kd-train {shlex.join(arguments)}\n"
     return task
@@ -158,7 +119,6 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
     Raises:
         UserError: ``gpu:N``, since SkyPilot wants the GPU's name.
     """
-    key = "instances" if role == "train" else "data_instances"
     resources: dict[str, object] = {}
     if "infra" in job.options:
         resources["infra"] = job.options["infra"]
@@ -167,6 +127,7 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
     elif machines.parts[0] == "cpu":
         resources["cpus"] = f"{machines.parts[1]}+"
     elif machines.parts[0] == "gpu":
+        key = "instances" if role == "train" else "data_instances"
         raise UserError(
             f"{key}: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
         )
@@ -189,11 +150,8 @@ def _mounts(job: Job) -> dict[str, object]:
     runs_url = f"{job.bucket_url(SCHEMES)}/{job.name}"
     mounts: dict[str, object] = {RUNS: {"source": runs_url, "mode": "MOUNT_CACHED"}}
     for name in job.channels:
-        example = f"s3://BUCKET/{name}"
-        url = job.need(f"channel.{name}", example)
-        place = f"{CHANNELS}/{name}"
-        mounts[place] = {"source": url, "mode": "MOUNT"}
+        url = job.need(f"channel.{name}", f"s3://BUCKET/{name}")
+        mounts[f"{CHANNELS}/{name}"] = {"source": url, "mode": "MOUNT"}
     for name, path in job.files.items():
-        place = f"{FILES}/{name}"
-        mounts[place] = str(path.absolute())
+        mounts[f"{FILES}/{name}"] = str(path.absolute())
     return mounts

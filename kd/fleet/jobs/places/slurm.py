@@ -10,26 +10,11 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
-from kd.fleet.jobs.target import (
-    ANSWER_S,
-    Outcome,
-    Tail,
-    Target,
-    ask,
-    command,
-    followed,
-    need,
-    refuse_spot_and_channels,
-)
+from kd.fleet.jobs.target import Target, ask, command, need, written
 from kd.run.own_keys import whole_number
 
-POLL_S = 10
-"""Seconds between two questions for the job's state."""
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
 """Keys of the job that are options of ``sbatch`` by the same name."""
-LASTING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED",
-           "STAGE_OUT", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")  # fmt: skip
-"""States of a job that has not ended; one that is held stays in the queue until somebody releases it."""
 CORES = 8
 """Cores of each process on a machine with GPUs."""
 SCRIPT = """\
@@ -69,7 +54,9 @@ class Slurm(Target):
     the job goes back into the queue; when it starts again, the run resumes.
     """
 
+    also = ("sbatch",)
     example = "4xgpu:8"
+    shares_disk = True
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",
@@ -87,45 +74,39 @@ class Slurm(Target):
         Raises:
             UserError: ``spot``, a channel, or a key with a wrong value.
         """
-        refuse_spot_and_channels(job, "SLURM's machines")
         # the same for the machines that train and those that prepare data
-        if job.image:
-            program = "kd-train"
-            container = f"--container-image={shlex.quote(job.image)} "
-        else:
-            program = shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
-            container = ""
-        arguments = command(job)
-
-        train_resources = _resources(job, "instances", job.machines, job.processes or 1)
+        shared = {"program": "kd-train", "command": command(job)}
+        container = f"--container-image={shlex.quote(job.image)} " if job.image else ""
+        if not job.image:
+            shared["program"] = shlex.quote(
+                shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train"
+            )
 
         # the second part of a heterogeneous job, where machines prepare data
+        data_machines = job.data_machines
         train_srun = container
-        data_resources = start_data = end_data = ""
-        data = job.data_machines
-        if data:
+        tier = {"data": "", "start_data": "", "end_data": ""}
+        if data_machines:
             train_srun = f"--het-group=0 {container}"
-            data_resources = f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n"
-            start_data = START_DATA.format(
-                program=program, command=arguments, srun=container, count=data.count
-            )
-            end_data = END_DATA
+            resources = _resources(job, "data_instances", data_machines, 1)
+            start = START_DATA.format(**shared, srun=container, count=data_machines.count)
+            tier = {
+                "data": f"#SBATCH hetjob\n{resources}\n",
+                "start_data": start,
+                "end_data": END_DATA,
+            }
 
         setup = job.options.get("setup")
-        log = job.folder.absolute() / "log"
         text = SCRIPT.format(
+            **shared,
+            **tier,
             name=job.name,
-            train=train_resources,
+            train=_resources(job, "instances", job.machines, job.processes or 1),
             minutes=max(1, round(60 * job.hours)),
-            log=shlex.quote(str(log)),
+            log=shlex.quote(str(job.folder.absolute() / "log")),
             here=shlex.quote(str(Path.cwd())),
             setup=f"{setup}\n" if setup else "",
-            program=program,
-            command=arguments,
             srun=train_srun,
-            data=data_resources,
-            start_data=start_data,
-            end_data=end_data,
         )
         return {"train.sbatch": text}
 
@@ -137,30 +118,16 @@ class Slurm(Target):
             file.flush()
             ask(["sbatch", "--test-only", file.name])
 
-    def submit(self, job: Job, folder: Path) -> str:
-        """``sbatch``; returns the job's number."""
-        return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
-
-    def follow(self, handle: str, folder: Path) -> Outcome:
-        """Prints states and new lines of the log until the job has left the queue.
-
-        Args:
-            handle: the job's id.
-            folder: of the job here, where its log is.
-        """
-        log = Tail(folder / "log")
-
-        def poll() -> tuple[str, Outcome | None]:
-            """One look at the job, whose new lines are printed: its state, and the outcome once it has left the
-            queue.
-            """
-            state, elapsed = _state(handle)
-            log.print_new(last=state not in LASTING)
-            if state in LASTING:
-                return state, None
-            return state, Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
-
-        return followed(f"job {handle}", poll, POLL_S)
+    def send(self, job: Job, files: Mapping[str, str]) -> None:
+        """``sbatch``; prints the job's number, and where its log and its run will be."""
+        with written(job, files) as folder:
+            answer = ask(["sbatch", "--parsable", str(folder / "train.sbatch")])
+        number = answer.split(";")[0]
+        print(
+            f"kd-launch: sent as {number}; squeue --job={number} shows its state, tail -F {folder / 'log'} its log; "
+            f"run folder: {folder.parents[1] / job.name}",
+            flush=True,
+        )
 
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
@@ -184,9 +151,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
             f"{key}: must name each machine's parts (4xgpu:8, 2xa100:8, 1xcpu:16), got '{machines.type}'"
         )
     kind, count = machines.parts
-    usual = CORES
-    if kind == "cpu":
-        usual = max(1, count // processes)
+    usual = max(1, count // processes) if kind == "cpu" else CORES
     cores = whole_number(job.options, "cpus_per_task", usual, high=10_000)
     lines = [
         f"--nodes={machines.count}",
@@ -209,51 +174,3 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
             )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)
-
-
-def _state(job_id: str) -> tuple[str, float | None]:
-    """The job's state, as in :data:`LASTING` or how it has ended, and hours since its last start (None: not known).
-    ``UNKNOWN`` where ``scontrol`` names no state, which counts as ended.
-
-    ``scontrol`` forgets a job some minutes after its end; then ``sacct`` is read.
-
-    Raises:
-        UserError: as :func:`_state_by_accounting`.
-    """
-    try:
-        answer = ask(["scontrol", "--oneliner", "show", "job", job_id], timeout_s=ANSWER_S)
-    except UserError:
-        return _state_by_accounting(job_id)
-    fields = {}
-    for word in answer.splitlines()[0].split():
-        name, equals, value = word.partition("=")
-        if equals:
-            fields[name] = value
-    return fields.get("JobState", "UNKNOWN"), _hours(fields.get("RunTime", ""))
-
-
-def _state_by_accounting(job_id: str) -> tuple[str, float | None]:
-    """A job's state, and hours of its last start, by ``sacct``.
-
-    Raises:
-        UserError: ``sacct`` can't be asked, or does not list the job, which says nothing of how that has ended: its
-            records come late, and the controller may only be restarting.
-    """
-    command = ["sacct", "--noheader", "--allocations", "--jobs", job_id]
-    answer = ask([*command, "--format=State,ElapsedRaw"], timeout_s=ANSWER_S)
-    words = answer.split()  # CANCELLED+ by 1000 3600
-    if len(words) < 2:
-        raise UserError(f"neither scontrol nor sacct knows job {job_id}")
-    state = words[0].rstrip("+")
-    seconds = int(words[-1])
-    return state, seconds / 3600
-
-
-def _hours(text: str) -> float | None:
-    """Hours in ``[DAYS-]HH:MM:SS``; None for any other text."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if match is None:
-        return None
-    numbers = [int(number or 0) for number in match.groups()]
-    days, hours, minutes, seconds = numbers
-    return 24 * days + hours + minutes / 60 + seconds / 3600
