@@ -53,7 +53,7 @@ from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
 from kd.teachers import Ensemble, FrozenTeacher
 from kd.teachers.ahead import Ahead
-from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from kd.teachers.answer_codec import Codec, Half, TopK
 from tests._as_if_on_gpu import train_as_if_on_gpu
 from tests._fake_gpu import CUDA, Waits, backward, gpu
 from tests._forks import run_ranks
@@ -322,10 +322,11 @@ def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_n
 
 
 @pytest.mark.parametrize(
-    "logits", [DenseCodec(CLASSES), TopKCodec(CLASSES, 4, (2.0,))], ids=["dense", "topk"]
+    "codec",
+    [Half((CLASSES,), relative=True), TopK((CLASSES,), 4, (2.0,)), Half((8, 4, 4))],
+    ids=["dense", "topk", "features"],
 )
-def test_cached_answers_are_decoded_without_a_wait(logits: DenseCodec | TopKCodec) -> None:
-    codec = AnswerCodec(logits, {("norm", "patch"): (8, 4, 4)})
+def test_cached_answers_are_decoded_without_a_wait(codec: Codec) -> None:
     with gpu() as waits:
         for _ in range(2):
             waits.found.clear()

@@ -80,14 +80,15 @@ def _describe(request: Request) -> int:
     import torch
 
     from kd.teachers import dtype_for
-    from kd.teachers.inspect_cache import describe, fit, held_in
+    from kd.teachers.inspect_cache import fit, held_in
 
     if not request.recipe:
         take_all(request, "recipe", of_data=False)  # it refuses all other keys
         if request.overlays:
             raise UserError(f"config: {request.overlays[0]} changes a recipe, and none is given")
-    cache = held_in(request.rest[0])
-    print(describe(cache), flush=True)
+    caches = held_in(request.rest[0])
+    for cache in caches:
+        print(*cache.lines(), sep="\n", flush=True)
     if not request.recipe:
         return 0
     run = _built(request)
@@ -96,7 +97,7 @@ def _describe(request: Request) -> int:
         raise UserError("model.teacher: the recipe has no teacher")
     run.data.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
-    fits, lines = fit(cache, teacher, run.data, run.module.students.wanted)
+    fits, lines = fit(caches, teacher, run.data, run.module.students.wanted)
     print(lines)
     return 0 if fits else 1
 

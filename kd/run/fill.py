@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,10 +27,9 @@ from kd.teachers import (
     reading_of,
 )
 from kd.teachers.answer import Wanted
-from kd.teachers.answer_store import AnswerStore
+from kd.teachers.answer_store import publish
 from kd.teachers.cache_layout import PUBLISHED, Layout
 from kd.teachers.open_cache import pixels_fit
-from kd.teachers.published import publish
 
 
 class Fill(LightningModule):
@@ -196,10 +196,9 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> None:
     for cache in module.caches.values():
         for entry in cache.entries:
             store = entry.store
-            assert isinstance(store, AnswerStore)
-            place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{store.folder.name}"
-            views = bar(range(store.views), label=f"writing {store.folder.name}")
-            size = publish(store, data.split("train"), place, views)
+            name = Path(store.folder).name
+            place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{name}"
+            size = publish(store, place, bar(range(store.views), label=f"writing {name}"))
             print(f"       {size / 1e6:,.1f} MB in {place}")
         print(
             f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}",
@@ -208,8 +207,7 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> None:
 
 
 def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None:
-    """Prints how many answers were computed and how fast, the size on disk of all answers in MB, and the relative error
-    of rounding.
+    """Prints how many answers were computed and how fast, and the size on disk of all answers in MB.
 
     Args:
         name: of the teacher; "" for a single one.
@@ -222,14 +220,7 @@ def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None
         f"({computed / seconds:,.0f} images/s); {cache.views} view(s) of {cache.samples} pictures, "
         f"{cache.disk_bytes / 1e6:,.1f} MB in {cache.place}"
     )
-    worst = cache.error("worst")
     if cache.pixels:
         print(
             f"       {cache.pixels.disk_bytes / 1e6:,.1f} MB of them are the views' pixels in {cache.pixels.folder}"
         )
-    errors = ", ".join(
-        f"{kind} {error:.3%} (at worst {worst.get(kind, error):.3%})"
-        for kind, error in cache.error().items()
-    )
-    if errors:
-        print(f"       off by, after rounding (relative error): {errors}")

@@ -1,172 +1,148 @@
-"""A teacher's answers on disk, by (sample, view): checksummed, safe to kill at any moment.
+"""Records on disk by (sample, view): checksummed, safe to kill at any moment, and the same files behind a URL.
 
 A folder holds ``fingerprint.json`` (what the answers depend on) and one file for each view, ``view-0003.bin``, with a
 record of fixed size for each sample. A record starts with the CRC-32 of the rest; without the right one it counts as
 missing and is written again. So the half of a record that a killed process has written is never used.
 """
 
+import errno
+import hashlib
 import json
 import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from kd.errors import UserError
+from kd.errors import UserError, first_line
+from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of, text_of
+from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file, tried
 from kd.storage.writing import make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES
+from kd.teachers.fingerprint import FINGERPRINT, Parts, compare
 
-FINGERPRINT = "fingerprint.json"
 BEGUN = (".lock", f"{FINGERPRINT}.part")
 """What a cache's folder holds before its fingerprint."""
-
-
-class WholeRecords:
-    """Which records are whole; a whole record's checksum is computed once.
-
-    Args:
-        samples: pictures.
-        views: views a picture.
-        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
-    """
-
-    def __init__(
-        self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> None:
-        """No record is known to be whole yet; arguments as of the class."""
-        self._usable = usable
-        # checksums of the records that were found whole, by view and picture; 0: not yet
-        self._checksums = np.zeros((views, samples), dtype="<u4")
-
-    def among(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
-        """Checks records that were read.
-
-        Args:
-            view: number of the view.
-            index: numbers of the pictures, ``(N,)``.
-            records: uint8 ``(N, record_bytes)``.
-
-        Returns:
-            Which are whole and usable, bool ``(N,)``.
-        """
-        heads_N4 = records[:, :CRC_BYTES].copy()
-        checksums_N = heads_N4.view("<u4")[:, 0]
-        is_written_N = checksums_N != 0
-        known_N = self._checksums[view, index]
-        is_whole_N = is_written_N & (checksums_N == known_N)
-
-        # the others are summed up once, and then known
-        unchecked = np.flatnonzero(is_written_N & ~is_whole_N)
-        agreeing = []
-        for i in unchecked:
-            if checksum(records[i]) == checksums_N[i]:
-                agreeing.append(i)
-        newly_whole = np.array(agreeing, dtype=np.intp)
-        if len(newly_whole) and self._usable is not None:
-            is_usable = self._usable(records[newly_whole])
-            newly_whole = newly_whole[is_usable]
-        self._checksums[view, index[newly_whole]] = checksums_N[newly_whole]
-        is_whole_N[newly_whole] = True
-        return is_whole_N
+AT_ONCE = 2**24
+"""Bytes of records that are read at once where a whole file is."""
 
 
 class AnswerStore:
-    """Records of one teacher's answers to ``samples`` pictures in ``views`` views each, for any number of processes.
+    """Records of one kind for ``samples`` pictures in ``views`` views each, for any number of processes.
 
     A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``, so that a
-    truncated file loses records but ends no run. ``measured`` is what ``measure`` returned when the cache was begun,
-    maybe by another process; {} without.
+    truncated file loses records but ends no run. A published store (:func:`publish`) is only read: a URL by byte ranges,
+    through a cache of blocks on the local disk.
 
     Args:
-        folder: made where it is missing.
-        fingerprint: what the answers depend on, by part (``teacher``, ``transform``, ``data``, ``answers``).
-        samples: pictures in the training set.
+        folder: made where it is missing; a folder or URL of a published store.
+        fingerprint: what the answers depend on, by part.
+        samples: pictures in the split.
         views: views a picture.
         record_bytes: size of a record.
         usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
-        measure: called by the process that begins the cache, under its lock; what it returns is noted beside the
-            fingerprint, as ``measured``.
         key: the teacher's configuration key, named in errors.
+        published: it is only read, whatever it lacks.
+        limit: most bytes of a URL's blocks that are kept on the local disk; None: all.
+        every_view: there is one record a picture, which is read for whichever view.
     """
 
     def __init__(
         self,
-        folder: Path,
-        fingerprint: dict[str, dict[str, Any]],
+        folder: Path | str,
+        fingerprint: Parts,
         samples: int,
         views: int,
         record_bytes: int,
         usable: Callable[[np.ndarray], np.ndarray] | None = None,
-        measure: Callable[[], dict[str, Any]] | None = None,
         key: str = "model.teacher",
+        published: bool = False,
+        limit: int | None = None,
+        every_view: bool = False,
     ) -> None:
         """Opens the folder's files, or makes them; the arguments are the class's.
 
         Raises:
-            UserError: the folder holds other files or another fingerprint, the disk has no room, it can't be written, or
-                what ``measure`` raises.
+            UserError: the folder holds other files or another fingerprint, fewer views are published, the disk has no
+                room, or it can't be written.
         """
         self.folder = folder
         self.samples = samples
         self.views = views
         self.record_bytes = record_bytes
-        self.measured: dict[str, Any] = {}
-        self._files: dict[int, int] = {}  # descriptors by view
+        self.published = published
+        self.every_view = every_view
+        self._usable = usable
         self._key = key
+        self._files: dict[int, int] = {}  # descriptors by view
+        self._remote: Ranged | None = None
         try:
-            if not self._has_begun():
-                # looked for again at each file: another process may just have begun this cache
-                refuse_strangers(folder, lambda p: p.name in BEGUN or self._has_begun(), key)
-            check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
-            self._whole = WholeRecords(samples, views, usable)
-            make_folder(folder)
-            with self._locked():
-                self._claim(fingerprint, measure)
-                for view in range(views):
-                    self._open(view)
+            if published:
+                self._read_only(fingerprint, limit)
+            else:
+                self._begin(Path(folder), fingerprint)
+            # checksums of the records that were found whole, by view and picture; 0: not yet
+            self._checksums = np.zeros((views, samples), dtype="<u4")
         except OSError as error:
             raise UserError(
                 f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}"
             ) from error
 
-    def _has_begun(self) -> bool:
-        return os.path.lexists(self.folder / FINGERPRINT)
+    def _read_only(self, fingerprint: Parts, limit: int | None) -> None:
+        """Reads the fingerprint of a published store and compares it; opens the files of a folder."""
+        place = str(self.folder)
+        text = fingerprint_text(place, self._key)
+        stored = compare(text, fingerprint, place, self._key)
+        there = stored.get("views", 0)
+        if not isinstance(there, int) or there < self.views:
+            raise UserError(
+                f"{self._key}.cache_views: {place} holds {there} view(s), got {self.views}"
+            )
+        if not is_url(place):
+            self._open()
+            return
+        blocks = (
+            cache_dir() / "shards" / f"answers-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        )
+        self._remote = Ranged(place, blocks, self.disk_bytes, limit)
 
-    def _claim(
-        self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None
-    ) -> None:
-        """Writes the fingerprint of a new cache, or compares that of an older one; sets :attr:`measured`.
-
-        The caller holds the lock.
-        """
-        file = self.folder / FINGERPRINT
-        if not self._has_begun():
-            content: dict[str, Any] = dict(fingerprint)
-            if measure:
-                content["measured"] = measure()
-            write_text(file, json.dumps(content, indent=1))
-        handle = _plain_file(file, os.O_RDONLY)  # refuses a link before it is read
-        os.close(handle)
-        text = text_of(file, errors="replace")
-        stored = compare(text, fingerprint, str(self.folder), self._key)
-        self.measured = stored.get("measured") or {}
+    def _begin(self, folder: Path, fingerprint: Parts) -> None:
+        """Makes what is missing of a cache of this machine, or compares its fingerprint."""
+        file = folder / FINGERPRINT
+        if not os.path.lexists(file):
+            # looked for again at each file: another process may just have begun this cache
+            refuse_strangers(
+                folder, lambda path: path.name in BEGUN or os.path.lexists(file), self._key
+            )
+        check_room(
+            {folder: self.disk_bytes}, f"{self.views} view(s) of {self.samples} pictures", self._key
+        )
+        make_folder(folder)
+        with self._locked():
+            if not os.path.lexists(file):
+                write_text(file, json.dumps(fingerprint, indent=1))
+            os.close(_plain_file(file, os.O_RDONLY))  # refuses a link before it is read
+            compare(text_of(file, errors="replace"), fingerprint, str(folder), self._key)
+            self._open()
 
     @property
     def disk_bytes(self) -> int:
         """Bytes on disk once all records of all views are filled."""
         return self.views * self.samples * self.record_bytes
 
-    def _open(self, view: int) -> None:
-        """Opens the file of view number ``view``, which is made where it is missing, at its whole size."""
-        path = self.folder / f"view-{view:04d}.bin"
-        self._files[view] = _plain_file(path, os.O_RDWR | os.O_CREAT)
-        self._grow(view)
+    def _open(self) -> None:
+        """Opens the file of each view; of a cache of this machine, one is made where it is missing, at its whole size."""
+        flags = os.O_RDONLY if self.published else os.O_RDWR | os.O_CREAT
+        for view in range(self.views):
+            self._files[view] = _plain_file(Path(self.folder, view_file(view)), flags)
+            if not self.published:
+                self._grow(view)
 
     def _grow(self, view: int) -> None:
         """Reserves the whole file, so that a full disk raises here; clears the checksum of a truncated record."""
@@ -190,12 +166,12 @@ class AnswerStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In a spawned loader process: opens the files of all views anew."""
         self.__dict__.update(state)
-        for view in range(self.views):
-            self._open(view)
+        if self._remote is None:
+            self._open()
 
     def _locked(self) -> FileLock:
         """A new lock each time: a loader process must not use one that it inherited."""
-        return FileLock(self.folder / ".lock")
+        return FileLock(Path(self.folder, ".lock"))
 
     def close(self) -> None:
         """Closes the files of all views."""
@@ -211,25 +187,59 @@ class AnswerStore:
             index: numbers of the pictures, ``(N,)``.
 
         Returns:
-            The records, uint8 ``(N, record_bytes)``, and which of them are whole and usable, bool ``(N,)``.
+            The records, uint8 ``(N, record_bytes)``, and which of them are whole (their checksum fits) and usable, bool
+            ``(N,)``.
+
+        Raises:
+            OSError: a file behind a URL is missing, cut off, or can't be fetched.
         """
-        records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
-        file = self._files[view]
+        if self.every_view:
+            view = 0
+        size = self.record_bytes
+        records = np.empty((len(index), size), dtype=np.uint8)
         for record, number in zip(records, index.tolist(), strict=True):
-            offset = number * self.record_bytes
-            bytes_read = os.preadv(file, [record.data], offset)
-            if bytes_read < self.record_bytes:  # the file was cut
+            if self._remote is not None:
+                data = self._remote.read(view_file(view), number * size, size)
+                record[:] = np.frombuffer(data, np.uint8)
+            elif os.preadv(self._files[view], [record.data], number * size) < size:  # it was cut
                 record[:] = 0
-        is_whole = self._whole.among(view, index, records)
-        return records, is_whole
+        return records, self._are_whole(view, index, records)
+
+    def _are_whole(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
+        """Which of the records ``(N, record_bytes)`` of a view are whole and usable, bool ``(N,)``.
+
+        The checksum of a record that was found whole is not computed again.
+        """
+        heads_N4 = records[:, :CRC_BYTES].copy()
+        checksums_N = heads_N4.view("<u4")[:, 0]
+        is_written_N = checksums_N != 0
+        is_whole_N = is_written_N & (checksums_N == self._checksums[view, index])
+        agreeing = [
+            i
+            for i in np.flatnonzero(is_written_N & ~is_whole_N)
+            if checksum(records[i]) == checksums_N[i]
+        ]
+        newly_whole = np.array(agreeing, dtype=np.intp)
+        if len(newly_whole) and self._usable is not None:
+            newly_whole = newly_whole[self._usable(records[newly_whole])]
+        self._checksums[view, index[newly_whole]] = checksums_N[newly_whole]
+        is_whole_N[newly_whole] = True
+        return is_whole_N
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` ``(N,)`` have a whole, usable record: bool ``(N,)``. Reads them."""
+        """Which of the samples ``index`` ``(N,)`` have a whole, usable record: bool ``(N,)``.
+
+        Reads them; behind a URL all count, and a damaged one is found when it is used.
+        """
+        if self._remote is not None:
+            return np.ones(index.shape, dtype=bool)
         return self.read(view, index)[1]
 
     def written(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` ``(N,)`` have a record, bool ``(N,)``. Reads its first bytes; it may be damaged."""
-        file = self._files[view]
+        """As :meth:`present` by the first bytes of each record alone, which may be damaged."""
+        if self._remote is not None:
+            return np.ones(index.shape, dtype=bool)
+        file = self._files[0 if self.every_view else view]
         heads = [os.pread(file, CRC_BYTES, number * self.record_bytes) for number in index.tolist()]
         return np.array([any(head) for head in heads], dtype=bool)
 
@@ -244,17 +254,22 @@ class AnswerStore:
         Raises:
             OSError: they can't be written.
         """
+        if self.published:
+            raise OSError(errno.EROFS, "published answers are only read")
         with self._locked():
             self._grow(view)
             file = self._files[view]
             is_missing = ~self.present(view, index)
-            new_numbers = index[is_missing]
-            new_records = records[is_missing]
-            for number, record in zip(new_numbers, new_records, strict=True):
+            for number, record in zip(index[is_missing], records[is_missing], strict=True):
                 head = checksum(record).to_bytes(CRC_BYTES, "little")
                 body = record[CRC_BYTES:].tobytes()
-                offset = int(number) * self.record_bytes
-                _write_all(file, head + body, offset)
+                _write_all(file, head + body, int(number) * self.record_bytes)
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """Numbers of all pictures, in parts of which the records fit into :data:`AT_ONCE`."""
+        count = max(1, AT_ONCE // self.record_bytes)
+        for first in range(0, self.samples, count):
+            yield np.arange(first, min(first + count, self.samples))
 
     def filled(self) -> float:
         """The share of all records, in [0, 1], that are written, by any process; reads the whole files."""
@@ -262,6 +277,71 @@ class AnswerStore:
         for file in self._files.values():
             written += count_written(file, self.samples, self.record_bytes)
         return written / (self.views * self.samples)
+
+
+def view_file(view: int) -> str:
+    """Name of the file with a view's records."""
+    return f"view-{view:04d}.bin"
+
+
+def fingerprint_text(place: str, key: str) -> str:
+    """The text of the fingerprint in a folder or behind a URL; a user's error where it can't be read.
+
+    ``key`` is the teacher's configuration key.
+    """
+    files, path = file_system(place, f"{key}.cache_dir")
+    try:
+        return small_file(files, f"{path}/{FINGERPRINT}", f"{place} can't be read").decode()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{key}.cache_dir: {place} not found: no such answers of this teacher to these pictures and views; "
+            "kd-cache --describe PLACE recipe=NAME says what differs"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}.cache_dir: {first_line(error)}") from error
+
+
+def publish(store: AnswerStore, out: str, views: Iterable[int]) -> int:
+    """Copies a cache's files of one kind to a folder or URL, the fingerprint last; returns their bytes.
+
+    Rank 0 of ``kd-cache out=`` calls it once the cache is filled.
+
+    Args:
+        store: holds the answers, all of them.
+        out: folder or URL of this kind of answers.
+        views: numbers of all views of ``store``; advanced as they are written, so that a bar around them moves.
+
+    Raises:
+        UserError: an answer is missing in ``store``, or the place can't be written.
+    """
+    with in_one_line(f"out: {out} can't be written"):
+        files, path = file_system(out, "out")
+        files.makedirs(path, exist_ok=True)
+        for view in views:
+            missing = sum(int((~store.present(view, part)).sum()) for part in store.parts())
+            if missing:
+                raise UserError(
+                    f"out: {missing} answers of view {view} are missing in {store.folder}"
+                )
+            _put(Path(store.folder, view_file(view)), f"{out}/{view_file(view)}")
+        stored = json_of(text_of(Path(store.folder, FINGERPRINT)))
+        text = json.dumps({**stored, "views": store.views}, indent=1)
+        files.pipe_file(f"{path}/{FINGERPRINT}", text.encode())
+    return store.disk_bytes
+
+
+def _put(file: Path, place: str) -> None:
+    """Copies a file to a path or url and compares the size there, with retries; an OSError where the last one fails."""
+    size = file.stat().st_size
+
+    def put() -> None:
+        files, path = file_system(place, "out")
+        files.put_file(str(file), path)
+        files.invalidate_cache()
+        if files.info(path)["size"] != size:
+            raise OSError(f"{path} has not the {size} bytes that were written")
+
+    tried(put, f"{place} can't be written")
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) -> None:
@@ -285,23 +365,16 @@ def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) ->
 
 
 def count_written(file: int, samples: int, record_bytes: int) -> int:
-    """Counts the records that have a checksum, which is not compared.
-
-    Args:
-        file: descriptor of a view's open file.
-        samples: pictures, so many records at most.
-        record_bytes: size of a record.
-    """
+    """Counts the records of an open ``file`` of so many pictures that have a checksum, which is not compared."""
     written = 0
-    records_a_read = max(1, 2**24 // record_bytes)  # 16 MiB
-    for first in range(0, samples, records_a_read):
-        count = min(records_a_read, samples - first)
+    at_once = max(1, AT_ONCE // record_bytes)
+    for first in range(0, samples, at_once):
+        count = min(at_once, samples - first)
         data = os.pread(file, count * record_bytes, first * record_bytes)
         whole_records = len(data) // record_bytes  # fewer where the file was cut
         values = np.frombuffer(data, np.uint8, whole_records * record_bytes)
-        records = values.reshape(-1, record_bytes)
-        has_checksum = records[:, :CRC_BYTES].any(1)
-        written += int(has_checksum.sum())
+        heads = values.reshape(-1, record_bytes)[:, :CRC_BYTES]
+        written += int(heads.any(1).sum())
     return written
 
 
@@ -362,59 +435,6 @@ def _plain_file(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise OSError(f"{path.name} is not a regular file with one name, as a cache's files are")
     return descriptor
-
-
-NAMED = {"transform": "transforms", "answers": "kinds of answers"}
-"""Names of a fingerprint's parts in messages, where they differ."""
-
-
-def compare(
-    text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str
-) -> dict[str, Any]:
-    """Compares the fingerprint that a cache holds with the run's.
-
-    Args:
-        text: content of the cache's file.
-        fingerprint: the parts that must be equal; other parts of the file are not compared.
-        folder: where it is, named in errors.
-        key: the teacher's configuration key, likewise.
-
-    Returns:
-        The file's content: the parts, and what was measured when the cache was begun.
-
-    Raises:
-        UserError: it is damaged, or the cache's answers depend on something else: the first difference is named.
-    """
-    try:
-        stored = json_of(text)
-        stored_parts = {name: dict(stored[name]) for name in fingerprint}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})"
-        ) from error
-    # With lists for tuples, as in the file.
-    for name, part in json_of(json.dumps(fingerprint)).items():
-        for difference in differences(stored_parts[name], part).values():
-            raise UserError(
-                f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {difference}"
-            )
-    return dict(stored)
-
-
-def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
-    """What differs between a part of a cache's fingerprint (``there``) and the run's (``here``).
-
-    Returns:
-        A sentence by name, first the names of ``here``; a value that one of them lacks is None in it.
-    """
-    names = dict.fromkeys([*here, *there])
-    sentences = {}
-    for name in names:
-        stored = there.get(name)
-        present = here.get(name)
-        if stored != present:
-            sentences[name] = f"{name} is {stored} there, {present} here"
-    return sentences
 
 
 def checksum(record: np.ndarray) -> int:

@@ -1,59 +1,84 @@
-"""What a teacher's answers depend on, and where each kind of them is kept.
+"""Where each kind of a teacher's answers is kept.
 
 A cache is a folder, below the user's cache folder named after its teacher, pictures and views, with a folder and
 fingerprint for each kind of answer (logits, or one layer's features). Recipes with the same teacher,
 data and views share it; of students and losses only what they read decides which kinds it holds.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torchvision
 
 from kd.data.datamodule import DistillationDataModule
-from kd.data.own_transform import code_of, described
 from kd.data.sources import cache_dir
 from kd.errors import UserError
 from kd.losses import LogitLoss
 from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
-from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, MapCodec, TopKCodec
-from kd.teachers.answer_store import BEGUN, FINGERPRINT, refuse_strangers
+from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature, Half, TopK
+from kd.teachers.answer_store import BEGUN, AnswerStore, refuse_strangers
 from kd.teachers.base import RunTeacher
+from kd.teachers.fingerprint import (
+    FINGERPRINT,
+    PIXELS,
+    RECORDS,
+    Parts,
+    digest,
+    pictures_of,
+    views_of,
+)
 
 PUBLISHED = "answers"
 """The folder of answers beside a pack's shards."""
 
-PIXELS = "pixels"
-"""In the name of the folder of views' pixels, and the format that its fingerprint names."""
-
-Parts = dict[str, dict[str, Any]]
-"""What answers depend on, as the fingerprint of a cache has it: ``teacher``, ``transform``, ``data``, ``answers``."""
-
 
 @dataclass
 class Kind:
-    """One kind of a teacher's answers, with its place on disk."""
+    """One kind of what a cache keeps, with its place on disk: logits, a layer's features, or the views' pixels."""
 
-    codec: AnswerCodec
-    """How a record is written."""
     parts: Parts
-    """What the answers depend on."""
+    """What it depends on."""
     folder: Path
-    """Where they are on this machine."""
+    """Where it is on this machine."""
+    record_bytes: int
+    """Size of a record."""
+    codec: Codec | None = None
+    """How an answer is written; None: the records are pixels."""
+    feature: Feature | None = None
+    """The layer; None: the answers are logits."""
     url: str = ""
-    """Where they are published (:mod:`kd.teachers.published`), in place of the folder."""
+    """Folder or URL where it is published, in place of ``folder``."""
 
     @property
     def place(self) -> str:
         """Folder or URL, for messages."""
         return self.url or str(self.folder)
+
+    @property
+    def name(self) -> str:
+        """``logits``, ``layer:tokens`` or :data:`PIXELS`."""
+        if self.codec is None:
+            return PIXELS
+        return ":".join(self.feature) if self.feature else "logits"
+
+    def store(
+        self, samples: int, views: int, key: str = "model.teacher", limit: int | None = None
+    ) -> AnswerStore:
+        """Its store, made where it is missing; the arguments as of :class:`kd.teachers.answer_store.AnswerStore`."""
+        return AnswerStore(
+            self.url or self.folder,
+            self.parts,
+            samples,
+            views,
+            self.record_bytes,
+            self.codec.usable if self.codec else None,
+            key,
+            published=bool(self.url),
+            limit=limit,
+        )
 
 
 class Layout:
@@ -64,42 +89,22 @@ class Layout:
     """
 
     def __init__(self, data: DistillationDataModule) -> None:
-        """Describes the data's pictures and views, as they go into fingerprints: a change here makes caches
-        unreadable.
-        """
+        """Describes the data's pictures and views, as they go into fingerprints."""
         self.data = data
         self.samples = data.info.train
         self.classes = data.info.classes
-        self.masks = data.source.kind.cut_with_picture
-        self.pictures = {"pictures": self.samples, "content": data.splits.content("train")}
-        # ray makes the same views as torch, on other machines
-        engine = "torch"
-        if data.engine != "ray":
-            engine = data.engine
-        self.views: dict[str, Any] = {
-            "img_size": list(data.size),
-            "seed": data.seed,
-            "engine": engine,
-            **asdict(replace(data.augment, transform=None)),
-            "torch": torch.__version__.split("+")[0],
-            "torchvision": torchvision.__version__.split("+")[0],
-        }
-        if data.augment.transform is None:
-            del self.views["transform"]
-        else:
-            self.views["transform"] = described(data.augment.transform)
-            self.views["transform_code"] = code_of(data.augment.transform)
-        if data.augment.mixes and data.unlabeled_ratio is not None:  # which decides the mixed pairs
-            self.views["unlabeled_ratio"] = data.unlabeled_ratio
+        self.pictures = pictures_of(data)
+        self.views = views_of(data)
 
-    def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
+    def kinds(self, teacher: RunTeacher, wanted: Wanted, pixels: bool = False) -> list[Kind]:
         """What a cache keeps of a teacher: the logits, where they are wanted, and each wanted feature.
 
-        Nothing is written. Dense logits take one forward of the teacher, for their size.
+        Nothing is written. Maps of logits take one forward of the teacher, for their size.
 
         Args:
             teacher: in its precision, which is part of the fingerprint.
             wanted: of this teacher (:meth:`kd.teachers.answer.Wanted.of`).
+            pixels: add the views' pixels.
 
         Raises:
             UserError: the cache's folder is a file, or holds something else.
@@ -111,26 +116,38 @@ class Layout:
         if not published:
             refuse_strangers(base, _is_ours, teacher.key)
         kinds = []
-        for label, codec in self._codecs(teacher, wanted):
-            # what this kind depends on beside what all kinds do
-            of_kind: Parts = {"teacher": {}, "data": {}, "answers": codec.describe()}
-            if codec.logits:
-                spec = teacher.spec
-                of_kind["teacher"] = {"classes": spec.classes, "class_map": spec.class_map}
-                of_kind["data"] = {"classes": _hash("\0".join(self.classes))}
-            digest = _digest({part: content for part, content in of_kind.items() if content})
-            name = re.sub(r"[^\w.]+", "_", label) + "-" + digest[:8]
-            parts: Parts = {
-                "teacher": {**teacher.fingerprint(), **of_kind["teacher"]},
-                "transform": dict(self.views),
-                "data": {**self.pictures, **of_kind["data"]},
-                "answers": of_kind["answers"],
-            }
-            url = ""
-            if published:
-                url = f"{published}/{name}"
-            kinds.append(Kind(codec, parts, base / name, url))
+        if wanted.logits:
+            codec = self._logits_codec(teacher, wanted)
+            classes = {"classes": teacher.spec.classes, "class_map": teacher.spec.class_map}
+            of_data = {"classes": digest("\0".join(self.classes))}
+            parts: Parts = {"teacher": classes, "data": of_data, "answers": codec.describe()}
+            kinds.append(self._kind(teacher, "logits", parts, codec, None))
+        for (_, path, tokens), shape in wanted.features.items():
+            feature = (path, tokens)
+            half = Half(shape[1:])
+            form = {"features": {f"{path}:{tokens}": list(shape[1:])}, **half.describe()}
+            kinds.append(self._kind(teacher, f"{path}.{tokens}", {"answers": form}, half, feature))
+        if pixels:
+            kinds.append(self.pixels(teacher))
         return kinds
+
+    def _kind(
+        self, teacher: RunTeacher, label: str, own: Parts, codec: Codec, feature: Feature | None
+    ) -> Kind:
+        """One kind of answers. Its folder is named by ``label`` and by what it alone depends on (``own``)."""
+        own["answers"]["records"] = RECORDS
+        plain = re.sub(r"[^\w.]+", "_", label)
+        name = f"{plain}-{digest(own)[:8]}"
+        parts: Parts = {
+            "teacher": {**teacher.fingerprint(), **own.get("teacher", {})},
+            "transform": dict(self.views),
+            "data": {**self.pictures, **own.get("data", {})},
+            "answers": own["answers"],
+        }
+        published = self.published(teacher)
+        url = f"{published}/{name}" if published else ""
+        folder = self.base(teacher) / name
+        return Kind(parts, folder, codec.record_bytes, codec, feature, url)
 
     def published(self, teacher: RunTeacher) -> str:
         """Folder or URL where its answers are published beside a pack; "" where ``cache_dir`` is a cache of this
@@ -155,59 +172,41 @@ class Layout:
     def name(self, teacher: RunTeacher) -> str:
         """Name of a cache's folder: the architecture, and a digest of teacher, views and pictures."""
         shared = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
-        return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
+        return f"{teacher.spec.arch.replace('/', '_')}-{digest(shared)}"
 
-    def pixels(self, teacher: RunTeacher) -> tuple[Path, Parts]:
-        """Where the pixels of these views are kept, and what they depend on, which is the same for all teachers.
+    def pixels(self, teacher: RunTeacher) -> Kind:
+        """The pixels of these views, which are the same for all teachers.
 
-        In the ``cache_dir`` of ``teacher`` where that is a cache of this machine, else in a folder that all teachers
-        share.
+        They are in the ``cache_dir`` of ``teacher`` where that is a cache of this machine, else in a folder that all
+        teachers share. A record is uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where it has one.
         """
+        masks = self.data.source.kind.cut_with_picture
         parts: Parts = {
             "teacher": {},
             "transform": self.views,
             "data": self.pictures,
-            "answers": {"format": PIXELS, "masks": self.masks},
+            "answers": {"format": PIXELS, "masks": masks, "records": RECORDS},
         }
+        folder = cache_dir() / "answers" / PIXELS / digest(parts)
         if teacher.spec.cache_dir and not self.published(teacher):
-            return self.base(teacher) / f"{PIXELS}-{_digest(parts)[:8]}", parts
-        return cache_dir() / "answers" / PIXELS / _digest(parts), parts
-
-    @property
-    def pixel_bytes(self) -> int:
-        """Size of a view's record: a checksum, uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where it has one."""
-        planes = 4 if self.masks else 3
+            folder = self.base(teacher) / f"{PIXELS}-{digest(parts)[:8]}"
         height, width = self.data.size
-        return CRC_BYTES + planes * height * width
-
-    def _codecs(self, teacher: RunTeacher, wanted: Wanted) -> list[tuple[str, AnswerCodec]]:
-        """The codec of each kind of answer with its label: the logits, then each layer's features."""
-        codecs = []
-        if wanted.logits:
-            of_logits = self._logits_codec(teacher, wanted)
-            codecs.append(("logits", AnswerCodec(of_logits)))
-        for (_, path, tokens), shape in wanted.features.items():
-            of_picture = {(path, tokens): shape[1:]}
-            codec = AnswerCodec(None, of_picture)
-            codecs.append((f"{path}.{tokens}", codec))
-        return codecs
+        planes = 4 if masks else 3
+        return Kind(parts, folder, CRC_BYTES + planes * height * width)
 
     def _logits_codec(self, teacher: RunTeacher, wanted: Wanted) -> Codec:
-        """How logits are written: as maps, as the ``cache_topk`` largest, or whole, by the teacher's settings.
+        """How logits are written: whole, or the ``cache_topk`` largest of each row, by the teacher's settings.
 
         Maps are wanted where a loss reads logits of every pixel; their shape is found by one forward on a black picture.
         """
-        spec = teacher.spec
+        topk = teacher.spec.cache_topk
+        shape: tuple[int, ...] = (len(self.classes),)
         if wanted.maps:
             black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
-            _, classes, height, width = teacher(black).shape
-            shape = classes, height, width
-            return MapCodec(shape, spec.cache_topk)
-        count = len(self.classes)
-        if spec.cache_topk:
-            of_losses = temperatures(logit_losses(wanted))
-            return TopKCodec(count, spec.cache_topk, of_losses)
-        return DenseCodec(count)
+            shape = tuple(teacher(black).shape[1:])
+        if topk:
+            return TopK(shape, topk, temperatures(logit_losses(wanted)))
+        return Half(shape, relative=not wanted.maps)
 
 
 def logit_losses(wanted: Wanted) -> list[LogitLoss]:
@@ -232,11 +231,3 @@ def _is_ours(folder: Path) -> bool:
         return False
     names = {path.name for path in folder.iterdir()}
     return FINGERPRINT in names or names <= {*BEGUN}
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _digest(parts: Mapping[str, Any]) -> str:
-    return _hash(json.dumps(parts, sort_keys=True))

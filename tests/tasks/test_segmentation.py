@@ -22,7 +22,7 @@ from kd.settings import Augment
 from kd.ship.export import load_student
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts
-from kd.teachers.answer_codec import MapCodec
+from kd.teachers.answer_codec import TopK
 from tests._helpers import ARCH, TINY, save_teacher
 from tests._runs import losses, run_folders
 from tests._scenes import NAMES, draw, recipe_of
@@ -468,7 +468,7 @@ def test_answers_for_every_pixel_are_cached(
 @pytest.mark.parametrize("k", [1, 5, 299])
 def test_the_largest_at_each_pixel_are_exact_and_the_mass_of_the_others_too(k: int) -> None:
     z = 4 * torch.randn(2, 300, 3, 5, generator=torch.Generator().manual_seed(0))
-    codec = MapCodec((300, 3, 5), k)
+    codec = TopK((300, 3, 5), k, ())
     back = codec.decode(codec.encode(z))
     values, places = z.topk(k, dim=1)
     assert (back.gather(1, places) - values).abs().max() < 0.02

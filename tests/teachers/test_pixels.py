@@ -241,7 +241,7 @@ def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictur
             ImageFolder(str(root)), img_size=SIZE, batch_size=8, augment=Augment(**augment)
         )
         teacher: Any = SimpleNamespace(spec=SimpleNamespace(cache_dir=str(tmp_path)))
-        return Layout(data).pixels(teacher)[0]
+        return Layout(data).pixels(teacher).folder
 
     other = draw_folder(tmp_path / "other", size=44)
     assert len({folder_of(pictures), folder_of(other), folder_of(pictures, hflip=0.0)}) == 3
@@ -271,8 +271,8 @@ def test_kd_cache_fills_and_describes_them(
     assert "0.3 MB of them are the views' pixels" in capsys.readouterr().out
     assert cache_main(["--describe", str(tmp_path / "answers"), *items]) == 0
     said = capsys.readouterr().out
-    assert "any teacher; 48 pictures of 32x32 px" in said
-    assert "pixels: 2 view(s), 100% filled, 0.3 MB" in said
+    assert ": 2 view(s), 100% filled, 0.3 MB\n" in said
+    assert 'answers: format "pixels", masks false' in said
     assert "model.teacher: pixels: fits" in said
     calls = made(monkeypatch)
     run(
