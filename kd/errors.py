@@ -20,10 +20,6 @@ class UserError(ValueError):
     """
 
 
-class NoMoreAnswers(UserError):
-    """A teacher behind an address gives no more answers; those that it gave are kept."""
-
-
 class UserErrorOfAll(UserError):
     """A mistake that every process prints: what the environment says of ranks and machines is wrong, or too little to know
     which process is the first.

@@ -51,7 +51,7 @@ CLASSES: dict[str, dict[str, str]] = {
     "projection": {"kd.losses": "ConvProjection MLPProjection OrthogonalProjection Projection"},
     "builder": {
         "kd.models.hugging_face": "HuggingFaceBuilder",
-        "kd.teachers": "Address AnswersFile ChatAddress",
+        "kd.teachers": "StoredAnswers",
     },
     "strategy": {
         "kd.strategies.ddp": "DDP SMDDPStrategy",

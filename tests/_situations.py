@@ -74,7 +74,8 @@ FORMS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["recipe={home}/bare.yaml", "data.source=HuggingFace", "data.source.path={home}/ds"],
         ("library",),
     ),
-    "answers": (["recipe={home}/bare.yaml", "model.teacher.answers={home}/answers.csv"], ("answers",)),
+    "answers": (["recipe={home}/bare.yaml", "model.teacher.answers={home}/answers"], ("answers",)),
+    "file of answers": (["recipe={home}/bare.yaml", "from={home}/answers.csv"], ("answers",)),
     "search": (
         ["recipe={r}", "search.optim.lr=[0.001, 0.002]", "trials=1", "sampler=random", "confirm=1"],
         ("settings", "search"),
@@ -206,6 +207,9 @@ class World:
         (self.home / "answers.csv").write_text(
             "\n".join(["picture,apple,bread,cake,dates", *rows]) + "\n"
         )
+        assert cli.main("cache", ["recipe=bare.yaml", "from=answers.csv"]) == 0
+        (stored,) = Path(os.environ["KD_CACHE"], "stored").iterdir()
+        shutil.move(stored, self.home / "answers")
 
     def make_library(self) -> None:
         """Folders of transformers, timm and datasets."""
@@ -331,10 +335,14 @@ class World:
             pickle.dumps(Pickled(self.hacked)),
             b"picture,apple\n__import__('kd_payload'),1\n",
         ]
-        file.write_bytes(self.next("answers", content))
+        hostile = self.next("answers", content)
+        file.write_bytes(hostile)
+        for stored in (self.home / "answers").glob("*/*.*"):
+            stored.write_bytes(hostile)
 
     def missing_answers(self, values: dict[str, Any]) -> None:
         (self.home / "answers.csv").unlink()
+        shutil.rmtree(self.home / "answers")
 
     def strangers_library(self, values: dict[str, Any]) -> None:
         """Code beside the weights that the configuration names, and pickled weights."""

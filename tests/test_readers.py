@@ -148,7 +148,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.storage.run_urls": {"files.get_file": BYTES},
     "kd.teachers.answers_file": {"csv.DictReader": ROWS, "safetensors.safe_open": WEIGHTS,
                                  "pyarrow.parquet": "the user's own file of answers",
-                                 "pyarrow.parquet.read_table": "numbers and texts, each checked by its reader"},
+                                 "pyarrow.parquet.ParquetFile": "numbers and texts, each checked by its reader"},
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
     "kd.fleet.tuning.trials": {"csv.DictReader": ROWS},
     "kd.callbacks.metrics_csv": {"csv.DictReader": ROWS, "csv.reader": ROWS},

@@ -138,7 +138,7 @@ def old_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path / "cache"
     monkeypatch.setenv("KD_CACHE", str(cache))
     names = ["answers/vit_tiny-0123456789abcdef/logits-01234567/rank.bin", "answers/pixels/0123456789abcdef/a.bin",
-             "answers/0123456789abcdef-10.bin", "teachers/photos_teacher-0123456789abcdef/student.safetensors",
+             "stored/cloud-0123456789abcdef/a.bin", "teachers/photos_teacher-0123456789abcdef/student.safetensors",
              "shards/pack-0123456789abcdef/part", "pictures/0123456789abcdef/01/ab", "fetched/0123456789abcdef/t.pth",
              "scans/a.json", "webdataset/a.json", "foodtag-mini-v1-2x2/train/a.png", "runs/s3/bucket/000/last.ckpt",
              "own_runs-0/00ff", "pictures/holiday/me.jpg", "shards/mine.tar", "thesis.tex"]  # fmt: skip
@@ -204,7 +204,7 @@ def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
     assert (tmp_path / "outside" / "precious").read_text() == "mine"
     for stays in ("thesis.tex", "pictures/holiday/me.jpg", "shards/mine.tar", "teachers",
                   "fetched/fedcba9876543210", "own_runs-0/00ff",
-                  "runs/s3/bucket/000/last.ckpt", "answers/0123456789abcdef-10.bin"):  # fmt: skip
+                  "runs/s3/bucket/000/last.ckpt", "stored/cloud-0123456789abcdef/a.bin"):  # fmt: skip
         assert (old_cache / stays).exists(), stays
     assert main("runs", ["clean", str(runs), "older=0"]) == 0
     assert "nothing may go" in capsys.readouterr().out
@@ -248,14 +248,14 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
     (teachers / "begun-0123456789abcdef.part").mkdir()
     (teachers / "held-0123456789abcdef.part").mkdir()  # its process trains
     (cache / "foodtag-mini-v1-2x2").mkdir()
-    (cache / "answers").mkdir()
-    (cache / "answers" / "0123456789abcdef-10.bin").write_bytes(b"x")
+    (cache / "stored" / "cloud-0123456789abcdef").mkdir(parents=True)
+    (cache / "stored" / "cloud-0123456789abcdef" / "a.bin").write_bytes(b"x")
     gone = ["teachers/gone-0123456789abcdef.lock", "teachers/gone-0123456789abcdef.owner",
             "foodtag-mini-v1-3x3.lock"]  # fmt: skip
     held = "teachers/held-0123456789abcdef.lock"
     beside = ["teachers/photos_teacher-0123456789abcdef.lock", "teachers/photos_teacher-0123456789abcdef.owner",
               "teachers/begun-0123456789abcdef.lock", "foodtag-mini-v1-2x2.lock",
-              "answers/0123456789abcdef-10.bin.lock"]  # fmt: skip
+              "stored/cloud-0123456789abcdef/.asking"]  # fmt: skip
     for name in (*gone, *beside):
         (cache / name).touch()
     old = time.time() - 30 * 86_400
@@ -269,7 +269,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
         rows = [line.split("│")[1:6] for line in out.splitlines() if "│" in line]
         table = {row[0].strip(): (row[1].strip(), row[4].strip()) for row in rows if len(row) == 5}
         assert table == {
-            "journals": ("1", "no"), "teachers": ("1", "no"), "unfinished": ("2", "1 of 2"), "foodtag": ("1", "1 of 1"),
+            "stored": ("1", "no"), "teachers": ("1", "no"), "unfinished": ("2", "1 of 2"), "foodtag": ("1", "1 of 1"),
             "locks": ("3", "3 of 3"),
         }  # fmt: skip
         assert main("runs", ["clean", str(tmp_path)]) == 0
@@ -281,7 +281,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
         assert (cache / held).exists()
     left = {path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file()}
     assert left - {held} == {
-        *beside, "teachers/photos_teacher-0123456789abcdef/student.safetensors", "answers/0123456789abcdef-10.bin",
+        *beside, "teachers/photos_teacher-0123456789abcdef/student.safetensors", "stored/cloud-0123456789abcdef/a.bin",
     } - {"foodtag-mini-v1-2x2.lock", "teachers/begun-0123456789abcdef.lock"}  # fmt: skip
 
 
@@ -289,7 +289,6 @@ def test_the_page_names_every_part_of_the_cache() -> None:
     page = (ROOT / "recipes" / "CACHE.md").read_text()
     for name in PARTS:
         assert {
-            "journals": "`answers/*.bin`",
             "foodtag": "`foodtag-mini-*`",
             "locks": "`*.lock`",
             "unfinished": "`teachers/*.part`",

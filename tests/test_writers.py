@@ -144,12 +144,6 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.ship.serving.app": {"PAGE.read_text": OURS},
     "kd.strategies.checkpoint_files": {"torch.save": STREAM},
     "kd.teachers.answers_file": {"safe_open": USERS},
-    "kd.teachers.asked": {
-        "file.parent.mkdir": CACHE,
-        "file.truncate": CACHE,
-        "self.file.open": CACHE,
-        "self.file.touch": CACHE,
-    },
     "kd.teachers.answer_store": {"files.makedirs": STORE, "files.pipe_file": STORE, "files.put_file": STORE,
                                  "os.open": OWN_FILES, "os.truncate": OWN_FILES},
     "kd.teachers.chat": {"Image.fromarray(view).save": STREAM},

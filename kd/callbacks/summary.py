@@ -7,7 +7,6 @@ import time
 import traceback
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 import kd
-from kd.callbacks.asked_answers import addresses_of, asked_by_run
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import Preemption, RunStopped
@@ -191,10 +189,8 @@ class Summary(Callback):
             {"students": each} if "" not in each else {}
         )
 
-    def _teacher(self, teacher: RunTeacher | None, folder: Path) -> dict[str, Any] | None:
-        """The teachers' metrics and sizes (of several each one's as ``members``), and what was asked of an address, by this
-        process and by the run in ``folder``; None without a teacher.
-        """
+    def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
+        """The teachers' metrics and sizes (of several each one's as ``members``); None without a teacher."""
         if teacher is None:
             return None
         whole = self.preflight.about_teacher(teacher)
@@ -202,14 +198,10 @@ class Summary(Callback):
             name: _model(t.arch, t.model, self.preflight.members.get(name, {}))
             for name, t in teacher.members.items()
         }
-        asked = {}
-        for name, address in addresses_of(teacher).items():
-            report = address.report()
-            asked[name] = {**report, "run": asked_by_run(folder, name, report)}
         several = {}
         if len(each) > 1:
             several = {"members": each}
-        return whole | several | ({"asked": asked} if asked else {})
+        return whole | several
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
         """The whole ``summary.json``: ``kd-report``, ``kd-runs`` and ``kd-tune`` read its keys.
@@ -250,7 +242,7 @@ class Summary(Callback):
             "cache": caches.get(ALL, caches or None),
             "optimizer_state": self._optimizer_state,
             "primary": run.module.task.primary,
-            "teacher": self._teacher(run.module.teacher, run.folder),
+            "teacher": self._teacher(run.module.teacher),
             **self._students(run.students.named()),
             "data": {
                 "source": data.source.describe(),

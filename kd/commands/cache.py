@@ -1,8 +1,10 @@
-"""``kd-cache``: computes the teacher's answers ahead."""
+"""``kd-cache``: computes the teacher's answers ahead, or stores those of a file or an address."""
+
+from pathlib import Path
 
 from kd.errors import UserError
 from kd.run.own_keys import refuse_words, take, take_all
-from kd.run.present import check_present
+from kd.run.present import check_data, check_present
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -10,6 +12,7 @@ HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
 
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
+  kd-cache recipe=NAME from=FILE_OR_ADDRESS [from.budget=N ...]
   kd-cache --describe FOLDER_OR_URL [recipe=NAME ...]
 
   Takes kd-train's settings: data, augmentation, seed, teacher and precision must be those of the run to come.
@@ -18,10 +21,19 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
   model.teacher.cache_dir=DIR   where; default: a folder in the user's cache folder
   of several teachers           model.teachers.NAME.cache_views=N ..., for each
   out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines
+  from=FILE                     stores the answers in a .csv, .parquet or .safetensors, of any program
+  from=http://HOST:PORT         asks a server of KServe v2, or a chat endpoint (https://HOST/v1/chat/completions), for them
+  from.views=4 from.rate=N from.budget=N from.price=N from.retries=8 from.timeout_s=60 from.batch=16 from.output=logits
+  from.model=NAME from.key=VARIABLE from.prompt=TEXT (of a chat endpoint)
   --describe FOLDER             what a cache holds; with a recipe also whether it fits (else what differs, and status 1)
 
-Stored answers are kept: run the same command again to resume. config=ddp_8gpu shares the work.
+Stored answers are kept: run the same command again to resume. config=ddp_8gpu shares the work. kd/teachers/README.md has
+the rest.
 """
+
+FROM = ("views", "rate", "budget", "price", "retries", "timeout_s", "batch", "output", "model", "key",
+        "prompt")  # fmt: skip
+"""Settings of an address, after ``from.``."""
 
 
 def run(request: Request) -> int | None:
@@ -55,16 +67,51 @@ def _fill(request: Request) -> int:
     Raises:
         UserError: a mistake in the settings, an empty ``out=``, or a recipe without answers to store.
     """
-    out = take(request, "out").get("out")
+    own = take(request, "out", "from", *(f"from.{name}" for name in FROM))
+    out = own.pop("out", None)
     if out is not None:
         place = out.rstrip("/")
         if not place:
             raise UserError(f"out: must name a folder or a URL, got '{out}'")
         out = place
+    if own:
+        return _fill_from(request, own, out)
     run = _built(request)
     from kd.run.fill import fill
 
     fill(run.module, run.data, run.trainer, out)
+    return 0
+
+
+def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
+    """Stores the answers of a file or an address to the recipe's pictures; its own teacher is not built.
+
+    Args:
+        request: the recipe and the data's settings.
+        own: ``from`` and its settings.
+        out: as of :func:`_fill`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: a mistake in the settings, or as of :func:`kd.run.fill_from.fill_from`.
+    """
+    place = own.pop("from", "")
+    if not place:
+        raise UserError(f"from: must be a file or an address, got '{place}'")
+    is_file = not place.startswith(("http://", "https://"))
+    if is_file and not Path(place).is_file():
+        raise UserError(f"from: file {place} not found")
+    run = Run.of(request)
+    check_data(run.config["data"])
+    from kd.run.build import data_of, task_of
+    from kd.run.fill_from import fill_from
+
+    settings = {key.removeprefix("from."): text for key, text in own.items()}
+    data = data_of(run.config, run.trusted)
+    task = task_of(run.config, run.trusted)
+    fill_from(place, settings, data, task, out)
     return 0
 
 

@@ -99,14 +99,14 @@ def fit_to_answers(
 
     Args:
         student: with pre-trained weights.
-        teacher: the run's; None, or one whose answers are in a file or behind an address: nothing is fitted.
+        teacher: the run's; None, or stored answers: nothing is fitted.
         pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
 
     Returns:
         A message for the user; "" where the classifier was left as it is.
     """
     classifier = linear_classifier(student.model)
-    if teacher is None or teacher.elsewhere or pictures is None:
+    if teacher is None or teacher.stored or pictures is None:
         return ""
     if student.start != "pre-trained" or student.objective.task_loss_weight:
         return ""

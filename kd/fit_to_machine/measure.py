@@ -121,7 +121,7 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
     teacher_ms = 0.0
-    if teacher is not None and not teacher.elsewhere:
+    if teacher is not None and not teacher.stored:
         teacher_ms = median_ms(lambda: teacher(images), device)
     return StepCost(teacher_ms, student_ms, loading_ms, data.num_workers)
 
@@ -238,7 +238,7 @@ def _peak_bytes(
     try:
         torch.cuda.reset_peak_memory_stats(device)
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
-        if run.teacher is not None and not run.teacher.elsewhere:
+        if run.teacher is not None and not run.teacher.stored:
             run.teacher(images)
         _copies(run, device)(images)
         return torch.cuda.max_memory_allocated(device)
@@ -314,7 +314,7 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
     device = run.trainer.strategy.root_device
     learn_on_copies = _copies(run, device)
     teacher = run.teacher
-    if teacher is not None and (teacher.elsewhere or teacher.cache_modes & {"on", "only"}):
+    if teacher is not None and (teacher.stored or teacher.cache_modes & {"on", "only"}):
         teacher = None  # its answers are read
 
     def learn(batch: Batch) -> None:

@@ -165,8 +165,8 @@ class Validation:
         Args:
             batch: on the students' device.
             in_step: all processes must run the students equally often, as they may be in shards.
-            split: ``val`` or ``test``. Decisions that are known of ``val`` (:attr:`known`, the answers of a file) are not
-                used for ``test``: there the teacher runs, and with answers of a file nothing is compared with it.
+            split: ``val`` or ``test``. Decisions that are known of ``val`` (:attr:`known`, stored answers) are not
+                used for ``test``: there the teacher runs, and with stored answers nothing is compared with it.
 
         Returns:
             By student: logits, targets and numbers of the pictures that were added; {} where all was padding, for
@@ -185,7 +185,7 @@ class Validation:
         teacher = self.teacher
         if split == "val":
             batch = self.with_known(batch)
-        elif teacher is not None and _reads_a_file(teacher):
+        elif teacher is not None and teacher.stored:
             teacher = None
         seen = look(batch, task, teacher, models, in_step=in_step)
         self.taught = None
@@ -215,11 +215,6 @@ class Validation:
                 results[f"{prefix}{metric}"] = value
             student.task.reset()
         return results
-
-
-def _reads_a_file(teacher: RunTeacher) -> bool:
-    """Whether the answers of a teacher, or of one of several, come from a file, which has those of ``train`` and ``val``."""
-    return any(member.elsewhere == "file" for member in teacher.members.values())
 
 
 @dataclass

@@ -59,7 +59,6 @@ class OwnRun(Watched):
             "num_workers": data.num_workers,
             "primary": run.module.task.primary,
             "cacheable": features is not None,
-            "teacher_elsewhere": run.module.teacher.elsewhere if run.module.teacher else "",
             "feature_bytes": features or 0,
             "cached": bool(caches),
             "pixels": any(cache.pixels for cache in caches.values()),

@@ -211,17 +211,6 @@ class Facts(StepFacts):
         return (self.run.config.get("model") or {}).get("teacher") or {}
 
     @cached_property
-    def asks_address(self) -> bool:
-        """Whether an address answers for the teacher."""
-        return bool(self.header.get("teacher_elsewhere") == "address")
-
-    @cached_property
-    def asked_rate(self) -> float | None:
-        """Pictures a second at most that the settings let an address be asked for; None: no limit."""
-        arguments = (self._teacher.get("builder") or {}).get("init_args") or {}
-        return arguments.get("rate")
-
-    @cached_property
     def cached(self) -> bool:
         """Whether the run has a cache of the teacher's answers: as measured (``auto``), else as set."""
         setting = self._teacher.get("cache") in (

@@ -191,12 +191,6 @@ def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
     text = f"the teacher takes {facts.phases['teacher']:.0f} of the step's {facts.step_ms:.0f} ms ({taken:.0%})"
     gain_if_free = without(taken)
 
-    if facts.asks_address:
-        lever = "a faster server, or more pictures a request (model.teacher.builder.batch): at most"
-        if facts.asked_rate:
-            text += f", asked for at most {facts.asked_rate:g} pictures a second"
-            lever = "a larger model.teacher.builder.rate: at most"
-        return Limit("teacher", text, lever, gain_if_free)
     if facts.cached:  # reading costs next to nothing: the cache was being filled
         text += " to compute the answers that its cache keeps"
         lever = "later epochs, and runs like this one, read them: at most"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kd.report import traces
-from kd.report.asked_answers import asked_answers
 from kd.report.certified import certified
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart, table
 from kd.report.disputed import disputed
@@ -46,7 +45,6 @@ def report(explained: Explained) -> list[Section]:
         "learning": lambda: learning(facts),
         "certificates": lambda: certified(run),
         "cascade": lambda: cascade_sections(run),
-        "answers from elsewhere": lambda: [asked_answers(run)],
         "faithfulness": lambda: faithful(run),
         "pays": lambda: pays(run),
         "disputed labels": lambda: disputed(run),

@@ -25,6 +25,7 @@ from kd.tasks import Classification, Features, Task
 from kd.teachers import FrozenTeacher, RunTeacher, build_teachers
 from kd.teachers.answer import ALL
 from kd.teachers.build import input_named_by_weights, say_differing_input
+from kd.teachers.stored import A_START
 
 
 def assemble(
@@ -101,6 +102,10 @@ def assemble(
     found = build_all() if found is None else found
     begun = begin(student, model, found, build)
     model, start = begun.model, begun.start
+    if start == "scratch" and not student.inherit and found is not None and found.stored:
+        say(
+            f"model.student: begins with random weights, as stored answers have no layers; {A_START} gives it a start"
+        )
     if unseen := hidden_pixels(model):
         say(f"model.student: {begun.spec.arch}: {unseen}")
     prepare = preprocess_for(

@@ -71,7 +71,7 @@ from kd.storage.run_urls import folder_of_recipe
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
-from kd.teachers import match_answers, shared_teachers
+from kd.teachers import attach_answers, shared_teachers
 
 BUILT: dict[type, Callable[..., object]] = {
     StudentSettings: StudentSpec,
@@ -137,7 +137,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
                     run.module = _module(run, run.config)
                 run.monitor = built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
                 run.trainer = make_trainer(run)
-                match_answers(run.module.teacher, run.data)
+                attach_answers(run.module.teacher, run.data)
         except Exception as error:
             raise with_key(error, run.config) from error
         _check_built(run)

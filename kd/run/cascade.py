@@ -80,16 +80,16 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
     """Refuses what has no cascade.
 
     Raises:
-        UserError: several models, no teacher, one whose answers are read from a file, or a task without one class a
+        UserError: several models, no teacher, one that is stored answers, or a task without one class a
             picture.
     """
     if len(pairs) > 1:
         raise UserError("cascade: takes one run, with its teacher")
     if pairs[0].teacher is None:
         raise UserError(f"cascade: {pairs[0].name} has no teacher that can be asked here")
-    if pairs[0].teacher.elsewhere == "file":
+    if pairs[0].teacher.stored:
         raise UserError(
-            "cascade: the teacher's answers are in a file, it can't be asked for other pictures"
+            "cascade: the teacher is stored answers, which can't be asked for other pictures"
         )
     if not pairs[0].task.one_class:
         raise UserError("cascade: needs one class a picture (model.task=Classification)")

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -47,7 +46,6 @@ def check_values(config: dict[str, Any]) -> None:
     check_losses_of_task(config)
     _check_weights(config)
     _check_teachers(config["model"])
-    _check_answers_of_files(config)
     if config["monitor"] != MONITOR:
         from kd.monitor.keys import MonitorSpec
 
@@ -71,26 +69,6 @@ def _check_teachers(model: dict[str, Any]) -> None:
             f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
             f"model.teachers.{several[0]}.checkpoint=FILE, or model.teachers=null beside model.teacher"
         )
-
-
-def _check_answers_of_files(config: dict[str, Any]) -> None:
-    """Refuses a cache of answers that are read from a file, and mixed pictures, which no file has an answer to."""
-    augment = config["data"]["augment"] or {}
-    mixing = [f"data.augment.{name}=0" for name in ("mixup", "cutmix") if augment.get(name)]
-    for key, teacher in teachers_in(config["model"]).items():
-        if class_of(teacher["builder"]) != "AnswersFile":
-            continue
-        file = teacher["builder"]["init_args"].get("file")
-        cache = "on" if teacher["cache"] is True else teacher["cache"]
-        if cache in ("on", "only"):
-            raise UserError(
-                f"{key}.cache: must be off beside {key}.answers={file}, whose answers are read and not computed, "
-                f"got {cache}"
-            )
-        if mixing and Path(str(file)).expanduser().is_file():  # a missing one is reported as such
-            raise UserError(
-                f"{key}.answers: {file} has no answer to mixed pictures; give {' '.join(mixing)}"
-            )
 
 
 def _check_overlap(model: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -56,6 +55,12 @@ class Fill(LightningModule):
         """The caches that are filled, by the teacher's name."""
         return caches_of(self.answering_teacher)
 
+    @property
+    def views(self) -> int:
+        """Views of each picture, of which all caches have as many."""
+        first, *_ = self.caches.values()
+        return first.stores[0].views
+
     def setup(self, stage: str) -> None:
         """Puts the teachers on their device and opens the caches; a second call changes nothing.
 
@@ -92,11 +97,11 @@ class Fill(LightningModule):
         rank = self.trainer.global_rank
         ranks = self.trainer.world_size
         batches = self.pictures.fill_batches(self.view, self._present, rank, ranks)
-        first, *_ = self.caches.values()
+        views = self.views
         number = self.view + 1
         pictures = sum(map(len, batches)) * ranks
         hidden = not self.trainer.is_global_zero
-        self._bar = bar(label=f"view {number}/{first.views}", total=pictures, disable=hidden)
+        self._bar = bar(label=f"view {number}/{views}", total=pictures, disable=hidden)
         return self.pictures.fill_dataloader(batches, answering)
 
     def _tier_answers(self) -> bool:
@@ -172,7 +177,7 @@ def fill(
     meet_on_loopback(trainer)
     start = time.monotonic()
     trainer.validate(module, verbose=False)  # opens the caches
-    for view in range(1, next(iter(module.caches.values())).views):
+    for view in range(1, module.views):
         module.view = view
         trainer.validate(module, verbose=False)
     seconds = time.monotonic() - start
@@ -194,9 +199,8 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> None:
     """Copies the filled caches beside the packed data set at ``out``; prints places and sizes."""
     layout = Layout(data)
     for cache in module.caches.values():
-        for entry in cache.entries:
-            store = entry.store
-            name = Path(store.folder).name
+        for store in cache.stores:
+            name = store.kind.folder.name
             place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{name}"
             size = publish(store, place, bar(range(store.views), label=f"writing {name}"))
             print(f"       {size / 1e6:,.1f} MB in {place}")
@@ -222,5 +226,5 @@ def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None
     )
     if cache.pixels:
         print(
-            f"       {cache.pixels.disk_bytes / 1e6:,.1f} MB of them are the views' pixels in {cache.pixels.folder}"
+            f"       {cache.pixels.disk_bytes / 1e6:,.1f} MB of them are the views' pixels in {cache.pixels.kind.place}"
         )

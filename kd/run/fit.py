@@ -8,13 +8,13 @@ from pathlib import Path
 
 from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
-from kd.errors import NoMoreAnswers, RunError, UserError, cause_of_kind, reason
+from kd.errors import RunError, UserError, cause_of_kind, reason
 from kd.launch import sagemaker
 from kd.launch.child import end_with_starter, leave_starter, trains_teacher
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.report.terminal import print_summary
-from kd.run.place import finished_before, has_checkpoint
+from kd.run.place import finished_before
 from kd.run.run import Run
 from kd.storage.checkpoints import LAST
 
@@ -141,8 +141,6 @@ def _fit(run: Run, resume_from: Path | None) -> int:
         if type(stop).__name__ == "SIGTERMException":
             return 143
         return 130
-    except NoMoreAnswers as error:
-        raise UserError(f"{error}; {_way_on(run)}; nothing is asked twice") from error
     except UserError:
         raise
     except Exception as error:
@@ -160,14 +158,6 @@ def _fit(run: Run, resume_from: Path | None) -> int:
             )
         print_summary(run.summary.content, run.folder.path, of_teacher=trains_teacher())
     return 0
-
-
-def _way_on(run: Run) -> str:
-    """How to resume a run whose teacher's answers have ended, for a message: from its checkpoint, where it has one yet."""
-    folder = run.folder.path
-    if folder is not None and has_checkpoint(folder):
-        return f"to resume: kd-train resume={folder}"
-    return "the run has no checkpoint yet, so start it again"
 
 
 def _ended_by(

@@ -46,7 +46,7 @@ from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import STUDENTS, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
-from kd.teachers import FrozenTeacher, RunTeacher, build_teacher, match_answers
+from kd.teachers import FrozenTeacher, RunTeacher, attach_answers, build_teacher
 
 Models = dict[str, Callable[[Tensor], Tensor]]
 """By name, what gives features ``(N, D)`` of pictures."""
@@ -410,14 +410,14 @@ def evaluate_pays(request: Request, wish: PaysWish, options: Options) -> Evaluat
 
 
 def _find_answers(subject: Subject, options: Options) -> None:
-    """Looks up the pictures in a teacher's file of answers; where it lacks some, the student alone is measured:
+    """Looks up the pictures in a teacher's stored answers; where it lacks some, the student alone is measured:
     ``subject.teacher`` becomes None, with a line on standard error.
 
     Raises:
         UserError: it lacks some, and a certificate or a cascade needs them.
     """
     try:
-        match_answers(subject.teacher, subject.data, options.place)
+        attach_answers(subject.teacher, subject.data, options.place)
     except UserError as error:
         if options.proves:
             raise

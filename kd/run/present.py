@@ -73,10 +73,10 @@ def check_named(config: Mapping[str, Any], resumed: bool = False) -> None:
     check_data(config["data"])
     for key, spec in teachers_in(config["model"]).items():
         builder = spec["builder"] or {}
-        is_file = str(builder.get("class_path")).endswith(".AnswersFile")
-        if is_file and not Path(builder["init_args"]["file"]).is_file():
-            file = builder["init_args"]["file"]
-            raise UserError(f"{key}.answers: file {file} not found")
+        if str(builder.get("class_path")).endswith(".StoredAnswers"):
+            folder = builder["init_args"]["folder"]
+            if not (is_url(folder) or Path(folder).is_dir()):
+                raise UserError(f"{key}.answers: folder {folder} not found")
     for key, place in _weights(config["model"], resumed):
         if not is_url(place):
             weights_file(Path(place), key)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from kd.config.parts import listed
 from kd.errors import UserError
@@ -32,8 +31,8 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
         of two words for one key the later one counts.
 
     Raises:
-        UserError: a folder that is missing, a file that is no list of pictures, or answers that are neither an address,
-            a file nor a class.
+        UserError: a folder that is missing, a file that is no list of pictures, or answers that are neither a folder nor
+            a class.
     """
     files_say = resolve.merged(contents)
     data = files_say.get("data") or {}
@@ -58,8 +57,8 @@ def _answers(word: str) -> list[str]:
     """``model.teacher.answers=PLACE`` as the class that gives the answers, and its argument; empty for other words.
 
     Args:
-        word: ``model.teacher.answers=PLACE`` or ``model.teachers.NAME.answers=PLACE``: an address, a file, or the class
-            path of a teacher of one's own.
+        word: ``model.teacher.answers=PLACE`` or ``model.teachers.NAME.answers=PLACE``: a folder or URL that ``kd-cache
+            from=`` has filled, or the class path of a teacher of one's own.
 
     Raises:
         UserError: none of these.
@@ -71,16 +70,17 @@ def _answers(word: str) -> list[str]:
     builder = f"{teacher}.builder"
     # the recipe's own teacher is not used
     words = [f"{teacher}.checkpoint=null", f"{teacher}.recipe=null"]
-    if re.match(r"https?://", place):
-        is_chat = urlsplit(place).path.endswith("/chat/completions")
-        kind = "ChatAddress" if is_chat else "Address"
-        return [*words, f"{builder}={kind}", f"{builder}.url={place}"]
-    if place.endswith((".csv", ".parquet", ".safetensors")):
-        return [*words, f"{builder}=AnswersFile", f"{builder}.file={place}"]
+    if re.match(r"https?://", place) or place.endswith((".csv", ".parquet", ".safetensors")):
+        raise UserError(
+            f"{key}: training asks no address and reads no file; kd-cache recipe=NAME from={place} stores the answers, "
+            "and prints the folder to name here"
+        )
+    if is_url(place) or Path(place).is_dir():
+        return [*words, f"{builder}=StoredAnswers", f"{builder}.folder={place}"]
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", place):
         return [*words, f"{builder}={place}"]
     raise UserError(
-        f"{key}: must be an address (http://...), a file (.csv, .parquet, .safetensors) or a class path, got '{place}'"
+        f"{key}: must be a folder that kd-cache from=PLACE has filled, or a class path, got '{place}'"
     )
 
 

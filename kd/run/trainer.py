@@ -6,7 +6,6 @@ from lightning_fabric.plugins.environments import ClusterEnvironment, LightningE
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
-from kd.callbacks.asked_answers import AskedAnswers
 from kd.callbacks.best import Best
 from kd.callbacks.export import Export
 from kd.callbacks.fidelity import FidelityRecord
@@ -145,7 +144,6 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         preflight,
         FeatureProbe(preflight),
         run.folder,
-        AskedAnswers(),
         Loggers(run.loggers, run.build_loggers, flatten(masked(run.written))),
         LearningRate(),
         LastStep(),

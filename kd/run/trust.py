@@ -52,11 +52,8 @@ IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
 """Settings whose value is imported (:attr:`kd.config.parts.Listed.from_elsewhere`)."""
 SENDING_KEY = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
-    r"|(.+\.)?builder\.(url|key)"
 )
-"""Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles.
-
-A chat address is sent the variable of the environment that ``builder.key`` names."""
+"""Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
 HERE = ("auto", "127.0.0.1", "localhost")
 """Values of these that stay on this machine."""
 PLACE_KEY = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")

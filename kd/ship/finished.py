@@ -21,7 +21,7 @@ from kd.ship.export.prepared import Prepared
 from kd.storage.objects import is_url
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Task
-from kd.teachers import Address, AnswersFile, RunTeacher, Teacher, build_teacher, build_teachers
+from kd.teachers import RunTeacher, StoredAnswers, Teacher, build_teacher, build_teachers
 
 Specs = Mapping[str, TeacherSpec]
 """Settings of teachers by name; a single teacher's name is empty."""
@@ -184,15 +184,15 @@ class FinishedRun:
 
     @cached_property
     def teacher_takes_pictures(self) -> bool:
-        """Whether the teachers answer for any picture: all can be measured (:attr:`has_teacher`), and none is a file of
-        answers, which has those of the pictures that it names alone. A file is named on stderr, once.
+        """Whether the teachers answer for any picture: all can be measured (:attr:`has_teacher`), and none is stored
+        answers, which are of their pictures alone. These are named on stderr, once.
         """
         if not self.has_teacher:
             return False
         for spec in self.teachers.values():
-            if isinstance(spec.builder, AnswersFile):
-                file = spec.builder.file
-                print(f"{file} answers only for the pictures that it names", file=sys.stderr)
+            if isinstance(spec.builder, StoredAnswers):
+                folder = spec.builder.folder
+                print(f"{folder} holds the answers to its own pictures alone", file=sys.stderr)
                 return False
         return True
 
@@ -225,16 +225,13 @@ def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
 def measurable(specs: Specs) -> bool:
     """Whether all teachers can be measured: they have classifiers, and their checkpoints are still there.
 
-    False, too, without a teacher and for one behind an address, which is not asked. A missing checkpoint or an address is
-    named on stderr.
+    False, too, without a teacher. A missing checkpoint is named on stderr.
 
     Args:
         specs: settings of teachers by name.
     """
     for name, spec in specs.items():
         why = _why_missing(name, spec)
-        if isinstance(spec.builder, Address):
-            why = f"{spec.builder.url} is not asked"
         if why:
             print(f"{why}: only the student is measured", file=sys.stderr)
             return False
@@ -264,7 +261,7 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
 
 
 def _why_missing(name: str, spec: TeacherSpec) -> str:
-    """Why a teacher's weights, or its file of answers, can't be had; "" where they can.
+    """Why a teacher's weights, or its stored answers, can't be had; "" where they can.
 
     That a URL leads to one shows when it is fetched. A class that builds a teacher brings what it needs. Pre-trained
     weights must be on this disk, or the hub within reach.
@@ -274,8 +271,8 @@ def _why_missing(name: str, spec: TeacherSpec) -> str:
         spec: its settings.
     """
     what, place = "checkpoint", spec.checkpoint
-    if isinstance(spec.builder, AnswersFile):
-        what, place = "answers", spec.builder.file
+    if isinstance(spec.builder, StoredAnswers):
+        what, place = "answers", spec.builder.folder
     if place:
         is_there = is_url(str(place)) or Path(str(place)).exists()
         return "" if is_there else f"the teacher's {what} {place} not found"

@@ -15,7 +15,6 @@ from pathlib import Path
 DIGEST = r"[0-9a-f]{8,64}"
 """The end of a cached thing's name."""
 FOODTAG = r"foodtag-mini-v\d+-(\d+x|test)\d+(-portions)?"
-JOURNAL = rf"answers/{DIGEST}-\d+\.bin"
 TEACHER = rf"teachers/[\w.-]+-{DIGEST}"
 
 
@@ -39,9 +38,9 @@ PARTS = {
         "outputs of a teacher, or views",
         "computed again when needed",
     ),
-    "journals": Part(
-        JOURNAL,
-        "answers of a server",
+    "stored": Part(
+        rf"stored/[\w.-]+-{DIGEST}",
+        "answers of a file or a server",
         "the server is asked again, which may cost money",
         may_go=False,
     ),
@@ -68,9 +67,7 @@ PARTS = {
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
     "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),
-    "locks": Part(
-        rf"({FOODTAG}|{JOURNAL}|{TEACHER})\.(lock|owner)", "locks of what is gone", "nothing"
-    ),
+    "locks": Part(rf"({FOODTAG}|{TEACHER})\.(lock|owner)", "locks of what is gone", "nothing"),
     "runs": Part(
         "runs",
         "local copies of runs whose runs_dir is a URL",

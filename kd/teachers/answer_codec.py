@@ -61,10 +61,15 @@ class Codec:
 
     def encode(self, x: Tensor) -> Tensor:
         """``(N, *shape)`` -> uint8 ``(N, record_bytes)`` on its device, the checksum left empty (0)."""
+        columns = self._to_columns(x.float())
         parts = []
-        for column, (dtype, _) in zip(self._to_columns(x.float()), self.columns, strict=True):
-            typed = half(column) if dtype == torch.float16 else column.to(dtype)
-            parts.append(typed.flatten(1).contiguous().view(torch.uint8))
+        for column, (dtype, _) in zip(columns, self.columns, strict=True):
+            if dtype == torch.float16:
+                typed = half(column)
+            else:
+                typed = column.to(dtype)
+            flat = typed.flatten(1).contiguous()
+            parts.append(flat.view(torch.uint8))
         body = torch.cat(parts, 1)
         empty_after = self.record_bytes - CRC_BYTES - body.shape[1]
         return torch.nn.functional.pad(body, (CRC_BYTES, empty_after))

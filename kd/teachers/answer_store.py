@@ -6,13 +6,14 @@ missing and is written again. So the half of a record that a killed process has 
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,47 +25,70 @@ from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file, tried
 from kd.storage.writing import make_folder, write_text
-from kd.teachers.answer_codec import CRC_BYTES
-from kd.teachers.fingerprint import FINGERPRINT, Parts, compare
+from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature
+from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, compare, digest
 
 BEGUN = (".lock", f"{FINGERPRINT}.part")
 """What a cache's folder holds before its fingerprint."""
+DEPTH = 4
+"""Folders that are searched: the given one, and those of a pack, a teacher and a kind of answer below it."""
 AT_ONCE = 2**24
 """Bytes of records that are read at once where a whole file is."""
+
+
+@dataclass
+class Kind:
+    """One kind of what a cache keeps, with its place: logits, a layer's features, or the views' pixels."""
+
+    parts: Parts
+    """What it depends on."""
+    place: str
+    """Folder of this machine; of a published one (:func:`publish`) the folder or URL."""
+    record_bytes: int
+    """Size of a record."""
+    codec: Codec | None = None
+    """How an answer is written; None: the records are pixels."""
+    feature: Feature | None = None
+    """The layer; None: the answers are logits."""
+    published: bool = False
+    """It is only read, whatever it lacks."""
+    every_view: bool = False
+    """There is one record a picture, which is read for whichever view."""
+
+    @property
+    def folder(self) -> Path:
+        """The place as a folder."""
+        return Path(self.place)
+
+    @property
+    def name(self) -> str:
+        """``logits``, ``layer:tokens`` or :data:`PIXELS`."""
+        if self.codec is None:
+            return PIXELS
+        return ":".join(self.feature) if self.feature else "logits"
 
 
 class AnswerStore:
     """Records of one kind for ``samples`` pictures in ``views`` views each, for any number of processes.
 
     A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``, so that a
-    truncated file loses records but ends no run. A published store (:func:`publish`) is only read: a URL by byte ranges,
-    through a cache of blocks on the local disk.
+    truncated file loses records but ends no run. A URL is read by byte ranges, through a cache of blocks on the local disk.
 
     Args:
-        folder: made where it is missing; a folder or URL of a published store.
-        fingerprint: what the answers depend on, by part.
+        kind: what is kept and where; a folder of this machine is made where it is missing.
         samples: pictures in the split.
-        views: views a picture.
-        record_bytes: size of a record.
-        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
+        views: views a picture; 0: all that are published.
         key: the teacher's configuration key, named in errors.
-        published: it is only read, whatever it lacks.
         limit: most bytes of a URL's blocks that are kept on the local disk; None: all.
-        every_view: there is one record a picture, which is read for whichever view.
     """
 
     def __init__(
         self,
-        folder: Path | str,
-        fingerprint: Parts,
+        kind: Kind,
         samples: int,
         views: int,
-        record_bytes: int,
-        usable: Callable[[np.ndarray], np.ndarray] | None = None,
         key: str = "model.teacher",
-        published: bool = False,
         limit: int | None = None,
-        every_view: bool = False,
     ) -> None:
         """Opens the folder's files, or makes them; the arguments are the class's.
 
@@ -72,63 +96,62 @@ class AnswerStore:
             UserError: the folder holds other files or another fingerprint, fewer views are published, the disk has no
                 room, or it can't be written.
         """
-        self.folder = folder
+        self.kind = kind
         self.samples = samples
         self.views = views
-        self.record_bytes = record_bytes
-        self.published = published
-        self.every_view = every_view
-        self._usable = usable
+        self.record_bytes = kind.record_bytes
         self._key = key
         self._files: dict[int, int] = {}  # descriptors by view
         self._remote: Ranged | None = None
         try:
-            if published:
-                self._read_only(fingerprint, limit)
+            if kind.published:
+                self._read_only(limit)
             else:
-                self._begin(Path(folder), fingerprint)
-            # checksums of the records that were found whole, by view and picture; 0: not yet
-            self._checksums = np.zeros((views, samples), dtype="<u4")
+                self._begin()
         except OSError as error:
             raise UserError(
-                f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}"
+                f"{key}.cache_dir: {kind.place} can't be used: {error.strerror or error}"
             ) from error
+        # checksums of the records that were found whole, by view and picture; 0: not yet
+        self._checksums = np.zeros((self.views, samples), dtype="<u4")
 
-    def _read_only(self, fingerprint: Parts, limit: int | None) -> None:
+    def _read_only(self, limit: int | None) -> None:
         """Reads the fingerprint of a published store and compares it; opens the files of a folder."""
-        place = str(self.folder)
+        place = self.kind.place
         text = fingerprint_text(place, self._key)
-        stored = compare(text, fingerprint, place, self._key)
-        there = stored.get("views", 0)
-        if not isinstance(there, int) or there < self.views:
+        there = compare(text, self.kind.parts, place, self._key).get("views")
+        if not isinstance(there, int):
+            raise UserError(
+                f"{self._key}.cache_dir: {place} is not whole yet: run kd-cache again to resume"
+            )
+        self.views = self.views or there
+        if there < self.views:
             raise UserError(
                 f"{self._key}.cache_views: {place} holds {there} view(s), got {self.views}"
             )
         if not is_url(place):
             self._open()
             return
-        blocks = (
-            cache_dir() / "shards" / f"answers-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        )
+        blocks = cache_dir() / "shards" / f"answers-{digest(text)}"
         self._remote = Ranged(place, blocks, self.disk_bytes, limit)
 
-    def _begin(self, folder: Path, fingerprint: Parts) -> None:
+    def _begin(self) -> None:
         """Makes what is missing of a cache of this machine, or compares its fingerprint."""
+        folder = self.kind.folder
         file = folder / FINGERPRINT
         if not os.path.lexists(file):
             # looked for again at each file: another process may just have begun this cache
             refuse_strangers(
                 folder, lambda path: path.name in BEGUN or os.path.lexists(file), self._key
             )
-        check_room(
-            {folder: self.disk_bytes}, f"{self.views} view(s) of {self.samples} pictures", self._key
-        )
+        what = f"{self.views} view(s) of {self.samples} pictures"
+        check_room({folder: self.disk_bytes}, what, self._key)
         make_folder(folder)
         with self._locked():
             if not os.path.lexists(file):
-                write_text(file, json.dumps(fingerprint, indent=1))
+                write_text(file, json.dumps(self.kind.parts, indent=1))
             os.close(_plain_file(file, os.O_RDONLY))  # refuses a link before it is read
-            compare(text_of(file, errors="replace"), fingerprint, str(folder), self._key)
+            compare(text_of(file, errors="replace"), self.kind.parts, str(folder), self._key)
             self._open()
 
     @property
@@ -138,10 +161,10 @@ class AnswerStore:
 
     def _open(self) -> None:
         """Opens the file of each view; of a cache of this machine, one is made where it is missing, at its whole size."""
-        flags = os.O_RDONLY if self.published else os.O_RDWR | os.O_CREAT
+        flags = os.O_RDONLY if self.kind.published else os.O_RDWR | os.O_CREAT
         for view in range(self.views):
-            self._files[view] = _plain_file(Path(self.folder, view_file(view)), flags)
-            if not self.published:
+            self._files[view] = _plain_file(self.kind.folder / view_file(view), flags)
+            if not self.kind.published:
                 self._grow(view)
 
     def _grow(self, view: int) -> None:
@@ -171,7 +194,7 @@ class AnswerStore:
 
     def _locked(self) -> FileLock:
         """A new lock each time: a loader process must not use one that it inherited."""
-        return FileLock(Path(self.folder, ".lock"))
+        return FileLock(self.kind.folder / ".lock")
 
     def close(self) -> None:
         """Closes the files of all views."""
@@ -193,7 +216,7 @@ class AnswerStore:
         Raises:
             OSError: a file behind a URL is missing, cut off, or can't be fetched.
         """
-        if self.every_view:
+        if self.kind.every_view:
             view = 0
         size = self.record_bytes
         records = np.empty((len(index), size), dtype=np.uint8)
@@ -220,8 +243,8 @@ class AnswerStore:
             if checksum(records[i]) == checksums_N[i]
         ]
         newly_whole = np.array(agreeing, dtype=np.intp)
-        if len(newly_whole) and self._usable is not None:
-            newly_whole = newly_whole[self._usable(records[newly_whole])]
+        if len(newly_whole) and self.kind.codec is not None:
+            newly_whole = newly_whole[self.kind.codec.usable(records[newly_whole])]
         self._checksums[view, index[newly_whole]] = checksums_N[newly_whole]
         is_whole_N[newly_whole] = True
         return is_whole_N
@@ -239,9 +262,14 @@ class AnswerStore:
         """As :meth:`present` by the first bytes of each record alone, which may be damaged."""
         if self._remote is not None:
             return np.ones(index.shape, dtype=bool)
-        file = self._files[0 if self.every_view else view]
-        heads = [os.pread(file, CRC_BYTES, number * self.record_bytes) for number in index.tolist()]
-        return np.array([any(head) for head in heads], dtype=bool)
+        if self.kind.every_view:
+            view = 0
+        file = self._files[view]
+        are_written = []
+        for number in index.tolist():
+            head = os.pread(file, CRC_BYTES, number * self.record_bytes)
+            are_written.append(any(head))
+        return np.array(are_written, dtype=bool)
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
         """Stores records where none is yet, each with its checksum; under the cache's lock.
@@ -254,7 +282,7 @@ class AnswerStore:
         Raises:
             OSError: they can't be written.
         """
-        if self.published:
+        if self.kind.published:
             raise OSError(errno.EROFS, "published answers are only read")
         with self._locked():
             self._grow(view)
@@ -301,6 +329,24 @@ def fingerprint_text(place: str, key: str) -> str:
         raise UserError(f"{key}.cache_dir: {first_line(error)}") from error
 
 
+def fingerprints_in(place: str, key: str = "describe") -> Iterator[tuple[str, str]]:
+    """Folder (or URL) and text of each fingerprint at a place and below it, the nearest first; ``key`` is for messages."""
+    if not is_url(place):
+        for depth in range(DEPTH):
+            for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):
+                with suppress(OSError, ValueError):
+                    yield str(file.parent), text_of(file)
+        return
+    files, path = file_system(place, key)
+    with in_one_line(f"{key}: {place}"):
+        for depth in range(DEPTH):
+            for name in sorted(files.glob(f"{path}/{'*/' * depth}{FINGERPRINT}")):
+                yield (
+                    files.unstrip_protocol(name).rpartition("/")[0],
+                    small_file(files, name, f"{name} can't be read").decode(),
+                )
+
+
 def publish(store: AnswerStore, out: str, views: Iterable[int]) -> int:
     """Copies a cache's files of one kind to a folder or URL, the fingerprint last; returns their bytes.
 
@@ -321,13 +367,17 @@ def publish(store: AnswerStore, out: str, views: Iterable[int]) -> int:
             missing = sum(int((~store.present(view, part)).sum()) for part in store.parts())
             if missing:
                 raise UserError(
-                    f"out: {missing} answers of view {view} are missing in {store.folder}"
+                    f"out: {missing} answers of view {view} are missing in {store.kind.place}"
                 )
-            _put(Path(store.folder, view_file(view)), f"{out}/{view_file(view)}")
-        stored = json_of(text_of(Path(store.folder, FINGERPRINT)))
-        text = json.dumps({**stored, "views": store.views}, indent=1)
-        files.pipe_file(f"{path}/{FINGERPRINT}", text.encode())
+            _put(store.kind.folder / view_file(view), f"{out}/{view_file(view)}")
+        files.pipe_file(f"{path}/{FINGERPRINT}", whole_fingerprint(store).encode())
     return store.disk_bytes
+
+
+def whole_fingerprint(store: AnswerStore) -> str:
+    """The text of a whole store's fingerprint: it also says how many ``views`` there are."""
+    stored = json_of(text_of(store.kind.folder / FINGERPRINT))
+    return json.dumps({**stored, "views": store.views}, indent=1)
 
 
 def _put(file: Path, place: str) -> None:

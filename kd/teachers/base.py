@@ -17,7 +17,7 @@ from kd.models import Images, TeacherSpec
 from kd.models.own import frozen_copy
 from kd.models.weights import say
 from kd.tasks import Task
-from kd.teachers.answer import ALL, Answer, Layer, Wanted
+from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.probabilities import INVERSE, are_probabilities, logits_of_probabilities
 
 
@@ -93,10 +93,9 @@ class RunTeacher:
         return {member.spec.cache for member in self.members.values()}
 
     @property
-    def elsewhere(self) -> str:
-        """``file`` or ``address`` if its answers, or those of one of several, are not computed in this process; else ""."""
-        kinds = [member.elsewhere for member in self.members.values() if member is not self]
-        return next(filter(None, kinds), "")
+    def stored(self) -> bool:
+        """Whether it is stored answers alone, or one of several is: then it can't be asked for other pictures."""
+        return any(member.stored for member in self.members.values() if member is not self)
 
     @property
     def is_shared_out(self) -> bool:
@@ -179,7 +178,7 @@ class RunTeacher:
 
         Args:
             images: as a batch has them.
-            index: their numbers ``(N,)`` in their split, which answers of a file need; None: they have none.
+            index: their numbers ``(N,)`` in their split, which stored answers need; None: they have none.
         """
         if not self.has_head:
             return {}
@@ -189,22 +188,10 @@ class RunTeacher:
         logits = self.answer(batch, Wanted()).logits
         return {name: x for name, x in logits.items() if isinstance(x, Tensor)}
 
-    def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
-        """Logits, and what some layers gave, float32, on the device of ``images``.
-
-        Args:
-            images: ``(N, 3, H, W)`` as a batch has them.
-            layers: each a path and a form of tokens, made readable by :meth:`listen` before.
-
-        Returns:
-            ``(N, C, ...)``, and by layer a map ``(N, C, H, W)``, tokens ``(N, L, D)`` or vectors ``(N, D)``.
-        """
-        raise NotImplementedError
-
     def listen(
         self, patterns: str | list[str], tokens: str, key: str = ""
     ) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures.
+        """Makes these layers readable by :meth:`answer`; gives their paths, and their shapes for two pictures.
 
         Each loss over features calls it of its teacher when it is built.
 
@@ -219,7 +206,8 @@ class RunTeacher:
 
     def __call__(self, images: Images) -> Tensor:
         """Logits ``(N, C)`` of all together."""
-        return self.look(images, [])[0]
+        logits: Any = self.answer({"image": images}, Wanted()).logits[ALL]
+        return logits
 
     def identity(self) -> dict[str, Any]:
         """What tells its weights from any other's, as plain values (``arch`` and a digest): part of a cache's
@@ -351,7 +339,7 @@ def errors_of_user(given: object, method: str, key: str) -> Iterator[None]:
 
 
 class OwnTeacher(RunTeacher):
-    """A teacher of the user's own (:class:`Teacher`) in a run, or answers of a file or an address: it gives logits."""
+    """A teacher of the user's own (:class:`Teacher`) in a run: it gives logits."""
 
     closed = "is a teacher of your own, whose layers are unknown"
 
@@ -368,11 +356,6 @@ class OwnTeacher(RunTeacher):
         self.model: nn.Module = nn.Module()
         if isinstance(given, nn.Module):
             self.model = self.given
-
-    @property
-    def elsewhere(self) -> str:
-        """What the user's object names as its attribute ``elsewhere``."""
-        return str(getattr(self.given, "elsewhere", ""))
 
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
@@ -409,11 +392,6 @@ class OwnTeacher(RunTeacher):
                 "for each picture"
             )
         return Answer({name: self.as_logits(logits.float())})
-
-    def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
-        """Its logits; layers can't be read: ``layers`` has no effect."""
-        logits: Any = self.answer({"image": images}, Wanted()).logits[ALL]
-        return logits, {}
 
     def identity(self) -> dict[str, Any]:
         """The class's name, and what the user's own ``identity`` returns."""

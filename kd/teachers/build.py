@@ -26,8 +26,8 @@ from kd.models import (
 from kd.models.own import error_of_builder
 from kd.models.weights import about, say
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher, errors_of_user
-from kd.teachers.chat import ChatAddress
 from kd.teachers.frozen import FrozenTeacher, NamedInput
+from kd.teachers.stored import StoredAnswers
 
 SAME_MOMENTS = 0.002  # a mean or deviation that differs by no more is the same, rounded
 
@@ -54,14 +54,14 @@ def build_teacher(
     Raises:
         UserError: settings, weights or classes that do not fit.
     """
+    if isinstance(spec.builder, StoredAnswers):
+        return spec.builder.named(spec, key)
     if isinstance(spec.builder, Teacher):
         if spec.class_map:
             raise UserError(
                 f"{key}.class_map: a teacher of your own gives logits in the data's classes; map them there"
             )
         size: Any = spec.img_size
-        if isinstance(spec.builder, ChatAddress):
-            spec.builder.name_classes(classes)
         users_teacher: Any = spec.builder
         if hasattr(spec.builder, "build"):
             with errors_of_user(spec.builder, "build", key):

@@ -7,7 +7,6 @@ data and views share it; of students and losses only what they read decides whic
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from kd.losses import LogitLoss
 from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, Codec, Feature, Half, TopK
-from kd.teachers.answer_store import BEGUN, AnswerStore, refuse_strangers
+from kd.teachers.answer_store import BEGUN, Kind, refuse_strangers
 from kd.teachers.base import RunTeacher
 from kd.teachers.fingerprint import (
     FINGERPRINT,
@@ -30,55 +29,10 @@ from kd.teachers.fingerprint import (
     pictures_of,
     views_of,
 )
+from kd.teachers.stored import StoredAnswers
 
 PUBLISHED = "answers"
 """The folder of answers beside a pack's shards."""
-
-
-@dataclass
-class Kind:
-    """One kind of what a cache keeps, with its place on disk: logits, a layer's features, or the views' pixels."""
-
-    parts: Parts
-    """What it depends on."""
-    folder: Path
-    """Where it is on this machine."""
-    record_bytes: int
-    """Size of a record."""
-    codec: Codec | None = None
-    """How an answer is written; None: the records are pixels."""
-    feature: Feature | None = None
-    """The layer; None: the answers are logits."""
-    url: str = ""
-    """Folder or URL where it is published, in place of ``folder``."""
-
-    @property
-    def place(self) -> str:
-        """Folder or URL, for messages."""
-        return self.url or str(self.folder)
-
-    @property
-    def name(self) -> str:
-        """``logits``, ``layer:tokens`` or :data:`PIXELS`."""
-        if self.codec is None:
-            return PIXELS
-        return ":".join(self.feature) if self.feature else "logits"
-
-    def store(
-        self, samples: int, views: int, key: str = "model.teacher", limit: int | None = None
-    ) -> AnswerStore:
-        """Its store, made where it is missing; the arguments as of :class:`kd.teachers.answer_store.AnswerStore`."""
-        return AnswerStore(
-            self.url or self.folder,
-            self.parts,
-            samples,
-            views,
-            self.record_bytes,
-            self.codec.usable if self.codec else None,
-            key,
-            published=bool(self.url),
-            limit=limit,
-        )
 
 
 class Layout:
@@ -109,6 +63,8 @@ class Layout:
         Raises:
             UserError: the cache's folder is a file, or holds something else.
         """
+        if isinstance(teacher, StoredAnswers):
+            return [*teacher.kinds(), *([self.pixels(teacher)] if pixels else [])]
         published = self.published(teacher)
         base = self.base(teacher)
         if base.exists() and not base.is_dir():
@@ -145,9 +101,8 @@ class Layout:
             "answers": own["answers"],
         }
         published = self.published(teacher)
-        url = f"{published}/{name}" if published else ""
-        folder = self.base(teacher) / name
-        return Kind(parts, folder, codec.record_bytes, codec, feature, url)
+        place = f"{published or self.base(teacher)}/{name}"
+        return Kind(parts, place, codec.record_bytes, codec, feature, bool(published))
 
     def published(self, teacher: RunTeacher) -> str:
         """Folder or URL where its answers are published beside a pack; "" where ``cache_dir`` is a cache of this
@@ -192,7 +147,7 @@ class Layout:
             folder = self.base(teacher) / f"{PIXELS}-{digest(parts)[:8]}"
         height, width = self.data.size
         planes = 4 if masks else 3
-        return Kind(parts, folder, CRC_BYTES + planes * height * width)
+        return Kind(parts, str(folder), CRC_BYTES + planes * height * width)
 
     def _logits_codec(self, teacher: RunTeacher, wanted: Wanted) -> Codec:
         """How logits are written: whole, or the ``cache_topk`` largest of each row, by the teacher's settings.

@@ -6,7 +6,6 @@ number in the training split, and the number of the random crop and changes that
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,6 @@ from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, read_records
 
 
-@dataclass
-class CacheEntry:
-    """One kind of answers: where the records are, and how they are written."""
-
-    store: AnswerStore
-    """Where the records are."""
-    codec: Codec
-    """How a record is written."""
-    feature: Feature | None = None
-    """The layer; None: the answers are logits."""
-
-
 class CachedTeacher(RunTeacher):
     """Answers by (sample, view): read from stores, or computed and stored. See :class:`kd.teachers.base.RunTeacher`.
 
@@ -45,22 +32,24 @@ class CachedTeacher(RunTeacher):
 
     Args:
         live: the model whose answers are cached.
-        entries: the answers, each kind in a store of its own; at least one, all of equally many pictures and views.
+        stores: each kind of answers, at least one, all of equally many pictures and views; last the views' pixels, where
+            they are stored too.
         only: never run the model in training; a missing answer is an error.
     """
 
-    def __init__(self, live: RunTeacher, entries: Sequence[CacheEntry], only: bool = False) -> None:
+    def __init__(self, live: RunTeacher, stores: Sequence[AnswerStore], only: bool = False) -> None:
         """Takes over what messages and reports read of the live teacher; the arguments are the class's."""
         self.live = live
-        self.entries = list(entries)
+        self.stores = [store for store in stores if store.kind.codec is not None]
+        self.pixels = next((store for store in stores if store.kind.codec is None), None)
+        self.kinds = [kind_of(store) for store in self.stores]
         self.only = only
         self.arch = live.arch
         self.model = live.model
         self.spec = live.spec
-        self.views = self.entries[0].store.views
-        self.samples = self.entries[0].store.samples
-        self.record_bytes = sum(entry.codec.record_bytes for entry in entries)
-        self.pixels: AnswerStore | None = None  # of the views that it answers
+        first = self.stores[0]
+        self.views = None if first.kind.every_view else first.views  # None: any view
+        self.samples = first.samples
         self.read = 0  # answers, in this process
         self.computed = 0
         self._disk_is_full = False
@@ -80,35 +69,28 @@ class CachedTeacher(RunTeacher):
 
     # -- what is stored ----------------------------------------------------------------------------------------------
     @property
-    def kinds(self) -> list[tuple[Feature | None, Codec]]:
-        """The codec of each feature that is stored; None names the logits."""
-        return [(entry.feature, entry.codec) for entry in self.entries]
-
-    @property
     def place(self) -> str:
         """The folder or url that holds all kinds of answers, for messages; with one kind, that kind's own."""
-        folder = str(self.entries[0].store.folder)
-        if len(self.entries) == 1:
+        folder = self.stores[0].kind.place
+        if len(self.stores) == 1:
             return folder
         return folder.rpartition("/")[0]
 
     @property
     def disk_bytes(self) -> int:
         """Bytes of all answers once all views are filled, stored pixels included: ``kd-cache`` prints it."""
-        answers = self.record_bytes * self.views * self.samples
-        if self.pixels:
-            return answers + self.pixels.disk_bytes
-        return answers
+        of_answers = sum(store.disk_bytes for store in self.stores)
+        return of_answers + (self.pixels.disk_bytes if self.pixels else 0)
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` ``(N,)`` have answers of all kinds, bool ``(N,)``; published ones count as
         whole.
         """
-        return np.logical_and.reduce([entry.store.present(view, index) for entry in self.entries])
+        return np.logical_and.reduce([store.present(view, index) for store in self.stores])
 
     def written(self, view: int, index: np.ndarray) -> np.ndarray:
         """As :meth:`present`, without reading whole records: a damaged one counts too."""
-        return np.logical_and.reduce([entry.store.written(view, index) for entry in self.entries])
+        return np.logical_and.reduce([store.written(view, index) for store in self.stores])
 
     # -- answering ---------------------------------------------------------------------------------------------------
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
@@ -119,7 +101,7 @@ class CachedTeacher(RunTeacher):
         records_by_teacher = batch.get("records", {})
         if "view" not in batch or name in records_by_teacher:
             return batch
-        records = read_records([entry.store for entry in self.entries], batch)
+        records = read_records(self.stores, batch)
         return {**batch, "records": {**records_by_teacher, name: records}}
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
@@ -138,12 +120,12 @@ class CachedTeacher(RunTeacher):
         if "view" not in batch:
             return self.live.answer(batch, wanted, name)
         answer = Answer()
-        for entry, records in zip(self.entries, self._records(batch, name), strict=True):
-            decoded = entry.codec.decode(records)
-            if entry.feature is None:
+        for (feature, codec), records in zip(self.kinds, self._records(batch, name), strict=True):
+            decoded = codec.decode(records)
+            if feature is None:
                 answer.logits[name] = decoded
             elif isinstance(decoded, Tensor):
-                answer.features[name, *entry.feature] = decoded
+                answer.features[name, *feature] = decoded
         return answer
 
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
@@ -162,8 +144,8 @@ class CachedTeacher(RunTeacher):
         numbers = batch["index"].cpu().numpy()
         stored = []
         whole = []
-        for entry in self.entries:
-            records, is_whole = entry.store.read(view, numbers)
+        for store in self.stores:
+            records, is_whole = store.read(view, numbers)
             stored.append(records)
             whole.append(is_whole)
         records_of_kinds = [torch.from_numpy(records).to(device) for records in stored]
@@ -183,7 +165,7 @@ class CachedTeacher(RunTeacher):
         rows = torch.from_numpy(np.flatnonzero(missing_N)).to(device)
         if "made" in batch:
             new = []
-            for number in range(len(self.entries)):
+            for number in range(len(self.stores)):
                 made = batch["made"][_made_key(name, number)]
                 new.append(made[rows])
         else:
@@ -194,8 +176,8 @@ class CachedTeacher(RunTeacher):
 
         # store them, and put what is stored now in their place
         missing = numbers[missing_N]
-        for entry, of_kind, new_records in zip(self.entries, records_of_kinds, new, strict=True):
-            of_kind[rows] = self._store(entry.store, view, missing, new_records)
+        for store, of_kind, new_records in zip(self.stores, records_of_kinds, new, strict=True):
+            of_kind[rows] = self._store(store, view, missing, new_records)
         return records_of_kinds
 
     def compute(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
@@ -227,7 +209,7 @@ class CachedTeacher(RunTeacher):
         except OSError as error:
             self._disk_is_full = True
             print(
-                f"{self.live.key}.cache: {store.folder}: {error.strerror}; the teacher answers live",
+                f"{self.live.key}.cache: {store.kind.place}: {error.strerror}; the teacher answers live",
                 file=sys.stderr,
             )
             return encoded
@@ -244,7 +226,7 @@ class CachedTeacher(RunTeacher):
             **described(self.kinds),
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
-            "pixels": str(self.pixels.folder) if self.pixels else None,
+            "pixels": self.pixels.kind.place if self.pixels else None,
             "answers_read": self.read,
             "answers_computed": self.computed,
         }
@@ -268,13 +250,14 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
     caches = caches_of(teacher)
     if not caches:
         return None
-    stores = {}
-    pixels = None  # of the first cache that has them
-    for name, cache in caches.items():
-        stores[name] = [entry.store for entry in cache.entries]
-        if pixels is None:
-            pixels = cache.pixels
-    return Reading(stores, pixels)
+    pixels = next((cache.pixels for cache in caches.values() if cache.pixels), None)
+    return Reading({name: cache.stores for name, cache in caches.items()}, pixels)
+
+
+def kind_of(store: AnswerStore) -> tuple[Feature | None, Codec]:
+    """The layer (None: logits) and the codec of a store of answers."""
+    assert store.kind.codec is not None
+    return store.kind.feature, store.kind.codec
 
 
 def records_of(
@@ -297,9 +280,11 @@ def records_of(
     Raises:
         UserError: an answer that is not finite, or of another shape than the codec's.
     """
-    layers = [(ALL, *feature) for feature, _ in kinds if feature is not None]
-    logits, features = live.look(images, layers)
-    answers = [logits if feature is None else features[ALL, *feature] for feature, _ in kinds]
+    wanted = Wanted({ALL: ()}, {(ALL, *feature): () for feature, _ in kinds if feature is not None})
+    answer = live.answer({"image": images}, wanted)
+    answers: list[Any] = []
+    for feature, _ in kinds:
+        answers.append(answer.logits[ALL] if feature is None else answer.features[ALL, *feature])
 
     # one copy from the device for all kinds of answers
     are_finite = [x.flatten(1).isfinite().all(1) for x in answers]

@@ -1,4 +1,4 @@
-"""A language model with eyes behind a chat address as the teacher: its probabilities of the data's classes."""
+"""A vision-language model behind a chat address: its probabilities of the data's classes, for ``kd-cache from=URL``."""
 
 import base64
 import hashlib
@@ -8,7 +8,6 @@ import math
 import os
 import re
 import string
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,8 +17,8 @@ from PIL import Image
 
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of
-from kd.teachers.asked import KEY, Address, AnswerJournal
 from kd.teachers.probabilities import SMALLEST
+from kd.teachers.server import AnswerServer
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
 """Stand for classes: every tokenizer has a token of each, so one token is a whole answer."""
@@ -30,13 +29,11 @@ CHAT = "/chat/completions"
 """How the path of such an address ends."""
 
 
-class ChatAddress(Address):
+class Chat(AnswerServer):
     """Asks an endpoint of OpenAI's chat protocol (also vLLM, SGLang, llama.cpp) which class a view shows.
 
-    Used as ``model.teacher.answers=https://HOST/v1/chat/completions model.teacher.builder.model=NAME``. Each class has a
-    letter; the probabilities are those of the first token of the answer (``top_logprobs``). What is missing of 1 is
-    spread evenly over the classes that are not among the :data:`ALTERNATIVES` likeliest tokens. Answers are kept as by
-    :class:`~kd.teachers.asked.Address`, by address, model, prompt and classes.
+    Each class has a letter; the probabilities are those of the first token of the answer (``top_logprobs``). What is
+    missing of 1 is spread evenly over the classes that are not among the :data:`ALTERNATIVES` likeliest tokens.
 
     Args:
         url: of the endpoint.
@@ -45,112 +42,88 @@ class ChatAddress(Address):
         prompt: the question, by default :data:`PROMPT`; ``{classes}`` in it is replaced by a line for each class,
             ``A: apple``.
         batch: requests at once, of one picture each.
-        rate: pictures a second of this process at most; default: as fast as it answers.
-        budget: as of :class:`~kd.teachers.asked.Address`.
+        rate: as of :class:`~kd.teachers.server.Server`.
+        budget: likewise.
         price: likewise.
         retries: likewise.
         timeout_s: likewise.
-        folder: likewise.
     """
 
     def __init__(
         self,
         url: str,
-        model: str,
+        model: str = "",
         key: str | None = None,
-        prompt: str | None = None,
+        prompt: str = PROMPT,
         batch: int = 4,
         rate: float | None = None,
         budget: int | None = None,
         price: float | None = None,
         retries: int = 8,
         timeout_s: float = 60.0,
-        folder: str | None = None,
     ) -> None:
-        """Checks the settings without connecting; the arguments are the class's, or :class:`Address`'s.
+        """Checks the settings without connecting; the arguments are the class's, or :class:`AnswerServer`'s.
 
         Raises:
             ValueError: one is out of its range; the message names it.
         """
-        super().__init__(url, rate, budget, price, retries, timeout_s, batch, folder=folder)
+        super().__init__(url, rate, budget, price, retries, timeout_s, batch)
         if not self._parts.path.endswith(CHAT):
             raise ValueError(f"url must end with {CHAT}, got '{url}'")
         if not model:
             raise ValueError("model must be the endpoint's name of a model, got ''")
-        if prompt is None:
-            prompt = PROMPT
         if "{classes}" not in prompt:
             raise ValueError(f"prompt must hold {{classes}}, got '{prompt}'")
         self.path = self._parts.path
-        self.model, self.key, self.prompt = model, key, prompt
-        self.classes: list[str] = []
+        self.model = model
+        self.key = key
+        self.prompt = prompt
         self._secret = ""
+        self._question = ""
 
-    def name_classes(self, classes: Sequence[str]) -> None:
-        """Takes the names of the data's classes, by class id."""
-        self.classes = list(classes)
-
-    def build(self, num_classes: int, img_size: object = None) -> "ChatAddress":
-        """Opens the answers that were kept; the endpoint is first asked with the first picture.
-
-        :meth:`name_classes` comes before.
+    def connect(self, classes: Sequence[str]) -> dict[str, Any]:
+        """Reads the key and writes the question; the endpoint is first asked with the first picture.
 
         Args:
-            num_classes: C of the data.
-            img_size: not read: views are sent as they are.
+            classes: names of the data's classes, by class id.
+
+        Returns:
+            The address, the model and a digest of the question: the endpoint does not say which weights answer.
 
         Raises:
             UserError: more classes than there are letters, or a key that is not in the environment.
         """
-        if num_classes > len(LETTERS):
+        if len(classes) > len(LETTERS):
             raise UserError(
-                f"{KEY}: {self.url} is asked for one letter of {len(LETTERS)}, the data has {num_classes} classes"
+                f"from: {self.url} is asked for one letter of {len(LETTERS)}, the data has {len(classes)} classes"
             )
         if self.key is not None:
             self._secret = os.environ.get(self.key, "")
             if not self._secret:
-                raise UserError(
-                    f"model.teacher.builder.key: the environment has no variable {self.key}"
-                )
-        asks = json.dumps([self.url, self.model, self._question])
-        self._probe = hashlib.sha256(asks.encode()).hexdigest()[:16]
-        file = self._folder / f"{self._probe}-{num_classes}.bin"
-        self._journal = AnswerJournal(file, num_classes)
-        return self
-
-    def identity(self) -> dict[str, Any]:
-        """The address, the model and a digest of both with the question."""
-        return {"url": self.url, "model": self.model, "question": self._probe}
-
-    @property
-    def _question(self) -> str:
-        lines = [f"{LETTERS[i]}: {name}" for i, name in enumerate(self.classes)]
-        return self.prompt.replace("{classes}", "\n".join(lines))
+                raise UserError(f"from.key: the environment has no variable {self.key}")
+        self._classes = len(classes)
+        lines = [f"{letter}: {name}" for letter, name in zip(LETTERS, classes, strict=False)]
+        self._question = self.prompt.replace("{classes}", "\n".join(lines))
+        digest = hashlib.sha256(self._question.encode()).hexdigest()[:16]
+        return {"arch": self.model, "url": self.url, "question": digest}
 
     # -- the protocol ------------------------------------------------------------------------------------------------
     def _headers(self, json_bytes: int) -> dict[str, str]:
-        """The headers of a request, with the key as a bearer token where there is one; :class:`Address` calls it."""
+        """The headers of a request, with the key as a bearer token where there is one; :class:`AnswerServer` calls it."""
         headers = {"Content-Type": "application/json"}
         if self._secret:
             headers["Authorization"] = f"Bearer {self._secret}"
         return headers
 
-    def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
+    def _infer(self, views: np.ndarray, exact: bool = True) -> np.ndarray:
         """Logarithms of probabilities ``(N, C)``, float32: a request for each view, all at once.
 
-        It waits first until ``rate`` allows them. C: as many as :meth:`name_classes` has taken.
-
         Args:
-            views: uint8 ``(N, H, W, 3)``, at least one; :class:`Address` gives ``batch`` at most.
-            classes: of the interface; not read.
-            exact: likewise.
+            views: uint8 ``(N, H, W, 3)``, at least one.
+            exact: of the interface; not read.
         """
-        self._keep_rate(len(views))
-        start = time.monotonic()
         with ThreadPoolExecutor(len(views)) as pool:
-            rows = list(pool.map(self._asked_for, views))
-        self.seconds += time.monotonic() - start
-        return np.stack(rows)
+            return np.stack([*pool.map(self._asked_for, views)])
 
     def _asked_for(self, view: np.ndarray) -> np.ndarray:
         """Asks for one view, uint8 ``(H, W, 3)``, sent as PNG: log-probabilities ``(C,)``, float32.
@@ -158,8 +131,7 @@ class ChatAddress(Address):
         One token is generated at temperature 0; its alternatives' log-probabilities are the answer.
 
         Raises:
-            NoMoreAnswers: as :meth:`Address._send`.
-            UserError: the response has no log-probabilities, or none for a letter of a class.
+            UserError: as of :meth:`AnswerServer._send`; no log-probabilities in the response, or none of a class.
         """
         file = io.BytesIO()
         Image.fromarray(view).save(file, "PNG")
@@ -182,7 +154,7 @@ class ChatAddress(Address):
             logprobs = [(str(each["token"]), float(each["logprob"])) for each in tokens]
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise UserError(
-                f"{KEY}: {self.url} did not answer with choices[0].logprobs.content[0].top_logprobs"
+                f"from: {self.url} did not answer with choices[0].logprobs.content[0].top_logprobs"
             ) from error
         return self._log_probabilities(logprobs)
 
@@ -194,12 +166,12 @@ class ChatAddress(Address):
         Raises:
             UserError: NaN or a logarithm above 0.01, or no probability for a letter of a class.
         """
-        p_C = np.zeros(len(self.classes))
-        seen_C = np.zeros(len(self.classes), bool)
+        p_C = np.zeros(self._classes)
+        seen_C = np.zeros(self._classes, bool)
         for token, logprob in logprobs:
             if math.isnan(logprob) or logprob > 0.01:
                 raise UserError(
-                    f"{KEY}: {self.url} answers {logprob} as the logarithm of a probability"
+                    f"from: {self.url} answers {logprob} as the logarithm of a probability"
                 )
             letter = re.sub(r"[^A-Za-z]", "", token)
             class_id = -1
@@ -211,7 +183,7 @@ class ChatAddress(Address):
         if not p_C.any():  # also where each letter has probability 0
             others = [repr(token) for token, logprob in logprobs if math.exp(logprob) > 0]
             raise UserError(
-                f"{KEY}: {self.url} answers no letter of a class, but {', '.join(others[:3])}"
+                f"from: {self.url} answers no letter of a class, but {', '.join(others[:3])}"
             )
 
         # Classes whose letter is missing share what is left of 1.

@@ -71,6 +71,13 @@ def views_of(data: DistillationDataModule) -> dict[str, Any]:
     return views
 
 
+def eval_view_of(data: DistillationDataModule) -> dict[str, Any]:
+    """The part ``transform`` of pictures that have one view: how the centre crop of a validation is made."""
+    names = ("img_size", "torch", "torchvision")
+    views = views_of(data)
+    return {"crop_ratio": data.crop_ratio, **{name: views[name] for name in names}}
+
+
 def pictures_of(data: DistillationDataModule, split: str = "train") -> dict[str, Any]:
     """The part ``data`` of a split: how many pictures, and a digest of their keys."""
     return {
@@ -83,6 +90,15 @@ def digest(content: object) -> str:
     """16 hexadecimal digits that tell a text, or what JSON writes, from any other."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parts_in(text: str) -> Parts:
+    """The parts in the text of a cache's file; {} where it is not a fingerprint."""
+    try:
+        stored = json_of(text)
+        return {part: dict(stored[part]) for part in PARTS}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def compare(text: str, fingerprint: Parts, folder: str, key: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, is_sharded, shard
 from kd.models.taps import KEY, TRIAL, Taps, single_classifier, tap_shapes
 from kd.processes import whole
-from kd.teachers.answer import ALL, Answer, Layer, Wanted
+from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import RunTeacher
 
 
@@ -151,41 +151,32 @@ class FrozenTeacher(RunTeacher):
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
-        """The logits (where it has a classifier, wanted or not) and the wanted layers, under its name; one forward."""
-        layers = []
-        for layer in wanted.features:
-            teacher, _, _ = layer
-            if teacher == name:
-                layers.append(layer)
-        logits, features = self.look(batch["image"], layers)
-        if not self.has_head:
-            return Answer({}, features)
-        return Answer({name: logits}, features)
+        """The logits (where it has a classifier, wanted or not) and the wanted layers, under its name; one forward.
 
-    def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
-        """One forward without gradients.
-
-        Returns:
-            Logits ``(N, C)`` (dense: ``(N, C, h, w)``), or features without a classifier, and each layer's output,
-                float32 on the device of ``images``.
+        Features are float32, on the device of the pictures.
         """
-        if not layers:
-            return self(images), {}
-        with self.taps as caught:
+        images = batch["image"]
+        layers = [layer for layer in wanted.features if layer[0] == name]
+        answer = Answer()
+        if layers:
+            with self.taps as caught:
+                logits = self(images)
+        else:
             logits = self(images)
+        if self.has_head:
+            answer.logits[name] = logits
         # CUDA graphs write the next answers into the same memory.
         copy_each = bool(self.spec.compile)
-        features = {}
         for layer in layers:
             _, path, tokens = layer
             (feature,) = self.taps.read(caught, path, tokens)
-            features[layer] = feature.to(images.device, torch.float32, copy=copy_each)
-        return logits, features
+            answer.features[layer] = feature.to(images.device, torch.float32, copy=copy_each)
+        return answer
 
     def listen(
         self, patterns: str | list[str], tokens: str, key: str = KEY
     ) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Makes layers readable by :meth:`look`.
+        """Makes layers readable by :meth:`answer`.
 
         Args:
             patterns: paths of layers, with wildcards.

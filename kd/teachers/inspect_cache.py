@@ -2,24 +2,20 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
-from kd.storage.objects import file_system, in_one_line, is_url, small_file
+from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular
+from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES
-from kd.teachers.answer_store import count_written
+from kd.teachers.answer_store import count_written, fingerprints_in
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Layout
-from kd.teachers.fingerprint import FINGERPRINT, PARTS, PIXELS, Parts, differing_settings
-
-DEPTH = 4
-"""Folders that are searched: the given one, and those of a pack, a teacher and a kind of answer below it."""
+from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, differing_settings, parts_in
 
 
 @dataclass
@@ -49,7 +45,7 @@ def held_in(place: str) -> list[Held]:
         UserError: there are none, or a URL can't be read.
     """
     caches = []
-    for folder, text in _fingerprints(place):
+    for folder, text in fingerprints_in(place):
         cache = _held(folder, text)
         if cache is not None:
             caches.append(cache)
@@ -60,37 +56,17 @@ def held_in(place: str) -> list[Held]:
     return caches
 
 
-def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
-    """Folder (or URL) and text of each fingerprint at a place and below it, the nearest first."""
-    if not is_url(place):
-        for depth in range(DEPTH):
-            for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):
-                with suppress(OSError, ValueError):
-                    yield str(file.parent), text_of(file)
-        return
-    files, path = file_system(place, "describe")
-    with in_one_line(f"describe: {place}"):
-        for depth in range(DEPTH):
-            for name in sorted(files.glob(f"{path}/{'*/' * depth}{FINGERPRINT}")):
-                yield (
-                    files.unstrip_protocol(name).rpartition("/")[0],
-                    small_file(files, name, f"{name} can't be read").decode(),
-                )
-
-
 def _held(folder: str, text: str) -> Held | None:
     """One kind of answers in ``folder`` by the text of its fingerprint; None where that is not a fingerprint.
 
     Of a cache of this machine all files are read to count the answers that are there; a published one is whole.
     """
-    try:
-        stored = json_of(text)
-        parts = {name: dict(stored[name]) for name in PARTS}
-        pictures = max(1, int(parts["data"]["pictures"]))
-        if is_url(folder):
-            return Held(folder, parts, f"{int(stored['views'])} view(s), 100% filled")
-    except (ValueError, KeyError, TypeError):
+    parts = parts_in(text)
+    pictures = parts.get("data", {}).get("pictures")
+    if not isinstance(pictures, int) or pictures < 1:
         return None
+    if is_url(folder):
+        return Held(folder, parts, f"{json_of(text).get('views')} view(s), 100% filled")
     files = sorted(Path(folder).glob("view-*.bin"))
     size = 0
     written = 0

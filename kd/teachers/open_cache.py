@@ -16,10 +16,10 @@ from kd.models.taps import TRIAL
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import described
-from kd.teachers.answer_store import check_room, free_bytes, missing_bytes
+from kd.teachers.answer_store import AnswerStore, Kind, check_room, free_bytes, missing_bytes
 from kd.teachers.base import Ensemble, RunTeacher
-from kd.teachers.cache_layout import Kind, Layout, logit_losses, topk_temperature
-from kd.teachers.cached import CachedTeacher, CacheEntry
+from kd.teachers.cache_layout import Layout, logit_losses, topk_temperature
+from kd.teachers.cached import CachedTeacher
 from kd.teachers.fingerprint import FINGERPRINT, PARTS, compare
 
 DISK_SHARE = 0.5
@@ -104,7 +104,7 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
         if not member.spec.cache_dir:
             continue
         for kind in Layout(data).kinds(member, wanted.of(name)):
-            if not kind.url:
+            if not kind.published:
                 _is_begun(kind, member.key, ("transform", "data"))
 
 
@@ -140,7 +140,7 @@ def _cached_members(
 
 def _sizes(kinds: Sequence[Kind], records: int) -> dict[Path, int]:
     """Bytes of so many records of each kind, by folder; published ones take no disk here."""
-    return {kind.folder: kind.record_bytes * records for kind in kinds if not kind.url}
+    return {kind.folder: kind.record_bytes * records for kind in kinds if not kind.published}
 
 
 def _too_large(teacher: RunTeacher, sizes: dict[Path, int]) -> bool:
@@ -165,7 +165,7 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
     records = layout.samples * teacher.spec.cache_views
     sizes = _sizes(kinds, records)
     for kind in kinds:
-        if not kind.url:
+        if not kind.published:
             _is_begun(kind, teacher.key)
     of_pixels = ""
     for kind in kinds:
@@ -266,23 +266,17 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
     Raises:
         UserError: published answers are to be filled, or a place can't be used.
     """
-    entries = []
-    pixels = None
+    stores = []
+    views = teacher.spec.cache_views
     for kind in kinds:
-        if kind.url and filling:
+        if kind.published and filling:
             raise UserError(
-                f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is read-only; kd-cache out= writes there"
+                f"{teacher.key}.cache_dir: {kind.place} is read-only; kd-cache out= writes there"
             )
         limit = layout.data.source.cache_bytes
-        store = kind.store(layout.samples, teacher.spec.cache_views, teacher.key, limit)
-        if kind.codec is None:
-            pixels = store
-        else:
-            entries.append(CacheEntry(store, kind.codec, kind.feature))
+        stores.append(AnswerStore(kind, layout.samples, views, teacher.key, limit))
     only = teacher.spec.cache == "only" and not filling
-    cached = CachedTeacher(teacher, entries, only)
-    cached.pixels = pixels
-    return cached
+    return CachedTeacher(teacher, stores, only)
 
 
 def check_cacheable(
@@ -335,11 +329,6 @@ def _check_teacher(
     Raises:
         UserError: names the setting, and what it can't keep.
     """
-    if teacher.elsewhere == "file":
-        raise UserError(
-            f"{teacher.key}.cache: the answers of {teacher.key}.answers=FILE are read and not computed, so there is "
-            "nothing to cache"
-        )
     if teacher.spec.cache_pixels and data.engine != "torch":
         raise UserError(f"{teacher.key}.cache_pixels: needs data.engine=torch, got {data.engine}")
     if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
@@ -398,10 +387,10 @@ def cached_share(
         for kind in layout.kinds(member, wanted.of(name)):
             bytes_of_kind = kind.record_bytes * layout.samples * views
             all_bytes += bytes_of_kind
-            if kind.url:  # published answers are whole
+            if kind.published:  # which are whole
                 filled_bytes += bytes_of_kind
             elif _is_begun(kind, member.key):
-                store = kind.store(layout.samples, views, member.key)
+                store = AnswerStore(kind, layout.samples, views, member.key)
                 filled_bytes += bytes_of_kind * store.filled()
                 store.close()
     return filled_bytes / max(all_bytes, 1), all_bytes

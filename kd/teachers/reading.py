@@ -157,7 +157,7 @@ class CachedViews(Dataset[Sample]):
         except OSError as error:
             self._disk_is_full = True
             print(
-                f"model.teacher.cache_pixels: {self.store.folder}: {os.strerror(error.errno or 0)}; views are made "
+                f"model.teacher.cache_pixels: {self.store.kind.place}: {os.strerror(error.errno or 0)}; views are made "
                 "anew",
                 file=sys.stderr,
             )

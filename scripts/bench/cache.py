@@ -125,7 +125,7 @@ def main() -> None:
     report = modes.cached.report()
     lines = [
         f"{asked.recipe} {' '.join(asked.set)}: batch {cli.data.batch_size}, {pictures} pictures an epoch, "
-        f"{asked.views} view(s), {report['format']}, {modes.cached.record_bytes} bytes an answer, "
+        f"{asked.views} view(s), {report['format']}, "
         f"{report['disk_mb']} MB. {asked.rounds} epochs of each in turn, behind the filling.",
         "",
         "| epoch | seconds: median (least to most) | images/s | against live |",

@@ -15,7 +15,7 @@ from kd.losses import KDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.functional import kd_loss, topk_kd_loss
 from kd.teachers.answer_codec import Codec, Half, TopK
-from kd.teachers.answer_store import AnswerStore
+from kd.teachers.answer_store import AnswerStore, Kind
 
 PARTS: dict[str, dict[str, Any]] = {
     "teacher": {"arch": "a", "weights": "1"},
@@ -34,7 +34,8 @@ def logits(n: int = 6, classes: int = 50, scale: float = 8.0, seed: int = 0) -> 
 
 
 def store(folder: Path, codec: Any, samples: int = 6, views: int = 2, **parts: Any) -> AnswerStore:
-    return AnswerStore(folder, {**PARTS, **parts}, samples, views, codec.record_bytes)
+    kind = Kind({**PARTS, **parts}, str(folder), codec.record_bytes, codec)
+    return AnswerStore(kind, samples, views)
 
 
 def put(target: AnswerStore, codec: Any, view: int, z: torch.Tensor, first: int = 0) -> None:
@@ -320,7 +321,7 @@ def test_a_poisoned_record_with_the_right_checksum_is_missing(tmp_path: Path, co
     z = logits()
     whole, poisoned = codec.encode(z).numpy(), codec.encode(z).numpy()
     poisoned[1:, 4:] = 0xFF  # NaN in any float, a class beyond all
-    a = AnswerStore(tmp_path / "c", PARTS, 6, 1, codec.record_bytes, codec.usable)
+    a = store(tmp_path / "c", codec, views=1)
     a.put(0, np.arange(6), poisoned)
     assert a.present(0, np.arange(6)).tolist() == [True] + [False] * 5
     a.put(0, np.arange(6), whole)

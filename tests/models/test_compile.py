@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounter
 import kd
 from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.teachers import FrozenTeacher
+from kd.teachers.answer import Wanted
 from tests._helpers import tiny_vit
 from tests._runs import run
 
@@ -74,7 +75,10 @@ def test_features_of_a_compiled_teacher_are_copies(monkeypatch: pytest.MonkeyPat
         teacher.model.norm.register_forward_hook(
             lambda module, args, out, given=given: given.append(out)
         )
-        _, found = teacher.look(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), [("", "norm", "all")])
+        pictures = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+        found = teacher.answer(
+            {"image": pictures}, Wanted(features={("", "norm", "all"): ()})
+        ).features
         assert (found["", "norm", "all"].data_ptr() == given[-1].data_ptr()) is (not mode)
 
 

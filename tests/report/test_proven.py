@@ -1,4 +1,4 @@
-"""The cascade and the answers from elsewhere on the page."""
+"""The cascade on the page."""
 
 import json
 from pathlib import Path

@@ -107,16 +107,6 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
     assert limits.teacher_bound(given({"teacher": 29.0, "student": 71.0})) is None
 
 
-@pytest.mark.parametrize(("rate", "lever"), [(15, "builder.rate"), (None, "builder.batch")])
-def test_an_address_is_not_told_to_be_cached(rate: float | None, lever: str) -> None:
-    """Its answers are kept anyway; what holds the run up is how fast it may be asked, or answers."""
-    slow = with_(teacher=2000.0)
-    limit = limits.teacher_bound(given(slow, asks_address=True, asked_rate=rate))
-    assert limit is not None
-    assert lever in limit.lever and "cache" not in limit.lever
-    assert ("at most 15 pictures a second" in limit.text) == bool(rate)
-
-
 def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
     slow = with_(teacher=200.0)
     assert "model.teacher.cache=on" in Explained(run_of(slow)).verdict["text"]

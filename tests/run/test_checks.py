@@ -31,35 +31,6 @@ def test_names_of_runs_and_of_students() -> None:
             call()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.teacher.cache=on"], "model.teacher.cache: must be off beside model.teacher.answers=answers.csv, "
-         "whose answers are read and not computed, got on"),
-        (["model.teacher.cache=true"], "got on"),
-        (["model.teacher.cache=only"], "got only"),
-        ([], "model.teacher.answers: answers.csv has no answer to mixed pictures; give data.augment.mixup=0 "
-         "data.augment.cutmix=0"),
-        (["data.augment.cutmix=0"], "has no answer to mixed pictures; give data.augment.mixup=0"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_answers_of_a_file_are_neither_cached_nor_mixed(
-    words: list[str], message: str, tmp_path: Path
-) -> None:
-    """Refused before torch is imported, and nothing is written, also below the cache's folder."""
-    (tmp_path / "answers.csv").write_text("picture,a\n")
-    items = ["recipe=photos", "model.teacher.answers=answers.csv", *words]
-    code = f"import sys; from kd.cli import main; print(main('train', {items}), 'torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "2 False\n"
-    assert done.stderr.endswith(f"{message}\n")
-    assert len(done.stderr.splitlines()) == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["answers.csv"]
-
-
 def test_zero_on_one_process_is_refused_before_torch(finished: Path, tmp_path: Path) -> None:
     """As of a run of two processes that is resumed on one."""
     run = tmp_path / "run"

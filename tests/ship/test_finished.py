@@ -12,7 +12,7 @@ from kd.ship import finished as finished_module
 from kd.ship.finished import FinishedRun
 from kd.ship.latency import _loaders
 from kd.tasks import Classification
-from kd.teachers import AnswersFile
+from kd.teachers import StoredAnswers
 
 
 def run_with(spec: TeacherSpec) -> FinishedRun:
@@ -57,18 +57,14 @@ def test_a_checkpoint_that_is_gone_is_named(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_answers_of_a_file_are_compared_with_but_neither_timed_nor_served(
+def test_stored_answers_are_compared_with_but_neither_timed_nor_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file has answers to the pictures that it names: as a runtime the teacher would fail at the first picture."""
-    file = tmp_path / "answers.csv"
-    file.write_text("picture,a,b\nx.jpg,1,0\n")
-    builder: Any = AnswersFile(str(file))
+    """They are of their own pictures: as a runtime the teacher would fail at the first picture."""
+    builder: Any = StoredAnswers(str(tmp_path))
     run = run_with(TeacherSpec(builder=builder))
-    assert (
-        run.has_teacher and run.teacher() is not None
-    )  # kd-eval reads it for the pictures that it names
+    assert run.has_teacher and run.teacher() is not None  # kd-eval reads it for its own pictures
     assert run.teacher_runtime("nhwc") is None
     reopen: Any = None
     assert list(_loaders(run, reopen, {"torch": {}}, 1)) == [("student", "torch")]
-    assert capsys.readouterr().err == f"{file} answers only for the pictures that it names\n"
+    assert capsys.readouterr().err == f"{tmp_path} holds the answers to its own pictures alone\n"

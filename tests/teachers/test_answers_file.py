@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-import torch
 from safetensors.numpy import save_file
 
 from kd.cli import main, train_main
 from kd.errors import UserError
-from kd.teachers.answer import Wanted
 from kd.teachers.answers_file import AnswersFile
 from tests._helpers import CLASSES, TINY, draw_folder, tiny_vit, write_recipe
 
@@ -33,10 +31,9 @@ def wide(file: Path, names: list[str], numbers: np.ndarray) -> Path:
 
 
 def logits_of(file: Path) -> np.ndarray:
-    teacher = AnswersFile(str(file)).build(len(CLASSES))
-    teacher.match("train", [f"/data/{name}" for name in NAMES], CLASSES)
-    batch = {"image": torch.zeros(8, 3, 4, 4), "index": torch.arange(8), "view": 0}
-    return teacher.answer(batch, Wanted()).logits[""].numpy()  # type: ignore[arg-type, union-attr]
+    logits, missing = AnswersFile(str(file), CLASSES).logits_of([f"/data/{name}" for name in NAMES])
+    assert missing == []
+    return logits
 
 
 def test_four_forms_of_the_same_answers(tmp_path: Path) -> None:
@@ -74,9 +71,8 @@ def test_of_the_largest_two_the_rest_is_spread_over_the_others(tmp_path: Path) -
         (lambda s: s.replace("bread", "bred", 1), "the data has no class 'bred'; did you mean 'bread'?"),
         (lambda s: s.replace("bread", "zucchini", 1),
          "the data has no class 'zucchini'; its classes are apple, bread, cake, dates"),
-        (lambda s: "\n".join(s.splitlines()[:-1]), "has no answer to 1 of 8 pictures of train, such as /data/train/dates"),
         (lambda s: s.replace(s.splitlines()[2].split(",")[1], "nan"), "row 2, apple: must be a finite number, got 'nan'"),
-        (lambda s: s + s.splitlines()[-1] + "\n", "train/dates/1.png has two answers (row 9)"),
+        (lambda s: s + s.splitlines()[-1] + "\n", "train/dates/1.png has two answers for apple (row 9)"),
         (lambda s: s.replace("picture", "file", 1), "has no column 'picture' (file, apple"),
     ],
 )  # fmt: skip
@@ -92,33 +88,49 @@ def test_a_wrong_file_is_one_line(change, text: str, tmp_path: Path) -> None:  #
 def test_no_picture_gets_the_answer_of_another_with_the_same_file_name(tmp_path: Path) -> None:
     """A row names a picture if the picture's whole path ends with it, and one picture alone."""
     names = ["apple/0.png", "bread/1.png"]
-    teacher = AnswersFile(str(wide(tmp_path / "a.csv", names, shares(2)))).build(len(CLASSES))
-    teacher.match("train", ["/data/apple/0.png", "/data/bread/1.png"], CLASSES)
-    with pytest.raises(UserError, match="has no answer to 1 of 2 .* such as /data/cake/0.png"):
-        teacher.match("train", ["/data/cake/0.png", "/data/bread/1.png"], CLASSES)
-    short = AnswersFile(str(wide(tmp_path / "b.csv", ["0.png", "1.png"], shares(2)))).build(4)
-    short.match("train", ["/data/cake/0.png", "/data/bread/1.png"], CLASSES)
-    with pytest.raises(
-        UserError, match="0.png is the end of /data/cake/0.png and of /data/apple/0"
-    ):
-        short.match("train", ["/data/cake/0.png", "/data/apple/0.png"], CLASSES)
+    file = AnswersFile(str(wide(tmp_path / "a.csv", names, shares(2))), CLASSES)
+    logits, missing = file.logits_of(["/data/cake/0.png", "/data/bread/1.png"])
+    assert missing == ["/data/cake/0.png"]
+    assert np.isnan(logits[0]).all()
+    short = AnswersFile(str(wide(tmp_path / "b.csv", ["0.png", "1.png"], shares(2))), CLASSES)
+    assert short.logits_of(["/data/cake/0.png", "/data/bread/1.png"])[1] == []
+    message = "0.png is the end of /data/cake/0.png and of /data/apple/0"
+    with pytest.raises(UserError, match=message):
+        short.logits_of(["/data/cake/0.png", "/data/apple/0.png"])
 
 
 def test_two_answers_of_one_class_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "long.csv"
     file.write_text("picture,label,p\na.png,bread,0.6\na.png,bread,0.2\n")
     with pytest.raises(UserError, match="a.png has two answers for bread \\(row 2\\)"):
-        AnswersFile(str(file)).build(4).match("train", ["a.png"], CLASSES)
+        AnswersFile(str(file), CLASSES)
+
+
+# -- kd-cache from=FILE --------
+
+
+@pytest.fixture()
+def filled(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A recipe without a teacher, and the folder that a file with the right answers has filled for it."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    names = sorted(
+        str(file.relative_to(pictures)) for file in pictures.rglob("*.*") if file.is_file()
+    )
+    right = np.array([[float(label in name) * 0.96 + 0.01 for label in CLASSES] for name in names])
+    file = wide(tmp_path / "answers.csv", names, right)
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "file.yaml", pictures, None, model__distill_losses=losses)
+    assert main("cache", [f"recipe={recipe}", f"from={file}"]) == 0
+    (folder,) = (tmp_path / "cache" / "stored").iterdir()
+    file.unlink()
+    return recipe, folder
 
 
 def test_a_pretrained_student_that_no_labels_train_learns_from_a_file(
-    pictures: Path, tmp_path: Path
+    filled: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """No classifier is fitted to the answers before: those of a file are known by the numbers of a loader's pictures."""
-    names = sorted(str(file.relative_to(pictures)) for file in pictures.rglob("*.jpg"))
-    file = wide(tmp_path / "answers.csv", names, shares(len(names)))
-    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
-    recipe = write_recipe(tmp_path / "file.yaml", pictures, None, model__distill_losses=losses)
+    """No classifier is fitted to the answers before: they are known by the numbers of a loader's pictures."""
+    recipe, folder = filled
     weights = tiny_vit(len(CLASSES)).state_dict()
     backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
     safetensors.torch.save_file(backbone, tmp_path / "backbone.safetensors")
@@ -127,46 +139,48 @@ def test_a_pretrained_student_that_no_labels_train_learns_from_a_file(
         f"model.student.kwargs={json.dumps(TINY)}",
         "model.task_loss_weight=0",
     ]
-    items = [f"model.teacher.answers={file}", *student, "trainer.max_epochs=1"]
+    items = [f"model.teacher.answers={folder}", *student, "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *items]) == 0
 
 
 def test_a_run_learns_from_a_file(
-    pictures: Path,
+    filled: tuple[Path, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Measured settings too: nothing of a file runs in a step. ``kd-eval`` compares with its answers where it has them."""
-    names = sorted(
-        str(file.relative_to(pictures)) for file in pictures.rglob("*.*") if file.is_file()
-    )
-    right = np.array([[float(label in name) * 0.96 + 0.01 for label in CLASSES] for name in names])
-    file = wide(tmp_path / "answers.csv", names, right)
-    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
-    recipe = write_recipe(tmp_path / "file.yaml", pictures, None, model__distill_losses=losses)
-    items = [f"recipe={recipe}", f"model.teacher.answers={file}", "trainer.max_epochs=1"]
+    """Measured settings too: nothing runs in a step. ``kd-eval`` compares with its answers where there are some."""
+    recipe, folder = filled
+    items = [f"recipe={recipe}", f"model.teacher.answers={folder}", "trainer.max_epochs=1"]
+    capsys.readouterr()
     measured = ["data.batch_size=auto", "data.num_workers=auto", "optim.lr_batch=8"]
     assert train_main([*items, *measured]) == 0
     told = "".join(capsys.readouterr())
-    assert "answers for whole pictures" in told
+    assert "answers.csv answers for whole pictures" in told
+    assert "model.student: begins with random weights, as stored answers have no layers" in told
     assert "0.00 M" not in told
-    assert main("cache", [*items]) == 2
-    assert "so there is nothing to cache" in capsys.readouterr().err
+    assert main("cache", items) == 2
+    assert "is read-only" in capsys.readouterr().err
+    for words, message in (
+        (["data.augment.mixup=0.8"], "has no answer to mixed pictures; give data.augment.mixup=0"),
+        (
+            ["model.teacher.cache=only", "model.teacher.cache_pixels=true"],
+            "cache_pixels: needs views that come again",
+        ),
+    ):
+        assert train_main([*items, *words]) == 2
+        assert message in capsys.readouterr().err
     run = tmp_path / "runs" / "tiny" / "000"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == 1
-    capsys.readouterr()
+    assert (summary["cache"]["answers_read"], summary["cache"]["views"]) == (48, None)
     assert main("eval", [str(run)]) == 0
     assert "0.00 M" not in capsys.readouterr().out
     assert json.loads((run / "eval_val.json").read_text())["teacher"]["acc1"] == 1
-    assert main("eval", [str(run), "cascade=true"]) == 2
     others = draw_folder(tmp_path / "others", train=1, val=30) / "val"
     assert main("eval", [str(run), f"folder={others}", "cascade=true"]) == 2
-    assert "kd-eval: cascade: the teacher's answers are in a file" in capsys.readouterr().err
     assert main("eval", [str(run), f"folder={others}"]) == 0
-    assert "such as" in (err := capsys.readouterr().err)
-    assert "only the student is measured" in err
+    assert "only the student is measured" in capsys.readouterr().err
     assert "teacher" not in json.loads((run / "eval_folder_val.json").read_text())
     assert main("eval", [str(run), f"folder={others}", "margin=5"]) == 2
     copied = tmp_path / "copied"  # as on another machine: no trust= is needed for a class of kd's
@@ -175,6 +189,17 @@ def test_a_run_learns_from_a_file(
     assert main("eval", [str(copied)]) == 0
     assert json.loads((copied / "eval_val.json").read_text())["teacher"]["acc1"] == 1
     capsys.readouterr()
-    file.unlink()
+    shutil.rmtree(folder)
     assert main("eval", [str(run)]) == 0
-    assert f"the teacher's answers {file} not found" in capsys.readouterr().err
+    assert f"the teacher's answers {folder} not found" in capsys.readouterr().err
+
+
+def test_a_file_that_lacks_a_picture_is_one_line(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "file.yaml", pictures, None)
+    file = wide(tmp_path / "a.csv", ["x.png"], shares(1))
+    assert main("cache", [f"recipe={recipe}", f"from={file}"]) == 2
+    assert "has no answer to 48 of 48 pictures of train, such as " in capsys.readouterr().err
+    assert main("cache", [f"recipe={recipe}", f"from={file}", "from.rate=3"]) == 2
+    assert "from.rate: is of an address" in capsys.readouterr().err

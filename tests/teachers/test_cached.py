@@ -32,8 +32,7 @@ from kd.report.records import read_run
 from kd.teachers import CachedTeacher
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import Half
-from kd.teachers.answer_store import AnswerStore
-from kd.teachers.cached import CacheEntry
+from kd.teachers.answer_store import AnswerStore, Kind
 from tests._forks import run_ranks, start, status_of
 from tests._helpers import draw_folder, save_teacher, write_recipe
 from tests._runs import assert_same, losses, run, run_folders, student_of
@@ -783,10 +782,10 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codec = Half((4,), relative=True)
-    store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
+    store = AnswerStore(Kind({}, str(tmp_path / "c"), codec.record_bytes, codec), 10, 1)
     os.close(store._files[0])
     store._files[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
-    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [CacheEntry(store, codec)])
+    asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [store])
     for _ in range(2):
         batch = {"image": torch.zeros(4, 3, 8, 8), "index": torch.arange(4), "view": 0}
         assert torch.equal(asked.answer(batch, Wanted()).logits[ALL], torch.eye(4))
@@ -795,10 +794,10 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
 
 def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     codec = Half((4,), relative=True)
-    store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
+    store = AnswerStore(Kind({}, str(tmp_path / "c"), codec.record_bytes, codec), 10, 1)
     answers = torch.zeros(2, 4)
     answers[1, 2] = torch.nan
-    asked = CachedTeacher(as_teacher(lambda _: answers), [CacheEntry(store, codec)])
+    asked = CachedTeacher(as_teacher(lambda _: answers), [store])
     with pytest.raises(UserError, match="training picture 7 is not finite"):
         asked.answer(
             {"image": torch.zeros(2, 3, 8, 8), "index": torch.tensor([3, 7]), "view": 0}, Wanted()
@@ -870,8 +869,8 @@ def test_answers_that_came_after_the_fetch_are_read_and_the_model_does_not_run(
         raise AssertionError("the model ran")
 
     codec = Half((5,), relative=True)
-    store = AnswerStore(tmp_path / "answers", {}, 4, 1, codec.record_bytes)
-    teacher = CachedTeacher(as_teacher(refuse), [CacheEntry(store, codec)], only)
+    store = AnswerStore(Kind({}, str(tmp_path / "answers"), codec.record_bytes, codec), 4, 1)
+    teacher = CachedTeacher(as_teacher(refuse), [store], only)
     images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
     batch: Any = {"image": images, "index": torch.arange(4), "view": 0}
     fetched = teacher.fetch(batch)

@@ -1,4 +1,4 @@
-"""A chat endpoint as the teacher: its probabilities of named classes, asked once, and what it costs on the page."""
+"""A chat endpoint answers: its probabilities of named classes, asked once, and what it costs."""
 
 import base64
 import io
@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kd.cli import main, train_main
+from kd.cli import main
 from kd.errors import UserError
-from kd.teachers.chat import ChatAddress
+from kd.teachers.chat import Chat
 from tests._helpers import CLASSES, write_recipe
+from tests._runs import run
 
 Choose = Callable[[np.ndarray, dict[str, str]], dict[str, float]]
 """A picture and the letters' classes -> the probability of each of the likeliest tokens."""
@@ -37,7 +38,7 @@ class Endpoint(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Chat)
+        super().__init__(("127.0.0.1", 0), Reply)
         self.seen: list[bytes] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -50,7 +51,7 @@ class Endpoint(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1/chat/completions"
 
 
-class Chat(BaseHTTPRequestHandler):
+class Reply(BaseHTTPRequestHandler):
     server: Endpoint
 
     def log_message(self, *args: object) -> None:
@@ -89,10 +90,10 @@ def endpoint() -> Iterator[Endpoint]:
     server.server_close()
 
 
-def chat(endpoint: Endpoint, folder: Path, **settings: Any) -> ChatAddress:
-    teacher = ChatAddress(endpoint.url, "eyes", folder=str(folder), **settings)
-    teacher.name_classes(CLASSES)
-    return teacher.build(len(CLASSES))
+def chat(endpoint: Endpoint, **settings: Any) -> Chat:
+    asked = Chat(endpoint.url, "eyes", **settings)
+    asked.connect(CLASSES)
+    return asked
 
 
 def views_of(*reds: int) -> np.ndarray:
@@ -102,12 +103,12 @@ def views_of(*reds: int) -> np.ndarray:
 
 
 def test_letters_become_the_probabilities_of_classes(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens of one letter are added; what is missing of 1 is spread over the other classes."""
     monkeypatch.setenv("MY_KEY", "secret")
-    teacher = chat(endpoint, tmp_path, key="MY_KEY", price=5.0)
-    found = np.exp(teacher.logits_of(views_of(0, 120, 180)))
+    asked = chat(endpoint, key="MY_KEY", price=5.0)
+    found = np.exp(asked.logits_of(views_of(0, 120, 180)))
     expected = np.full((3, 4), 0.25 / 3)
     expected[[0, 1, 2], [0, 2, 3]] = 0.75
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -115,69 +116,61 @@ def test_letters_become_the_probabilities_of_classes(
     body = endpoint.bodies[0]
     assert (body["model"], body["logprobs"], body["top_logprobs"]) == ("eyes", True, 20)
     assert "A: apple\nB: bread\nC: cake\nD: dates" in body["messages"][0]["content"][1]["text"]
-
-    again = chat(endpoint, tmp_path)
-    np.testing.assert_array_equal(again.logits_of(views_of(120, 0)), np.log(found)[[1, 0]])
-    assert len(endpoint.seen) == 3
-    report = teacher.report()
-    assert (report["asked"], report["requests"], report["price"]) == (3, 3, 0.015)
-    other = chat(endpoint, tmp_path, prompt="Which food?\n{classes}")
-    assert other.identity() != teacher.identity()
-    other.logits_of(views_of(0))
-    assert len(endpoint.seen) == 4
+    assert asked.spent().startswith("3 pictures asked in 3 requests (0 repeated), ")
+    assert asked.spent().endswith("price 0.015")
+    other = Chat(endpoint.url, "eyes", prompt="Which food?\n{classes}")
+    assert other.connect(CLASSES) != asked.connect(CLASSES)
 
 
-def test_what_is_no_answer_is_one_line(
-    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kd.teachers.asked.time.sleep", lambda seconds: None)
-    teacher = chat(endpoint, tmp_path, retries=2, budget=3)
+def test_what_is_no_answer_is_one_line(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kd.teachers.server.time.sleep", lambda seconds: None)
+    asked = chat(endpoint, retries=2, budget=3)
     endpoint.failures = [429, 500]
-    teacher.logits_of(views_of(0))
-    assert teacher.report()["repeated"] == 2
+    asked.logits_of(views_of(0))
+    assert "(2 repeated)" in asked.spent()
     endpoint.choose = lambda picture, classes: {"I": 0.9, "Sorry": 0.1}
     with pytest.raises(UserError, match="answers no letter of a class, but 'I', 'Sorry'"):
-        teacher.logits_of(views_of(9))
+        asked.logits_of(views_of(9))
     endpoint.choose = lambda picture, classes: {"A": 2.0}
     with pytest.raises(UserError, match="as the logarithm of a probability"):
-        teacher.logits_of(views_of(9))
+        asked.logits_of(views_of(9))
     endpoint.failures = [401]
     with pytest.raises(UserError, match="can't be asked: 401"):
-        teacher.logits_of(views_of(9))
+        asked.logits_of(views_of(9))
     with pytest.raises(UserError, match="budget of 3 pictures is used up"):
-        teacher.logits_of(views_of(1, 2, 3, 4))
+        asked.logits_of(views_of(1, 2, 3, 4))
     with pytest.raises(UserError, match="the environment has no variable NOT_SET"):
-        chat(endpoint, tmp_path, key="NOT_SET")
+        chat(endpoint, key="NOT_SET")
     with pytest.raises(UserError, match="one letter of 52, the data has 81 classes"):
-        ChatAddress(endpoint.url, "eyes").build(81)
+        Chat(endpoint.url, "eyes").connect(["a"] * 81)
     with pytest.raises(ValueError, match="prompt must hold {classes}"):
-        ChatAddress(endpoint.url, "eyes", prompt="What is it?")
+        Chat(endpoint.url, "eyes", prompt="What is it?")
 
 
 def test_letters_without_any_probability_are_no_answer() -> None:
     """Endpoints write -9999 for the logarithm of 0; without a mend the answer would be NaN for each class."""
-    teacher = ChatAddress("http://127.0.0.1:1/v1/chat/completions", "eyes")
-    teacher.name_classes(["apple", "bread"])
+    asked = Chat("http://127.0.0.1:1/v1/chat/completions", "eyes")
+    asked.connect(["apple", "bread"])
     with pytest.raises(UserError, match="no letter of a class, but 'The'$"):
-        teacher._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
+        asked._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])
 
 
-def test_a_run_learns_from_it_and_its_page_says_what_it_cost(
-    endpoint: Endpoint, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_learns_from_what_it_has_answered(
+    endpoint: Endpoint,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "chat.yaml", pictures, None, model__distill_losses=losses)
-    answers = f"model.teacher.answers={endpoint.url}"
-    items = [f"recipe={recipe}", answers, "trainer.max_epochs=1", "data.num_workers=auto"]
-    assert main("train", items) == 2  # no model
-    model = ["model.teacher.builder.model=eyes", "model.teacher.builder.price=2"]
-    assert train_main([*items, *model]) == 0
-    run = tmp_path / "runs" / "tiny" / "000"
-    summary = json.loads((run / "summary.json").read_text())
-    asked = summary["teacher"]["asked"][""]
-    assert asked["asked"] == asked["requests"] == len(endpoint.seen) == len(set(endpoint.seen))
+    fill = [f"recipe={recipe}", f"from={endpoint.url}", "from.views=1", "from.model=eyes"]
+    assert main("cache", fill) == 0
+    assert len(endpoint.seen) == len(set(endpoint.seen)) == 48 + 16
+    (folder,) = (tmp_path / "cache" / "stored").glob("eyes-*")
+    assert f"use them with model.teacher.answers={folder}" in capsys.readouterr().out
+    trained = run(recipe, f"model.teacher.answers={folder}", "trainer.max_epochs=1")
+    assert len(endpoint.seen) == 48 + 16
+    summary = json.loads((trained / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == 1
-    page = (run / "report.html").read_text()
-    for text in ("Answers from elsewhere", endpoint.url, f"{asked['price']:g}"):
-        assert text in page

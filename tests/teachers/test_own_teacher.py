@@ -108,7 +108,7 @@ def test_its_answers_are_cached(pictures: Path, tmp_path: Path) -> None:
     assert Answer().logits == {}
 
 
-PAGE = (ROOT / "kd/teachers/ANSWERS.md").read_text()
+PAGE = (ROOT / "kd/teachers/README.md").read_text()
 
 
 @pytest.fixture()

@@ -31,7 +31,7 @@ from kd.report.limits import data_bound
 from kd.report.records import RunRecords
 from kd.report.what_if import predict, read_change
 from kd.settings import Augment
-from kd.teachers.answer_store import AnswerStore
+from kd.teachers.answer_store import AnswerStore, Kind
 from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, CachedViews, Reading
 from tests._forks import run_ranks
@@ -61,7 +61,7 @@ def views_of(pictures: Path) -> PictureSet:
 
 def store_in(folder: Path, samples: int, masks: bool = False, **parts: Any) -> AnswerStore:
     size = 4 + (3 + masks) * SIZE[0] * SIZE[1]
-    return AnswerStore(folder, {"data": parts}, samples, VIEWS, size)
+    return AnswerStore(Kind({"data": parts}, str(folder), size), samples, VIEWS)
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -136,7 +136,7 @@ def test_a_mask_is_kept_with_its_view(tmp_path: Path) -> None:
 
 
 def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, pictures: Path) -> None:
-    store = AnswerStore(tmp_path, {"data": {}}, 6, 1, 12)
+    store = AnswerStore(Kind({"data": {}}, str(tmp_path), 12), 6, 1)
     store.put(0, np.arange(4), np.ones((4, 12), np.uint8))
 
     def batch_of(index: list[int]) -> Batch:

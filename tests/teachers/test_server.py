@@ -1,0 +1,335 @@
+"""Answers of an address fill a cache: the same student as with the local teacher, and nothing is asked twice."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kd.cli import main
+from kd.errors import UserError
+from kd.teachers.server import HEADER, AnswerServer
+from tests._forks import start, status_of
+from tests._helpers import write_recipe
+from tests._runs import losses, run, student_of
+from tests._serving import serving
+
+CLASSES = 4
+NAMES = ["a", "b", "c", "d"]
+
+
+class Model(ThreadingHTTPServer):
+    """A KServe v2 server whose logits are the means of a view's colours and 1; it counts what it is asked for."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.seen: list[bytes] = []
+        self.failures: list[int] = []
+        self.fails_each = 0  # every so many requests one fails
+        self.requests = 0
+        self.connections: list[socket.socket] = []
+        self.answer = lambda views: np.column_stack([views.mean((1, 2)), np.ones(len(views))])
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v2/models/colours"
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Model
+    protocol_version = "HTTP/1.1"  # connections are kept
+
+    def setup(self) -> None:
+        self.server.connections.append(self.request)
+        super().setup()
+
+    def log_message(self, *args: object) -> None:
+        """Silent."""
+
+    def do_GET(self) -> None:
+        about = {"name": "colours", "outputs": [{"name": "logits", "shape": [-1, CLASSES]}]}
+        self._reply(200, json.dumps(about).encode())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests += 1
+        if self.server.fails_each and not self.server.requests % self.server.fails_each:
+            self.server.failures.append(503)
+        if self.server.failures:
+            self._reply(self.server.failures.pop(0), b"busy")
+            return
+        size = int(self.headers[HEADER])
+        shape = json.loads(body[:size])["inputs"][0]["shape"]
+        views = np.frombuffer(body[size:], np.uint8).reshape(shape)
+        if shape[1] != 64:  # the fixed picture that tells models apart
+            self.server.seen += [view.tobytes() for view in views]
+        logits = self.server.answer(views).astype("<f4")
+        output = {"name": "logits", "shape": list(logits.shape), "datatype": "FP32",
+                  "parameters": {"binary_data_size": logits.nbytes}}  # fmt: skip
+        text = json.dumps({"outputs": [output]}).encode()
+        self._reply(200, text + logits.tobytes(), len(text))
+
+    def _reply(self, status: int, body: bytes, header: int = 0) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if header:
+            self.send_header(HEADER, str(header))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture()
+def server() -> Iterator[Model]:
+    model = Model()
+    yield model
+    model.shutdown()
+    model.server_close()
+
+
+def views_of(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), np.uint8)
+
+
+def connected(server: Model, **settings: object) -> AnswerServer:
+    asked = AnswerServer(server.url, **settings)  # type: ignore[arg-type]
+    asked.connect(NAMES)
+    return asked
+
+
+def test_connections_are_kept_without_delay(server: Model) -> None:
+    """And one that the server has closed is opened again, which is no second try."""
+    asked = connected(server)
+    asked.logits_of(views_of(6))
+    (kept,) = asked._idle
+    assert kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    (accepted,) = server.connections
+    accepted.shutdown(socket.SHUT_RDWR)
+    views = views_of(6, 1)
+    np.testing.assert_array_equal(asked.logits_of(views), server.answer(views).astype("f4"))
+    assert len(server.connections) == 2
+    assert len(server.seen) == 12
+    assert "(0 repeated)" in asked.spent()
+
+
+def test_failures_rate_and_budget(server: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    asked = connected(server, budget=6, rate=1000.0, price=2.0)
+    monkeypatch.setattr("kd.teachers.server.time.sleep", pauses.append)
+    server.failures = [503, 500]
+    asked.logits_of(views_of(4))
+    assert [pause for pause in pauses if pause >= 0.5] == [0.5, 1.0]
+    spent = r"4 pictures asked in 5 requests \(2 repeated\), .* s, price 0.008$"
+    assert re.match(spent, asked.spent())
+    with pytest.raises(UserError, match="the budget of 6 pictures is used up \\(4 asked\\)"):
+        asked.logits_of(views_of(9))
+    for failures, reason in (([400], "400"), ([503] * 9, "503")):
+        server.failures = failures
+        with pytest.raises(UserError, match=f"can't be asked: {reason}, busy"):
+            asked.logits_of(views_of(2, 3))
+    server.answer = lambda views: np.full((len(views), CLASSES), np.nan)
+    with pytest.raises(UserError, match="answers NaN or infinity"):
+        asked.logits_of(views_of(2, 3))
+    with pytest.raises(UserError, match=r"answers in \[-1, 4\], the data has 5 classes"):
+        AnswerServer(server.url).connect([*NAMES, "e"])
+    with pytest.raises(UserError, match="no output 'scores'"):
+        connected(server, output="scores")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://host/v2/models/a?key=SECRET", "http://host/v2/models/a#b", "http://SECRET:x@host/v2"],
+)
+def test_a_part_of_an_address_that_would_not_be_sent_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="no user and no part after") as refused:
+        AnswerServer(url)
+    assert "SECRET" not in str(refused.value)
+
+
+# -- kd-cache from=ADDRESS --------
+
+ALL = 2 * 48 + 16
+"""Answers of :func:`filling`."""
+
+
+@pytest.fixture()
+def filling(
+    server: Model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The command line that asks the server for two views of 48 pictures, and for the 16 of the validation."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    losses_ = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "asking.yaml", pictures, None, model__distill_losses=losses_)
+    return [f"recipe={recipe}", f"from={server.url}", "from.views=2"]
+
+
+def stored(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "cache" / "stored").iterdir()
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What a cache's folders hold, without locks."""
+    files = sorted([*folder.glob("*/view-*.bin"), *folder.glob("*/fingerprint.json")])
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def test_a_run_reads_what_was_asked_once(
+    filling: list[str], server: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training and kd-eval ask nothing; of the probabilities of a server the logits are kept."""
+    logits_of = server.answer
+
+    def shares(views: np.ndarray) -> np.ndarray:
+        weights = np.exp(logits_of(views) / 50)
+        return weights / weights.sum(1, keepdims=True)
+
+    server.answer = shares
+    assert main("cache", [*filling, "from.price=2"]) == 0
+    said = capsys.readouterr().out
+    folder = stored(tmp_path)
+    assert f"use them with model.teacher.answers={folder}\n" in said
+    assert "they have no layers to start a student from" in said
+    assert f"cache: {ALL} pictures asked in " in said
+    assert "price 0.224" in said
+    assert main("cache", filling) == 0
+    assert len(server.seen) == len(set(server.seen)) == ALL
+    server.shutdown()
+    recipe = Path(filling[0].partition("=")[2])
+    answers = f"model.teacher.answers={folder}"
+    trained = run(recipe, answers, "trainer.max_epochs=3")
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["teacher"]["arch"] == "colours"
+    assert "acc1" in summary["teacher"]["val"]
+    assert (summary["cache"]["answers_read"], summary["cache"]["answers_computed"]) == (3 * 48, 0)
+    assert summary["cache"]["views"] == 2
+    assert main("eval", [str(trained)]) == 0
+    assert "teacher" in json.loads((trained / "eval_val.json").read_text())
+    assert len(server.seen) == ALL
+    assert main("cache", ["--describe", str(folder)]) == 0
+    assert "2 view(s), 100% filled" in capsys.readouterr().out
+    hint = ["model.distill_losses.hint=HintLoss", "model.taps.hint={student: norm, teacher: norm}"]
+    for words, message in (
+        (["seed=1"], "was filled with other transforms: seed is 0 there, 1 here"),
+        (
+            ["model.teacher.cache=only", "model.teacher.cache_topk=2"],
+            "cache_topk: has no effect on stored answers",
+        ),
+        (hint, "is stored answers alone, without layers"),
+    ):
+        assert main("train", [f"recipe={recipe}", answers, *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_budget_ends_it_and_the_same_command_resumes(
+    filling: list[str], tmp_path: Path, server: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("cache", [*filling, "from.budget=40"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "kd-cache: from.budget: the budget of 40 pictures is used up (40 asked); run the same command again with a larger "
+        "one to resume, nothing is asked twice"
+    )
+    train = [filling[0], f"model.teacher.answers={stored(tmp_path)}"]
+    assert main("train", train) == 2
+    assert "is not whole yet: run kd-cache again to resume" in capsys.readouterr().err
+    assert main("cache", [*filling, "from.budget=1000"]) == 0
+    assert len(server.seen) == len(set(server.seen)) == ALL
+    (view,) = stored(tmp_path).glob("val-*/view-0000.bin")
+    data = bytearray(view.read_bytes())
+    data[-5] ^= 1  # a damaged record alone is asked for again
+    view.write_bytes(data)
+    assert main("train", train) == 2
+    assert "1 answers to val are damaged" in capsys.readouterr().err
+    assert main("cache", filling) == 0
+    assert len(server.seen) == ALL + 1
+    assert main("train", [*train, "trainer.max_epochs=1"]) == 0
+
+
+def test_killed_failing_and_beside_another_one_it_stores_the_same_bytes(
+    filling: list[str], server: Model, tmp_path: Path
+) -> None:
+    """Only a request that was under way when the process died is sent again."""
+    assert main("cache", filling) == 0
+    whole = files_of(stored(tmp_path))
+    shutil.rmtree(tmp_path / "cache" / "stored")
+    server.seen.clear()
+    fast = server.answer
+    server.answer = lambda views: (time.sleep(0.03), fast(views))[1]
+    server.fails_each = 10  # one request in ten
+    slowly = [*filling, "from.batch=4"]
+    for count in (7, 60):
+        pid = start(slowly, tmp_path / "log", program="cache")
+        while len(server.seen) < count:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        assert status_of(pid) == -signal.SIGKILL
+    both = [start(slowly, tmp_path / f"log{i}", program="cache") for i in (0, 1)]
+    assert [status_of(pid) for pid in both] == [0, 0]
+    assert files_of(stored(tmp_path)) == whole
+    assert len(set(server.seen)) == ALL
+    assert len(server.seen) <= ALL + 2 * 4
+
+
+@pytest.mark.parametrize("layout", ["nhwc", pytest.param("nchw", marks=pytest.mark.slow)])
+def test_a_student_of_kd_serve_is_that_of_the_local_teacher(
+    layout: str, finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: the same views in batches of the same size, float32 over the loopback, the rounding of one cache."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    checkpoint = f"model.teacher.checkpoint={finished.parents[2] / 'teacher.safetensors'}"
+    common = ["data.img_size=40", "data.batch_size=16", "trainer.precision=32-true"]
+    local = run(
+        recipe, *common, checkpoint, "model.teacher.cache=on", "model.teacher.cache_views=2"
+    )
+    served = tmp_path / "served"
+    shutil.copytree(finished, served, ignore=shutil.ignore_patterns("export"))
+    assert main("export", [str(served), "to=onnx", f"layout={layout}"]) == 0
+    settings = ["teacher=true", "max_batch=16", "max_wait_ms=2000", "max_pictures=64"]
+    with serving(served, *settings) as (port, _):
+        fill = [f"recipe={recipe}", f"from=http://127.0.0.1:{port}", "from.views=2"]
+        assert main("cache", [*fill, *common]) == 0
+    asked = run(recipe, *common, f"model.teacher.answers={stored(tmp_path)}")
+    assert losses(asked) == losses(local)
+    theirs = student_of(asked)
+    for name, tensor in student_of(local).items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=0)
+
+
+def test_what_is_no_place_of_answers_is_one_line(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = "http://127.0.0.1:9"
+    chat = f"{refused}/v1/chat/completions"
+    for command, words, text in (
+        ("train", ["model.teacher.answers=9"], "model.teacher.answers: must be a folder that kd-cache"),
+        ("train", [f"model.teacher.answers={refused}"], f"kd-cache recipe=NAME from={refused} stores the answers"),
+        ("train", ["model.teacher.answers=a.csv"], "kd-cache recipe=NAME from=a.csv stores the answers"),
+        ("train", [f"model.teacher.answers={tmp_path}"], f"model.teacher.answers: {tmp_path} holds no answers to train"),
+        ("cache", ["from=9"], "from: file 9 not found"),
+        ("cache", [f"from={tmp_path / 'none.csv'}"], f"from: file {tmp_path / 'none.csv'} not found"),
+        ("cache", [f"from={refused}", "from.retries=0"], f"from: {refused} can't be asked: no answer"),
+        ("cache", [f"from={refused}", "from.rate=abc"], "from.rate: must be a number, got 'abc'"),
+        ("cache", [f"from={refused}", "from.budget=-5"], "from.budget: must be > 0, got -5"),
+        ("cache", [f"from={refused}", "from.views=0"], "from.views: must be a whole number from 1 to 10000"),
+        ("cache", [f"from={refused}", "from.model=a"], "from.model: http://127.0.0.1:9 takes rate, "),
+        ("cache", [f"from={chat}"], "from.model: must be the endpoint's name of a model"),
+        ("cache", ["from=http://me:SECRET@h/v2"], "from: must have no user and no part after ? or #"),
+    ):  # fmt: skip
+        assert main(command, [f"recipe={recipe}", *words]) == 2
+        err = capsys.readouterr().err.strip().splitlines()
+        assert text.lower() in err[-1].lower(), err
+        assert "SECRET" not in err[-1]
+        assert not list(tmp_path.rglob("summary.json"))
