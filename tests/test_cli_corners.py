@@ -174,14 +174,6 @@ def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
         (f"seed: {'9' * 5000}\n", "is no YAML"),
         ("data: 3\n", "overlay.yaml: data: must be a group of settings"),
         ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
-        (
-            "optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n",
-            "a class path is not allowed here",
-        ),
-        (
-            "model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n",
-            "a class path is not allowed here",
-        ),
         ("trainer: {logger: {class_path: antigravity.Logger}}\n", "not among the classes"),
         ("trainer: {callbacks: [tests._kills.KillAtStep]}\n", "trust=tests._kills, or --trust"),
         ("data: {source: this.Source}\n", "not among the classes"),
@@ -191,7 +183,7 @@ def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
         ),
         ("seed: ${oc.env:HOME}\n", "looks up '${oc.env:HOME}'"),
         ('runs_dir: "a\\nb"\n', "overlay.yaml: runs_dir: must hold no control characters"),
-        ("seed: ${nothing}\n", "seed: Interpolation key 'nothing' not found"),
+        ("seed: ${nothing}\n", "seed looks up '${nothing}'"),
     ],
 )
 def test_an_odd_file_from_elsewhere(

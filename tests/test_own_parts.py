@@ -27,7 +27,7 @@ from kd.data.sampler import TrainBatches, draw_by
 from kd.data.transforms import seeded, train_transform
 from kd.errors import UserError
 from kd.losses import LogitLoss
-from kd.run import trust
+from kd.run.gate import check_foreign
 from kd.settings import Augment
 from tests._helpers import ROOT
 
@@ -450,7 +450,8 @@ def test_a_listed_transform_trains_and_a_file_names_no_other(
             data = (
                 {"augment": {"transform": setting}} if key == "transform" else {"sampler": setting}
             )
-            assert trust._refusal({"data": data}, []), (name, key)
+            with pytest.raises(UserError, match=f"data.*{key} names {name}"):
+                check_foreign(Path("x.yaml"), [{"data": data}], [])
 
 
 # -- a sampler ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, TypeAlias, cast, get_type_hints
+from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 
 import torch
 from lightning_fabric.utilities.seed import seed_everything
@@ -25,7 +25,16 @@ from torch import nn
 from kd.callbacks.loggers import RUN, in_folder
 from kd.callbacks.run_folder import unclaimed
 from kd.config import parts as listed
-from kd.config.kinds import Duration, duration, fitted, group_in, inner_kind, members
+from kd.config.kinds import (
+    AnyClass,
+    Duration,
+    class_in,
+    duration,
+    fitted,
+    group_in,
+    inner_kind,
+    members,
+)
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
@@ -44,19 +53,13 @@ from kd.optim import OptimSpec
 from kd.run import keys, typed
 from kd.run.assemble import assemble
 from kd.run.checks import with_key
+from kd.run.gate import remember
 from kd.run.needs import teachers_in
 from kd.run.pictures import source_key
-from kd.run.resolve import Tree, change
+from kd.run.resolve import Tree, change, class_settings
 from kd.run.run import Run
 from kd.run.streams import quiet_libraries
-from kd.run.trust import (
-    Trust,
-    arguments_allowed,
-    class_named,
-    parameters_of,
-    remember,
-    trusted_class,
-)
+from kd.run.trust import Trust, class_named, parameters_of, trusted_class
 from kd.settings import (
     DataSettings,
     LearningSettings,
@@ -224,7 +227,7 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
 
 def _loggers(trusted: Trust, specs: Sequence[Mapping[str, Any]]) -> list[Logger]:
     """Loggers of their class paths and arguments (``specs``); ``trusted`` as in :func:`data_of`."""
-    return [built(Any, spec, "trainer.logger", trusted) for spec in specs]
+    return [built(listed.part("logger"), spec, "trainer.logger", trusted) for spec in specs]
 
 
 def _seed(run: Run) -> None:
@@ -328,7 +331,7 @@ def data_of(
 
 def task_of(config: Mapping[str, Any], trusted: Trust) -> Task:
     """The task of resolved settings, classification where none is named; ``trusted`` as in :func:`data_of`."""
-    task = built(Any, config["model"].get("task"), "model.task", trusted)
+    task = built(listed.part("task"), config["model"].get("task"), "model.task", trusted)
     return cast(Task | None, task) or Classification()
 
 
@@ -392,8 +395,9 @@ def task_in(trusted: Trust) -> Task:
         UserError: the file names a class that is no task, or is not trusted.
     """
     file = _file_of(trusted)
-    content = student_metadata_in(file).task
-    task = built(listed.part("task"), content, f"{file}: task", trusted)
+    key = f"{file}: task"
+    content = class_settings(student_metadata_in(file).task, "task", key, trusted)
+    task = built(listed.part("task"), content, key, trusted)
     if task is None:
         return Classification()
     if not isinstance(task, Task):
@@ -410,7 +414,7 @@ def _file_of(trusted: Trust) -> Path:
 
 
 def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
-    """The object of a value: a group's, a class's with its arguments, or the value itself.
+    """The object of a value: a group's, a class's with its arguments where its type takes a class, or the value itself.
 
     Args:
         kind: its type, as :mod:`kd.settings` or the class above it declares it.
@@ -429,8 +433,9 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
     if value is not None and Duration in members(kind) and not takes_text:
         return duration(value)
     group = group_in(kind)
-    if isinstance(value, dict) and "class_path" in value:
-        return _instance(value, keys.kind_at(key) or listed.kind_of(kind), key, trusted)
+    takes_class = class_in(kind) and not class_in(inner_kind(kind, dict))
+    if takes_class and isinstance(value, dict) and "class_path" in value:
+        return _instance(value, listed.kind_of(kind), key, trusted)
     if isinstance(value, dict) and group is not None:
         return typed.make_object(
             BUILT.get(group, group), arguments_of(group, value, key, trusted), key
@@ -442,7 +447,7 @@ def built(kind: object, value: object, key: str, trusted: Trust) -> Built:
             entries[name] = built(inner, entry, f"{key}.{name}", trusted)
         return entries
     if isinstance(value, list):
-        inner = inner_kind(kind, list)
+        inner = kind if takes_class else inner_kind(kind, list)
         return [built(inner, item, key, trusted) for item in value]
     return value
 
@@ -479,14 +484,17 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> 
     name = value["class_path"]
     cls = class_named(name, kind, key, trusted)
     _check_base(cls, kind, key)
-    given = arguments_allowed(name, kind, value.get("init_args") or {}, key, trusted)
+    given = value.get("init_args") or {}
     _check_arguments(cls, given, key)
-    kinds = _kinds(cls, name, kind)
+    one = listed.listed(name, kind)
+    kinds = one.fields if one else _kinds(cls)
     arguments = {}
     try:
         for argument, inner in given.items():
             kind_below = kinds.get(argument, Any)
             value_below = fitted(kind_below, inner)
+            if one is None or argument not in kinds:  # it may take a class, which the user trusts
+                kind_below = Annotated[kind_below, AnyClass("")]
             arguments[argument] = built(kind_below, value_below, f"{key}.{argument}", trusted)
         return typed.make_object(cls, arguments, key)
     except Exception as error:
@@ -545,18 +553,9 @@ def _answers(cls: type, key: str) -> bool:
     return has_methods and not key.endswith("student.builder")
 
 
-def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
-    """The types of a class's arguments, by name; of a user's class those that its annotations name.
-
-    Args:
-        cls: the class.
-        name: its path in the settings.
-        kind: of the list, :mod:`kd.config.parts`.
-    """
-    one = listed.listed(name, kind)
-    if one is not None:
-        return one.fields
-    with suppress(NameError, TypeError):  # of a user's class: plain values are what it gets
+def _kinds(cls: type) -> Mapping[str, object]:
+    """The types of the arguments of a user's class, by name, that its annotations name."""
+    with suppress(NameError, TypeError):  # plain values are what it gets
         return get_type_hints(cls.__init__)  # type: ignore[misc]
     return {}
 

@@ -15,12 +15,13 @@ from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.checks import check_warmup, notes_on_patches, notes_without_effect
+from kd.run.gate import check_foreign
 from kd.run.keys import kind_at
 from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of, shipped
-from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
+from kd.run.resolve import DEFAULTS, Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import written_out
 from kd.run.task_words import note_on_task
-from kd.run.trust import Trust, check_file, check_resolved, vouched
+from kd.run.trust import Trust, is_own, vouched
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
 
@@ -85,22 +86,26 @@ class Request:
     notes: list[str] = field(default_factory=list)
     """Lines to print about settings that nobody has typed; :meth:`resolved` and :meth:`check_read` add to them."""
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self, trains: bool = False) -> dict[str, Any]:
         """All settings of the run, merged, in their types.
 
         Sets :attr:`vouched`, and writes :attr:`overrides` out (:func:`kd.run.shorthand.written_out`).
+
+        Args:
+            trains: a run of these settings will train: a file from elsewhere names no other machine.
 
         Raises:
             UserError: a file that is missing, is not YAML, or names code that the user does not trust; a wrong key or
                 value.
         """
-        contents = self._contents()
+        contents = self._contents(trains)
         words = self._words(contents.values())
         values = [{key: word.value} for key, word in words]
-        self.vouched = vouched(contents, values, self.trusted)
+        own = {file: content for file, content in contents.items() if self._is_own(file)}
+        self.vouched = vouched(own.values(), values, self.trusted, len(own) == len(contents))
         layers: list[Mapping[str, Any]] = []
         for file, content in contents.items():
-            layers.append(self._with_files("", content, file.parent))
+            layers.append(self._with_files("", content, file.parent) if file in own else content)
         if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
             layers.append({"recipe": self.recipe})
         elif self.recipe and layers[0].get("recipe") is None:
@@ -113,16 +118,18 @@ class Request:
             layers.append({key: word if is_unchanged else value})
         if self.here:
             layers = [with_folders(layer) for layer in layers]
-        config = resolve(layers, self.vouched)
-        check_resolved(config, self.vouched)
-        return config
+        return resolve(layers, self.vouched)
+
+    def _is_own(self, file: Path) -> bool:
+        """Whether a file of settings is one's own, or ``--trust`` makes all so."""
+        return "trust" in self.flags or is_own(file)
 
     def class_keys(self) -> dict[str, keys.Key]:
         """The keys of the arguments of the classes that the recipe, the overlays and the command line name, for
         ``--keys``.
         """
         files = list(self._contents().values())
-        layers: list[Mapping[str, Any]] = list(files)
+        layers: list[Mapping[str, Any]] = [DEFAULTS, *files]
         for key, word in sorted(self._words(files), key=_is_argument):
             layers.append({key: word})
         settings = merged(layers)
@@ -171,12 +178,15 @@ class Request:
         if not is_file(str(file)):
             raise UserError(f"{name}: file {file} not found")
         content = files.read(file)
-        if "trust" not in self.flags:
-            check_file(file, {key: content}, self.trust)
+        if not self._is_own(file):
+            check_foreign(file, [{key: content}], self.trust)
+            return content
         return self._with_files(key, content, file.parent)
 
-    def _contents(self) -> dict[Path, dict[Any, Any]]:
+    def _contents(self, trains: bool = False) -> dict[Path, dict[Any, Any]]:
         """The settings of each file, in rising priority; none names code that the user does not trust.
+
+        ``trains``: as of :meth:`resolved`.
 
         Raises:
             UserError: a file that can't be read, has control characters or a plain value where a group of settings
@@ -196,8 +206,8 @@ class Request:
                 if value and not isinstance(value, dict):
                     problem = f"must be a group of settings, got '{value}'"
                     raise UserError(f"{file}: {group}: {problem}")
-            if "trust" not in self.flags:
-                check_file(file, content, self.trust)
+            if not self._is_own(file):
+                check_foreign(file, [content], self.trust, typed if trains else None)
         return contents
 
     def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[tuple[str, Word]]:

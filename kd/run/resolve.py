@@ -34,7 +34,6 @@ from kd.run.keys import FILLED, Key, fields, kind_at, plain, schema
 from kd.run.trust import (
     NAME,
     NOTHING,
-    WORDS,
     Trust,
     class_named,
     is_trusted,
@@ -47,10 +46,10 @@ Value: TypeAlias = Any
 """What YAML can hold, or a :class:`Word`."""
 Tree: TypeAlias = dict[str, Any]
 """Settings by name, nested."""
+WORDS = ("strategy", "profiler", "plugin")
+"""Kinds whose settings also take Lightning's words: ddp, simple, gpu."""
 DEFAULTS: Tree = {"model.task": "Classification", "model.student": {}}
 """What is set before all files."""
-ARGUMENTS = ("init_args", "dict_kwargs")
-"""Keys below which a class has its arguments."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +193,35 @@ def without_nulls(tree: Tree, key: str = "") -> Tree:
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
-    """What layers give, over :data:`DEFAULTS` alone, with classes as ``{"class_path", "init_args"}``; unknown keys are left
-    out, values are not checked by their types, nothing is imported.
+    """What layers give, with classes as ``{"class_path", "init_args"}``; unknown keys are left out, values are not checked
+    by their types, nothing is imported.
     """
-    return _Merge(None).all_of({}, [DEFAULTS, *layers])
+    return _Merge(None).all_of({}, layers)
+
+
+def class_settings(value: Value, kind: str, key: str, trusted: Trust) -> Value:
+    """A class of no run's settings (of a student's file), in the form of these and checked as they are.
+
+    Args:
+        value: a class's name, or ``class_path`` and ``init_args``.
+        kind: of class that is taken.
+        key: for messages.
+        trusted: what the user trusts beside the list.
+
+    Raises:
+        UserError: no such class, or an argument that it does not take; by its key.
+    """
+    merge = _Merge(trusted)
+    node = merge.put(None, [], value, listed.part(kind), key)
+    for unknown in merge.unknown:
+        raise UserError(f"no key '{unknown}'")
+    try:
+        return merge.part(node, kind)
+    except ValidationError as error:
+        name, problem = problem_in(error)
+        raise UserError(f"{key}.{name}: {problem}") from error
+    except ValueError as error:
+        raise UserError(f"{key}: {error}".replace("{key}", key)) from error
 
 
 def keys_of_classes(tree: Tree) -> dict[str, Key]:
@@ -364,9 +388,9 @@ class _Merge:
             *earlier, last = before
             return [*earlier, self._put_class(last, path, value, kind, key)]
         name, *rest = path
-        if name in ARGUMENTS and rest:
+        if name == "init_args" and rest:
             name, *rest = rest
-        if name in ARGUMENTS or name == "class_path":
+        if name in ("init_args", "class_path"):
             if isinstance(value, Word):
                 value = value.value
             return self._class_of(before, {name: value}, kind, key)
@@ -406,7 +430,7 @@ class _Merge:
             if name == "class_path":
                 continue
             arguments: Mapping[Any, Any]
-            if name not in ARGUMENTS:
+            if name != "init_args":
                 arguments = {name: inner}
             elif inner is None or isinstance(inner, Mapping):
                 arguments = inner or {}

@@ -32,8 +32,8 @@ from kd.monitor.monitor import Monitor
 from kd.monitor.own_run import OwnRun
 from kd.report.metric import PROBE, less_is_better
 from kd.run.files import flatten
+from kd.run.gate import remember
 from kd.run.run import Run
-from kd.run.trust import remember
 from kd.ship.export import save_student
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.shown import masked

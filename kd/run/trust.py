@@ -1,18 +1,17 @@
-"""What a YAML file may name. Class paths are code: a file from elsewhere names classes of a short list alone.
+"""Which files are one's own, and which classes a name may mean. Class paths are code.
 
-The list is :mod:`kd.config.parts`. One's own files are recipes and overlays found by name, YAML files below the present
-folder, and the ``config.yaml`` of runs started here (the cache folder keeps a digest of it). SECURITY.md, beside this
-file, says what is promised.
+A file from elsewhere names classes of a short list alone (:mod:`kd.config.parts`; :mod:`kd.run.gate` checks it). One's own
+files are recipes and overlays found by name, YAML files below the present folder, and the ``config.yaml`` of runs started
+here (the cache folder keeps a digest of it). SECURITY.md, beside this file, says what is promised.
 
 ``trusted`` is, in all functions, a :class:`Trust`: what the user trusts, in one file.
 """
 
-import ast
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -21,15 +20,13 @@ from types import ModuleType
 from typing import Any
 
 from kd.config import parts as listed
-from kd.config.kinds import wrong
 from kd.config.parts import Listed
 from kd.errors import UserError
 from kd.machine import cache_dir, shipped
-from kd.run import files, typed
+from kd.run import typed
 from kd.run.files import leaves
-from kd.run.keys import kind_at, plain
-from kd.run.paths import SETTINGS, holds_settings
-from kd.storage.elsewhere import LARGEST_STUDENT, open_regular, text_of
+from kd.run.keys import kind_at
+from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
 from kd.storage.writing import make_folder, write_private
 
 ALL = "*"
@@ -38,34 +35,10 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 """A value that may name a class: a word (``SGD``), or words with dots between."""
 DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 """A value with a dot: the path of a class or module (``torch.optim.SGD``)."""
-OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-"""Keys that make a mapping a class with its arguments."""
-WORDS = ("strategy", "profiler", "plugin")
-"""Kinds whose settings also take Lightning's words: ddp, simple, gpu."""
-PLAIN = re.compile(
-    r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)"
-)
-"""Keys of a class below a setting that takes plain values alone (``model.student.kwargs``): they are refused."""
-LOOKS_UP = re.compile(r"\$\{(?!\s*[\w.-]+\s*\})")
-"""A value that holds more than another key's value: one of the environment, or a nested one."""
-IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
-"""Settings whose value is imported (:attr:`kd.config.parts.Listed.from_elsewhere`)."""
-SENDING_KEY = re.compile(
-    r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
-)
-"""Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
-HERE = ("auto", "127.0.0.1", "localhost")
-"""Values of these that stay on this machine."""
-PLACE_KEY = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
-"""A key whose value is a file, a folder or an address, by its last letters (``data.root``, ``checkpoint_dir``)."""
-PATH = re.compile(r"[/\\]|^~|^\.\.$")
-"""A value that holds a path: a slash, the home folder, or the folder above."""
-NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")
-"""Values that only look like paths: metrics (``val/acc1``), and what is in the run's folder (``RUN/NAME``)."""
 
 
 class Trust(tuple[str, ...]):
-    """What the user trusts in one file: names of classes and packages, ``KEY=VALUE``, or :data:`ALL`.
+    """What the user trusts in one file: names of classes and packages, or :data:`ALL`.
 
     It belongs to that file. Nothing that reads a model, a task or a class of a file can be called without it, and it is
     made of what the user has typed: :func:`vouched` for the settings, :meth:`of` for each other file.
@@ -101,125 +74,33 @@ NOTHING = Trust()
 """The user trusts nothing beside the list."""
 
 
-def check_plain(tree: object) -> None:
-    """Rejects control characters, and class paths where plain values are taken (``kwargs``), whoever gave them.
-
-    Args:
-        tree: nested settings, of a file or resolved.
-
-    Raises:
-        UserError: names the key.
-    """
-    files.check_text(tree)
-    for key, _ in files.leaves(tree):
-        if PLAIN.search(key):
-            raise UserError(f"{key}: a class path is not allowed here, only plain values and lists")
-
-
-def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
-    """Rejects what a file from elsewhere must not say.
-
-    Args:
-        file: where ``content`` is from.
-        content: settings by key, nested, dotted or both.
-        trusted: modules and classes that the user trusts beside the list.
-
-    Raises:
-        UserError: names the file, the key and what it holds.
-    """
-    problem = None
-    if not is_own(file):
-        problem = _refusal(content, list(trusted))
-    if problem:
-        raise UserError(f"{file}: {problem}")
-
-
 def vouched(
-    contents: Mapping[Path, Any], overrides: Iterable[object], words: Sequence[str]
+    own: Iterable[object], overrides: Iterable[object], words: Sequence[str], all_own: bool
 ) -> Trust:
-    """What the user trusts in settings: ``trust=``, and the names and paths in files of one's own and on the command line.
+    """What the user trusts in settings: ``trust=``, and the classes that files of one's own and the command line name.
 
     Args:
-        contents: settings by file.
+        own: contents of the files that are one's own.
         overrides: of the command line, ``{key: value}`` each.
-        words: ``trust=MODULE``, and ``--trust``: every file counts as one's own.
+        words: ``trust=MODULE``, and ``--trust``, as they were typed.
+        all_own: no file is from elsewhere.
 
     Returns:
-        Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where all of these
-        settings are one's own: typed, or in files that are. A module that a setting imports is there as ``KEY=VALUE`` and,
-        with dots, by its name too; another machine's address as ``KEY=VALUE`` alone. ``KEY`` stands without
-        ``.init_args``, as the checks look it up. Lightning's short names of classes (``ModelSummary``) stand in full.
+        Names; :data:`ALL` first where all of these settings are one's own. Lightning's short names of classes
+        (``ModelSummary``) are written in full.
     """
-    own_files = {}
-    for file, content in contents.items():
-        if "--trust" in words or is_own(file):
-            own_files[file] = content
-    names: list[str] = []
-    if len(own_files) == len(contents):
-        names = [ALL]
+    names = [ALL] if all_own else []
     names += [word.removeprefix("trust=") for word in words if word != "--trust"]
-    for part in (*own_files.values(), *overrides):
-        for key, value in files.leaves(part):
-            if not isinstance(value, str):
-                continue
+    for part in (*own, *overrides):
+        for key, value in leaves(part):
             kind = kind_at(key.removesuffix(".class_path"))
-            imports = IMPORTING_KEY.fullmatch(key)
-            if imports:
-                names.append(f"{imports[1]}.{imports[3]}={value}")
-            if SENDING_KEY.fullmatch(plain(key)):
-                names.append(f"{plain(key)}={value}")
-            elif DOTTED_NAME.fullmatch(value) or PATH.search(value):
+            if not isinstance(value, str) or not (kind or key.endswith("class_path")):
+                continue
+            if DOTTED_NAME.fullmatch(value):
                 names.append(value)
-            elif PLACE_KEY.search(key):
-                names.append(f"{plain(key)}={value}")
             elif listed.module_of(kind) and NAME.fullmatch(value):
                 names.append(f"{listed.module_of(kind)}.{value}")
     return Trust(dict.fromkeys(names), None, words)
-
-
-def check_resolved(config: Mapping[Any, Any], trusted: Trust) -> None:
-    """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses.
-
-    Args:
-        config: all settings.
-        trusted: names and ``KEY=VALUE`` that the user trusts.
-
-    Raises:
-        UserError: names the key and what it holds.
-    """
-    problem = None
-    if ALL not in trusted:
-        problem = _refusal(config, list(trusted))
-    if problem:
-        raise UserError(problem)
-
-
-def check_machines(config: Mapping[Any, Any], trusted: Trust) -> None:
-    """Refuses settings of a training in which a file from elsewhere names another machine (:data:`SENDING_KEY`).
-
-    Args:
-        config: all settings.
-        trusted: names and ``KEY=VALUE`` that the user trusts.
-
-    Raises:
-        UserError: names the key; the commands after a training ask no machine, so they do not call this.
-    """
-    if ALL in trusted:
-        return
-    for key, value in _sent(config):
-        if f"{key}={value}" not in trusted:
-            raise UserError(
-                f"{key}: a file from elsewhere names no other machine, nor what is sent to one, got {value}; "
-                f"if you trust it: --trust, or give {key} yourself"
-            )
-
-
-def _sent(config: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    """The settings of :data:`SENDING_KEY` that are not of this machine, by plain key, with their values."""
-    for key, value in files.leaves(config):
-        name = plain(key)
-        if SENDING_KEY.fullmatch(name) and isinstance(value, str) and value not in HERE:
-            yield name, value
 
 
 def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
@@ -237,7 +118,7 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
     """
     one = listed.listed(name, kind)
     if one is None and not is_trusted(name, trusted):
-        raise UserError(f"{key} {_refused_at(name, kind)}")
+        raise UserError(f"{key} {refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")
     try:  # a short name that is not listed (of a student's file) may be of kd's own sources alone
         imported = _imported(module or "kd.data.sources")
@@ -292,10 +173,9 @@ def _classes_of(module: ModuleType) -> list[str]:
 
 
 def check_modules(config: Mapping[str, Any]) -> None:
-    """Refuses classes of the user's own that their file does not define, or whose file is not found.
+    """Refuses classes of the user's own whose package is not in the present folder, nor on Python's path.
 
-    A file is looked for in the present folder and on Python's path. Nothing is imported: one in the present folder is
-    parsed.
+    Nothing is imported: whether a module holds the class is known once it is built.
 
     Args:
         config: resolved settings.
@@ -305,67 +185,10 @@ def check_modules(config: Mapping[str, Any]) -> None:
     """
     for key, value in leaves(config):
         place = key.removesuffix(".class_path")
-        name = str(value)
-        top = name.partition(".")[0]
-        if place == key or "." not in name or top == "kd":
-            continue
-        place = place.replace(".init_args", "")
-        spec = find_spec(top)
-        origin = None if spec is None else spec.origin
-        is_own = spec is None or Path(str(origin)).is_relative_to(Path.cwd())
-        if is_own and _is_here(top):
-            _check_defined(name, place)
-        elif spec is None:
-            raise _no_module(top, name, kind_at(place), place)
-
-
-def _check_defined(name: str, key: str) -> None:
-    """Refuses a class that its file in the present folder does not hold, as far as the file's text shows it.
-
-    Args:
-        name: class path.
-        key: the setting, for messages.
-    """
-    module, _, last = name.rpartition(".")
-    try:
-        tree = ast.parse(text_of(Path(f"{module.replace('.', '/')}.py")))
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-    ):  # a package, or a file that its import has more to say of
-        return
-    if not _imports_are_there(tree):  # its import says which is missing
-        return
-    names = set()
-    classes = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            classes.append(node.name)
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-    may_define_more = names & {"*", "__getattr__", "globals", "setattr", "exec"}
-    if last not in names and not may_define_more:
-        raise UserError(f"{key}: {typed.no_class(kind_at(key), name, sorted(classes))}")
-
-
-def _imports_are_there(tree: ast.Module) -> bool:
-    """Whether each package that a file imports is in the present folder or on Python's path."""
-    modules = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules.append(str(node.module))
-    for module in modules:
-        top = module.partition(".")[0]
-        if not _is_here(top) and find_spec(top) is None:
-            return False
-    return True
+        top, dot, _ = str(value).partition(".")
+        if place != key and dot and not _is_here(top) and find_spec(top) is None:
+            place = place.replace(".init_args", "")
+            raise _no_module(top, str(value), kind_at(place), place)
 
 
 def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:
@@ -397,35 +220,6 @@ def _imported(module: str) -> ModuleType:
             raise
     sys.path.append(str(Path.cwd()))
     return import_module(module)
-
-
-def arguments_allowed(
-    name: str, kind: str, given: Mapping[str, Any], key: str, trusted: Trust
-) -> dict[str, Any]:
-    """The arguments of a class with those left out that are null and not listed; refuses others that are not listed.
-
-    A class that is trusted takes any.
-
-    Args:
-        name: of the class.
-        kind: of the list.
-        given: arguments by name.
-        key: the class's place.
-        trusted: see the module.
-
-    Raises:
-        UserError: an argument that is not listed.
-    """
-    one = listed.listed(name, kind)
-    if one is None or is_trusted(name, trusted):
-        return dict(given)
-    allowed = {}
-    for field, value in given.items():
-        if field in one.fields:
-            allowed[field] = value
-        elif value is not None:
-            raise UserError(f"{key}.{field}: {unlisted(one)}")
-    return allowed
 
 
 def parameters_of(cls: type) -> Mapping[str, Parameter]:
@@ -477,7 +271,7 @@ def refused(name: str) -> str:
     )
 
 
-def _refused_at(name: str, kind: str) -> str:
+def refused_at(name: str, kind: str) -> str:
     """Why a class may not be at a place that takes ``kind`` ("" for none): the end of a message, after the key."""
     if not kind:
         return f"takes no class, got {name}; if you trust this file: --trust"
@@ -491,147 +285,6 @@ def unlisted(one: Listed) -> str:
     """What is said, after its key, of an argument that a file from elsewhere may not give to a class."""
     takes = ", ".join(one.fields) or "no arguments"
     return f"{one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
-
-
-def _refusal(content: Mapping[Any, Any], trusted: list[str]) -> str | None:
-    """The first thing that a file from elsewhere must not say in its settings, a text; None where all is allowed.
-
-    Raises:
-        UserError: what :func:`check_plain` refuses in any file.
-    """
-    check_plain(content)
-    return next(_problems(content, "", "", trusted), None)
-
-
-def _problems(value: object, key: str, kind: str, trusted: list[str]) -> Iterator[str]:
-    """What a file from elsewhere may not say in a value, a text for each.
-
-    Args:
-        value: of ``key``.
-        key: whole, dotted, without ``init_args``.
-        kind: the kind of class that is taken there, or an empty text.
-        trusted: names that the user trusts.
-    """
-    if isinstance(value, list):
-        for item in value:
-            yield from _problems(item, key, kind, trusted)
-    elif isinstance(value, dict) and (kind or not value.keys().isdisjoint(OF_A_CLASS)):
-        yield from _problems_of_class(value, key, kind, trusted)
-    elif isinstance(value, dict):
-        for name, inner in _nested(value, key):
-            yield from _problems(inner, name, kind_at(name), trusted)
-    elif isinstance(value, str):
-        problem = _problem_of_text(value, key, kind, trusted)
-        if problem:
-            yield problem
-
-
-def _problems_of_class(
-    value: dict[Any, Any], key: str, kind: str, trusted: list[str]
-) -> Iterator[str]:
-    """What a file from elsewhere may not say in the mapping of a class, a text for each.
-
-    Args:
-        value: the mapping, which may lack ``class_path``.
-        key: its place.
-        kind: of class that the place takes; "": none.
-        trusted: names and ``KEY=VALUE`` that the user trusts.
-    """
-    name = value.get("class_path")
-    if name is not None and (not isinstance(name, str) or not NAME.fullmatch(name)):
-        yield f"{key}.class_path must be the name of a class, got '{str(name)[:80]}'"
-        return
-    one = listed.listed(name, kind) if name else None
-    own = name is not None and is_trusted(name, trusted)
-    if name and one is None and not own:
-        yield f"{key} {_refused_at(name, kind)}"
-        return
-    if value.get("dict_kwargs") and not own:
-        yield f"{key}.dict_kwargs: is not allowed in a file from elsewhere, only init_args; if you trust it: --trust"
-        return
-    if not name and not kind:
-        yield f"{key} takes no class, got {', '.join(map(str, value))}; if you trust this file: --trust"
-        return
-    for field, inner in _arguments(value, key):
-        short = field.rpartition(".")[2]
-        if one is None or own:  # the user's class, or arguments of one that another file names
-            kinds = {
-                "" if own else listed.kind_of(other.fields[short])
-                for other in listed.classes()
-                if other.kind == kind and short in other.fields
-            }
-            yield from _problems(inner, field, max(kinds, default=""), trusted)
-        elif short in one.fields:
-            problem = wrong(one.fields_from_elsewhere[short], inner)
-            if problem and f"{field}={inner}" not in trusted:
-                yield f"{field}: {problem}"
-            yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted)
-        elif inner is not None:
-            yield f"{field}: {unlisted(one)}"
-
-
-def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str:
-    """What a file from elsewhere may not say in a text, or "": look-ups, other files, paths outside the run,
-    classes.
-    """
-    if value in trusted or f"{key}={value}" in trusted:
-        return ""
-    if key == "resume":
-        return f"resume: a file from elsewhere resumes no run, got {value}; give resume= yourself"
-    if LOOKS_UP.search(value):
-        return f"{key} looks up '{value}'; if you trust this file: --trust"
-    whole = kind or holds_settings(key)
-    if whole and "${" in value:
-        return f"{key} must be written out in a file from elsewhere, got '{value}'"
-    if whole and value.endswith(SETTINGS):
-        return f"{key}: settings from elsewhere must be in one file, got {value}; if you trust them: --trust"
-    if key.endswith(".cache_dir"):
-        return f"{key}: a file from elsewhere names no folder to write to, got '{value}'; if you trust it: --trust"
-    if (
-        key.startswith("trainer.")
-        and not NO_PATH.fullmatch(value)
-        and (PLACE_KEY.search(key) or PATH.search(value))
-    ):
-        return f"{key} must lie in the run's folder (RUN, RUN/NAME), got '{value}'; if you trust this file: --trust"
-    is_word = "." not in value and kind in WORDS
-    if (
-        not kind
-        or is_word
-        or not NAME.fullmatch(value)
-        or listed.listed(value, kind)
-        or is_trusted(value, trusted)
-    ):
-        return ""
-    return f"{key} {_refused_at(value, kind)}"
-
-
-def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """The entries of a mapping with their whole keys; of a dotted key the part before its first dot."""
-    for name, inner in value.items():
-        first, _, rest = str(name).partition(".")
-        whole_key = first.removesuffix("+")
-        if key:
-            whole_key = f"{key}.{whole_key}"
-        if rest:
-            yield whole_key, {rest: inner}
-        else:
-            yield whole_key, inner
-
-
-def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """The arguments of a class, beside its ``class_path`` or in ``init_args`` or ``dict_kwargs``, with their whole keys.
-
-    Args:
-        value: the class's mapping.
-        key: its place.
-    """
-    for name, inner in _nested(value, ""):
-        holds_arguments = name in ("init_args", "dict_kwargs")
-        if holds_arguments and isinstance(inner, dict):
-            for argument, given in _nested(inner, ""):
-                yield f"{key}.{argument}", given
-        elif name != "class_path":
-            yield f"{key}.{name}", inner
 
 
 def is_trusted(value: str, trusted: Sequence[str]) -> bool:
@@ -677,19 +330,6 @@ def is_own(file: Path) -> bool:
     if file.name == "config.yaml":  # a run's
         return made_here(file)
     return file.is_relative_to(Path.cwd().resolve())
-
-
-def remember(text: str, config: dict[str, Any]) -> None:
-    """Notes that a run of these settings was started here, where a file from elsewhere could not have named them.
-
-    Settings that any file may name need no note.
-
-    Args:
-        text: the content of the run's ``config.yaml``.
-        config: the same settings.
-    """
-    if _refusal(config, []) or any(_sent(config)):
-        remember_made(text.encode())
 
 
 def remember_made(content: bytes) -> None:

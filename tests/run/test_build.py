@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kd.config.parts import part
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.losses import HintLoss, MLPProjection
@@ -30,7 +30,7 @@ def test_a_group_becomes_its_object() -> None:
 def test_classes_within_classes() -> None:
     inner = {"class_path": "MLPProjection", "init_args": {}}
     value = {"kd": {"class_path": "HintLoss", "init_args": {"projection": inner}}}
-    losses = built(dict[str, Any], value, "model.distill_losses", Trust())
+    losses = built(dict[str, part("loss")], value, "model.distill_losses", Trust())
     assert isinstance(losses["kd"], HintLoss) and isinstance(losses["kd"].projection, MLPProjection)
 
 
@@ -39,11 +39,11 @@ def test_a_class_of_another_kind_is_refused() -> None:
     with pytest.raises(
         UserError, match="data.source takes a source, got the loss kd.losses.KDLoss"
     ):
-        built(Any, other, "data.source", Trust())
+        built(part("source"), other, "data.source", Trust())
     with pytest.raises(UserError, match="data.source: KDLoss is no Source"):
-        built(Any, other, "data.source", Trust(["*"]))
+        built(part("source"), other, "data.source", Trust(["*"]))
     value = {"class_path": "ImageFolder", "init_args": {"root": "x"}}
-    assert isinstance(built(Any, value, "data.source", Trust()), ImageFolder)
+    assert isinstance(built(part("source"), value, "data.source", Trust()), ImageFolder)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_duration_is_typed_once_and_built_where_it_is_needed(
     config = resolve([{"trainer": {"strategy": value}}])
     kept = config["trainer"]["strategy"]
     assert kept["init_args"]["timeout"] == written  # as a run's config.yaml has it
-    strategy = built(Any, kept, "trainer.strategy", Trust())
+    strategy = built(part("strategy"), kept, "trainer.strategy", Trust())
     assert strategy._timeout == timedelta(seconds=seconds)
 
 
@@ -98,7 +98,14 @@ def test_a_builders_annotations_may_name_what_only_type_checkers_import(
     (tmp_path / "lazy_nets.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)
     key = "model.student.builder"
-    net = built(Any, {"class_path": "lazy_nets.Net", "init_args": {}}, key, Trust(["lazy_nets"]))
+    net = built(
+        part("builder"), {"class_path": "lazy_nets.Net", "init_args": {}}, key, Trust(["lazy_nets"])
+    )
     assert type(net).__name__ == "Net"
     with pytest.raises(UserError, match=f"{key}: NoNet is no Builder: it needs the method build"):
-        built(Any, {"class_path": "lazy_nets.NoNet", "init_args": {}}, key, Trust(["lazy_nets"]))
+        built(
+            part("builder"),
+            {"class_path": "lazy_nets.NoNet", "init_args": {}},
+            key,
+            Trust(["lazy_nets"]),
+        )

@@ -126,7 +126,7 @@ def test_trust_in_the_settings_is_not_trust_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "student.safetensors"
     typed, all_ = ([{"model.student.builder": "mine.Net"}], []), ([], ["--trust"])
     for (overrides, words), expected in ((typed, ["mine.Net"]), (all_, [ALL])):
-        settings = vouched({}, overrides, words)
+        settings = vouched([], overrides, words, all_own=True)
         assert ALL in settings and settings.file is None
         of_file = pickle.loads(pickle.dumps(settings.of(file)))
         assert (of_file.file, [*of_file], of_file.words) == (file, expected, tuple(words))

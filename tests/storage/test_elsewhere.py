@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +13,14 @@ from safetensors.torch import load_file, save
 
 import kd
 from kd.cli import main
+from kd.config.parts import part
 from kd.errors import UserError
 from kd.run.build import built
+from kd.run.gate import check_foreign
 from kd.run.request import Request
 from kd.run.resolve import resolve
 from kd.run.run import Run
-from kd.run.trust import Trust, check_resolved
+from kd.run.trust import Trust
 from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
 from kd.storage.of_weights import write_of_weights
 from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
@@ -78,15 +79,19 @@ def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
     config = resolve([{"trainer.callbacks": [{"class_path": "evil_code.Evil"}]}])
     callbacks = config["trainer"]["callbacks"]
     assert not evil.exists()  # settings are resolved without an import
-    (built_callback,) = built(Any, callbacks, "trainer.callbacks", Trust(["evil_code"]))
+    (built_callback,) = built(
+        part("callback"), callbacks, "trainer.callbacks", Trust(["evil_code"])
+    )
     assert type(built_callback).__name__ == "Evil" and evil.exists()  # it was trusted
     evil.unlink()
     del sys.modules["evil_code"]
     for trusted in (Trust(), Trust(["other.package"])):
         with pytest.raises(UserError, match=r"trainer\.callbacks"):
-            built(Any, callbacks, "trainer.callbacks", trusted)
-        with pytest.raises(UserError, match=r"trainer\.callbacks"):
-            check_resolved(config, trusted)
+            built(part("callback"), callbacks, "trainer.callbacks", trusted)
+        with pytest.raises(UserError, match=r"x.yaml: trainer\.callbacks"):
+            check_foreign(Path("x.yaml"), [config], trusted)
+    # at a place of plain values nothing is built, whoever is trusted
+    assert built(dict, callbacks[0], "optim.kwargs", Trust(["*"])) == callbacks[0]
     assert not evil.exists() and "evil_code" not in sys.modules
 
 
@@ -105,8 +110,8 @@ def test_a_recipe_from_elsewhere_names_no_other_machine(
     """Ray's cluster answers in pickles; the others are sent what the run knows."""
     file = tmp_path / "x.yaml"
     tree: object = value
-    for part in reversed(key.split(".")):
-        tree = {part: tree}
+    for name in reversed(key.split(".")):
+        tree = {name: tree}
     file.write_text(yaml.safe_dump(tree))
     beside = ["data.engine=ray", "data.num_workers=2"] if key.startswith("data.tier") else []
 

@@ -6,6 +6,7 @@ that the search makes as large, or as small, as it can; ``jobs`` is how many tri
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,13 @@ from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys
 from kd.run.files import flatten
+from kd.run.gate import check_foreign
 from kd.run.own_keys import positive, take, whole_number
 from kd.run.paths import part_of
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.run.trust import NOTHING, Trust, check_file, check_machines, is_own
+from kd.run.trust import Trust, is_own
 from kd.storage.elsewhere import json_of, text_of, yaml_of
 from kd.storage.of_weights import LATENCY as LATENCY_FILE
 from kd.storage.of_weights import on_stderr, read_of_weights
@@ -261,31 +263,21 @@ def _from_file(
     spaces = {
         key: space for key, space in flatten(content.get("search", {})).items() if space != {}
     }
-    if "trust" not in request.flags:
-        values = {key: _as_on_a_command_line(space) for key, space in spaces.items()}
-        check_file(file, values, request.trust)
-        if not is_own(
-            file
-        ):  # of the trials, whose words these values are, they would be the user's
-            check_machines(values, NOTHING)
+    if "trust" not in request.flags and not is_own(file):
+        # they become words of the trials, which would be the user's own
+        layers = [{key: choice} for key, space in spaces.items() for choice in _choices(space)]
+        check_foreign(file, layers, request.trust, typed=())
     return {**content, "search": {**spaces, **typed_spaces}}
 
 
-def _as_on_a_command_line(space: object) -> object:
-    """A space with its texts read as YAML, for the check of what it names: a trial gets each choice as a word of its
-    command line. A text that is no YAML stays.
-    """
+def _choices(space: object) -> list[object]:
+    """The choices of a space, each as a trial's command line reads it, for the check of what it names."""
+    if isinstance(space, str):
+        with suppress(ValueError):  # the trial says what is wrong
+            space = yaml_of(space)
     if isinstance(space, list):
-        return [_as_on_a_command_line(choice) for choice in space]
-    if not isinstance(space, str):
-        return space
-    try:
-        value = yaml_of(space)
-    except ValueError:  # the trial says what is wrong
-        return space
-    if isinstance(value, list):
-        return _as_on_a_command_line(value)
-    return value
+        return [inner for choice in space for inner in _choices(choice)]
+    return [space]
 
 
 def _objectives(
