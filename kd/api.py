@@ -1,12 +1,13 @@
 """Whole runs from Python: the same recipes, checks and messages as on the command line."""
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import yaml
 from torch import nn
 
 from kd.commands.eval import evaluated
@@ -175,30 +176,22 @@ def size(
 def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
     """Settings as the request of a command line: text and paths as words, all else as the values that they are.
 
-    Text is read as on a command line (``"3"`` is a number); a value of another kind keeps its kind, and its word is only
-    what messages show.
+    Text is read as on a command line (``"3"`` is a number); a value of another kind keeps its kind, as YAML writes it.
 
     Args:
         settings: values by key; ``config`` may be a list of overlays.
         first: words before them (``recipe=NAME``).
-
-    Returns:
-        The request; its ``values`` holds each value that is no text (:func:`_plain`), by its word ``KEY=JSON``.
     """
     words = list(first)
-    values: dict[str, object] = {}
     for key, given in settings.items():
         several = key == "config" and isinstance(given, (list, tuple))
         for value in given if several else [given]:
-            value = _plain(value)
-            if isinstance(value, str):
-                words.append(f"{key}={value}")
-                continue
-            words.append(f"{key}={json.dumps(value)}")
-            values[words[-1]] = value
-    request = translate(words)
-    request.values = values
-    return request
+            text = _plain(value)
+            if not isinstance(text, str):
+                text = yaml.safe_dump(text, default_flow_style=True, width=math.inf)
+                text = text.removesuffix("...\n").strip()
+            words.append(f"{key}={text}")
+    return translate(words)
 
 
 def _plain(value: object) -> object:

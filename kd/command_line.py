@@ -20,6 +20,7 @@ from kd.launch.child import (
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.machine import cache_dir, is_about_cache
+from kd.run.options import options_help
 from kd.run.request import translate
 from kd.run.shorthand import as_typed
 from kd.run.streams import quiet_libraries, unbroken_output
@@ -83,16 +84,16 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
     try:
         with _told_apart(interrupted):
             module = import_module(f"kd.commands.{command}")
-            request = translate(argv)
-            unknown = request.flags - {"help", "trust", *re.findall(r"--([a-z_-]+)", module.HELP)}
-            if unknown:
-                raise UserError(f"no option --{min(unknown)} (kd-{command} --help)")
+            request = translate(argv, getattr(module, "FLAGS", ()))
             status = module.run(request)
         if status is not None:
             return status
         if argv and "help" not in request.flags:
             raise UserError(f"expected {_usage(module.HELP)} (kd-{command} --help)")
-        print(module.usage() if hasattr(module, "usage") else module.HELP, end="")
+        text = module.usage() if hasattr(module, "usage") else module.HELP
+        if hasattr(module, "OPTIONS"):
+            text = text.replace("{options}\n", options_help(module.OPTIONS))
+        print(text, end="")
         return 0 if "help" in request.flags else 2
     except UserError as error:
         if is_rank_zero() or isinstance(error, UserErrorOfAll):

@@ -33,6 +33,8 @@ SomeBatches: TypeAlias = Annotated[
         "must be > 0, a share up to 1 or a number of batches",
     ),
 ]
+# an empty text would turn it off in silence
+Text: TypeAlias = Annotated[str, Like(r"[\s\S]+", "must not be empty; null is none")]
 Action: TypeAlias = Literal["log", "webhook", "stop"]
 Check: TypeAlias = Literal["all", "headers", "off", False]
 Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
@@ -85,7 +87,7 @@ class ModelSettings(Checked):
     pretrained: bool = False
     """Load timm's pre-trained weights (downloads them)."""
 
-    checkpoint: str | None = None
+    checkpoint: Text | None = None
     """A safetensors, ``.pth`` or ``.ckpt`` file, a run folder of ours, or a folder of timm's
     (``config.json`` and weights).
     """
@@ -196,6 +198,15 @@ class TeacherSettings(ModelSettings):
     """Answer the next batch on a second CUDA stream beside the student's step, to the same result;
     of several teachers all do where one says so.
     """
+
+    def __post_init__(self) -> None:
+        """Refuses ``overlap`` where an answer is stored, or the teacher can't run beside the student's step."""
+        super().__post_init__()
+        needed = {"cache": "off", "placement": "same", "compile": "default"}
+        for name, value in needed.items() if self.overlap else ():
+            given = getattr(self, name)
+            if given not in (False, value) and (name, given) != ("compile", True):
+                raise refused("overlap", f"needs {name}={value}, got {given}")
 
 
 @checked_group
@@ -356,7 +367,7 @@ class OptimSettings(Checked):
 class CheckpointSpec(Checked):
     """Which epoch is the best one, and how often the run is saved."""
 
-    monitor: str | None = None
+    monitor: Text | None = None
     """The validation metric that decides (``val/acc1``); default: the task's main one."""
 
     mode: Literal["max", "min"] | None = None
@@ -543,7 +554,7 @@ class DataSettings(Checked):
     ``draw(targets, epoch, rng)`` (recipes/OWN_PARTS.md). An epoch keeps its length.
     """
 
-    unlabeled: str | None = None
+    unlabeled: Text | None = None
     """A folder or URL of pictures without labels (at any depth), to learn from the teacher's
     answers alone. Validation pictures of the source, and folders whose names say ``val`` or
     ``test``, are left out.

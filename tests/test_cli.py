@@ -227,6 +227,7 @@ WRONG = [
     ("config=debgu", "no overlay 'debgu'; did you mean 'debug'? (kd-train --list)"),
     ("resume=/nowhere", "resume: /nowhere not found"),
     ("config=zero", "optim.zero: needs several processes"),
+    ("config=fsdp", "trainer.strategy: FSDP shards over several processes"),
     ("checkpoint.monitor=val/acc", "checkpoint.monitor"),
     ("preflight=stop", "model.teacher: vit_tiny_patch16_224 is right on"),
     (

@@ -105,10 +105,6 @@ WRONG = [
         "model.distill_losses.kd.temperature=1e400",
         "model.distill_losses.kd.temperature: must be a number, got",
     ),
-    (
-        "model.distill_losses.kd.temperature=1e300",
-        "model.distill_losses.kd: is not finite on a trial batch",
-    ),
     ("model.distill_losses.kd.weight=null", "model.distill_losses.kd.weight: can't be null"),
     (
         "data={img_size: 4096, batch_size: 1000000}",
@@ -172,7 +168,7 @@ def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
         ("seed: " + "7" * 6000, "seed: a number of 6000 characters"),
         ("seed: \0\n", "is no YAML"),
         (f"seed: {'9' * 5000}\n", "is no YAML"),
-        ("data: 3\n", "overlay.yaml: data: must be a group of settings"),
+        ("data: 3\n", "data: has settings of its own (data.NAME=VALUE), got '3'"),
         ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
         ("trainer: {logger: {class_path: antigravity.Logger}}\n", "not among the classes"),
         ("trainer: {callbacks: [tests._kills.KillAtStep]}\n", "trust=tests._kills, or --trust"),
@@ -261,7 +257,7 @@ def test_an_overlay_without_a_recipe_is_refused(
 def test_kd_pack_and_kd_report(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "out: must name a folder" in told([f"recipe={recipe}", "out="], capsys, "pack")
+    assert "out: must not be empty" in told([f"recipe={recipe}", "out="], capsys, "pack")
     assert "short_side: must be" in told(
         [f"recipe={recipe}", f"out={tmp_path / 'o'}", "short_side=²"], capsys, "pack"
     )

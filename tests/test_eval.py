@@ -226,8 +226,8 @@ def test_what_can_not_be_compared_is_refused(
         ([str(finished), "out=answers.txt"], "out: must be FILE.csv or FILE.json"),
         ([str(finished), "splt=val"], "did you mean 'split'?"),
         ([str(finished), "split=val", "folder=x"], "folder: can't be given together with split="),
-        ([str(finished), "folder="], "folder: must name pictures, got nothing"),
-        ([str(finished), "out="], "out: must name a file or a folder, got nothing"),
+        ([str(finished), "folder="], "folder: must not be empty"),
+        ([str(finished), "out="], "out: must not be empty"),
     ):
         assert main("eval", items) == 2
         assert told in capsys.readouterr().err

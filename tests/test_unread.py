@@ -15,7 +15,7 @@ from kd.config import parts as listed
 from kd.errors import UserError
 from kd.run import keys
 from kd.run.request import translate
-from kd.run.resolve import keys_of_classes, resolve
+from kd.run.resolve import keys_of_classes
 from kd.run.unread import READERS
 from scripts.house import tree_of
 from tests._helpers import ARCH, ROOT, TINY, write_recipe
@@ -60,7 +60,7 @@ def test_what_decides_is_a_setting() -> None:
     for pattern, _, switches, _ in READERS:
         named = [
             found
-            for name in [*known, *keys_of_classes(resolve([]))]
+            for name in [*known, *keys_of_classes([])]
             if (found := re.fullmatch(pattern, name))
         ]
         assert named, pattern

@@ -38,6 +38,8 @@ class RunFolder(Callback):
     """The copy in an object store, where ``runs_dir`` is a URL."""
     path: Path | None = None
     """The run's folder, once it is claimed."""
+    is_trial: bool = False
+    """It has ``fast_dev_run``: ``latest`` stays as it is."""
     begun: bool = False
     """Whether this run has written to the folder, so that a failure is recorded there."""
     _lock: IO[str] | None = None
@@ -65,6 +67,7 @@ class RunFolder(Callback):
 
         Lightning calls it before the ``setup`` of all ModelCheckpoints, which choose a folder where none was given.
         """
+        self.is_trial = bool(getattr(trainer, "fast_dev_run", False))
         for checkpoint in trainer.checkpoint_callbacks:
             if not isinstance(checkpoint, LastCheckpoint | ModelCheckpoint):
                 continue
@@ -142,12 +145,13 @@ class RunFolder(Callback):
             self.follow()
 
     def _write_settings(self) -> None:
-        """Writes ``config.yaml`` and the launcher's :attr:`marker`, points ``latest`` at the run, and begins to copy it to
-        its store. The first process alone calls it.
+        """Writes ``config.yaml`` and the launcher's :attr:`marker`, points ``latest`` at the run unless it is a trial, and
+        begins to copy it to its store. The first process alone calls it.
         """
         assert self.path is not None
         write_text(self.path / "config.yaml", self.config)
-        self._point_latest()
+        if not self.is_trial:
+            self._point_latest()
         if self.marker:
             write_text(self.marker, self.path.name + "\n")
         self.follow()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kd.errors import UserError
-from kd.run.own_keys import refuse_words, take, take_all
+from kd.run.options import refuse_others, refuse_words, take
 from kd.run.present import check_data, check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -30,6 +30,8 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
 Stored answers are kept: run the same command again to resume. config=ddp_8gpu shares the work. kd/teachers/README.md has
 the rest.
 """
+FLAGS = ("--describe",)
+"""Options that take no value."""
 
 FROM = ("views", "rate", "budget", "price", "retries", "timeout_s", "batch", "output", "model", "key",
         "prompt")  # fmt: skip
@@ -130,7 +132,7 @@ def _describe(request: Request) -> int:
     from kd.teachers.inspect_cache import fit, held_in
 
     if not request.recipe:
-        take_all(request, "recipe", of_data=False)  # it refuses all other keys
+        refuse_others(request, [], of_data=False)
         if request.overlays:
             raise UserError(f"config: {request.overlays[0]} changes a recipe, and none is given")
     caches = held_in(request.rest[0])

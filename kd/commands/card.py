@@ -1,9 +1,11 @@
 """``kd-card``: a model card of a finished run. Needs no torch."""
 
 import sys
+from pathlib import Path
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError, plain
-from kd.run.own_keys import out_path, take_all
+from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
 from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import finished_at
@@ -14,14 +16,27 @@ kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed
 
   kd-card RUN_FOLDER [license=NAME] [teacher_license=NAME] [data_license=NAME] [out=FILE]
 
-  license=           of the student's weights, as the Hugging Face hub names it (apache-2.0)
-  teacher_license=   of the teacher's weights
-  data_license=      of the training pictures
-  out=               default: RUN_FOLDER/README.md, and README.md beside RUN_FOLDER/export/hub where that is
+{options}
 
 The card leaves out what the run does not have: kd-eval, kd-latency and kd-export add it.
 """
-LICENSES = ("license", "teacher_license", "data_license")
+
+
+@checked_group
+class CardOptions(CommandOptions):
+    """What ``kd-card`` is given."""
+
+    license: str | None = None
+    """Of the student's weights, as the Hugging Face hub names it (apache-2.0)."""
+    teacher_license: str | None = None
+    """Of the teacher's weights."""
+    data_license: str | None = None
+    """Of the training pictures."""
+    out: Path | None = None
+    """Default: RUN_FOLDER/README.md, and README.md beside RUN_FOLDER/export/hub where that is."""
+
+
+OPTIONS = CardOptions
 
 
 def run(request: Request) -> int | None:
@@ -38,11 +53,13 @@ def run(request: Request) -> int | None:
     from kd.report.card import card
     from kd.report.records import read_run
 
-    options = take_all(request, *LICENSES, "out", of_data=False)
+    options = take_options(CardOptions, request)
+    licences = {
+        name: getattr(options, name) for name in ("license", "teacher_license", "data_license")
+    }
     folder = finished_at(request.rest[0], "summary.json")
-    out = out_path(options)
-    if out is not None:
-        files = [out]
+    if options.out is not None:
+        files = [options.out]
     else:
         files = [folder / "README.md"]
         hub = export_at(folder, "hub", on_stderr)
@@ -51,7 +68,7 @@ def run(request: Request) -> int | None:
     parent = files[0].resolve().parent
     if not parent.is_dir():
         raise UserError(f"out: folder {parent} not found")
-    missing = [f"{key}=" for key in LICENSES if not options.get(key)]
+    missing = [f"{name}=" for name, given in licences.items() if given is None]
     if missing:
         print(
             f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated",
@@ -60,7 +77,7 @@ def run(request: Request) -> int | None:
     try:
         run = read_run(folder)
         known = len(run.notes)
-        text = card(run, *(options.get(key) for key in LICENSES))
+        text = card(run, *licences.values())
     except UserError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

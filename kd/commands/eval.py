@@ -1,18 +1,13 @@
 """``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
-from kd.run.cascade_wish import KEYS as CASCADE
-from kd.run.cascade_wish import wish_of
-from kd.run.claim import KEYS as CERTIFICATE
-from kd.run.claim import claim_of
-from kd.run.own_keys import out_path, take_all, truth
-from kd.run.pays_wish import KEYS as PAYS
-from kd.run.pays_wish import PaysWish, pays_of
+from kd.run.eval_options import EvalOptions
+from kd.run.options import take_options
 from kd.run.present import check_models
 from kd.run.request import Request
 from kd.run.run import Run
@@ -20,37 +15,21 @@ from kd.storage.objects import is_url
 from kd.storage.run_urls import names_run, run_at
 
 if TYPE_CHECKING:
-    from kd.run.measure import Evaluation, Options
+    from kd.run.measure import Evaluation
 
 HELP = """\
 kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSON.
 
   kd-eval MODEL [MODEL ...] [split=NAME] [folder=DIR] [out=FILE] [robust=true] [data.key=value ...]
 
-  MODEL          a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
-                 several: side by side on the same pictures, with the differences in points
-  split=NAME     the data's split: val (default), train, or for an ImageFolder any folder below its root
-  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names of the model
-  out=FILE       FILE.csv: a line a picture, with its label and what each model says; FILE.json: the figures
-  margin=1       whether the student is not worse than its teacher by more than a point: shown, or not (of several
-                 models each against the first; of a regression: per cent of the teacher's error)
-  confidence=0.95, groups=REGEX (brackets around what the names of pictures that belong together share)
-  cascade=true   the student answers where it is sure, else the teacher: accuracy against milliseconds, and the threshold
-                 for a goal, chosen on half of the pictures: accuracy=teacher (default; less margin=1 point),
-                 accuracy=0.99*teacher, accuracy=0.85, share=0.1 (asked for), or latency_ms=9 (mean of a picture)
-  score=         of sureness: probability (default), margin, entropy or head
-  disputed=true  labels that the teacher disputes, worst first: of the training pictures, or of split=NAME or
-                 folder=DIR; also in RUN_FOLDER/disputed_labels.csv, and with pictures in the report
-  pays=DIR       whether a distilled backbone pays, beside a random start and pre-trained weights: a linear probe on frozen
-                 features (DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg); also in the report
-  pretrained=FILE  with pays=: weights of the same architecture, or pretrained=true: timm's (default: what the run
-                 began with); seeds=3: how often each start is measured
-  robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
-  arch=NAME      timm's name for the model of a weights file that lacks it; likewise img_size=N, kwargs.NAME=VALUE,
-                 mean=[R,G,B], std=[R,G,B], classes=FILE, checkpoint_key=NAME (which of several models in the file),
-                 builder=CLASS, as for model.teacher
-  recipe=NAME    whose pictures a weights file is measured on, without a run beside it
-  data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
+  MODEL              a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
+                     several: side by side on the same pictures, with the differences in points
+{options}
+  arch=NAME          timm's name for the model of a weights file that lacks it; likewise img_size=N, kwargs.NAME=VALUE,
+                     mean=[R,G,B], std=[R,G,B], classes=FILE, checkpoint_key=NAME (which of several models in the file),
+                     builder=CLASS, as for model.teacher
+  recipe=NAME        whose pictures a weights file is measured on, without a run beside it
+  data.key=...       as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
 A certificate takes split=test where the data has one. Pictures that chose the student's epoch are refused
 (despite_choice=true). How often a run was measured on pictures is counted in RUN_FOLDER/looks.json.
@@ -65,9 +44,7 @@ precision may differ by a few pictures, which is said.
 """
 
 
-KEYS = (
-    "split", "folder", "out", "robust", "disputed", *CERTIFICATE, *CASCADE, *PAYS, "despite_choice",
-)  # fmt: skip
+OPTIONS = EvalOptions
 FILE_KEYS = (
     "arch", "img_size", "kwargs", "mean", "std", "builder", "classes", "checkpoint_key",
 )  # fmt: skip
@@ -131,12 +108,12 @@ def evaluated(request: Request) -> "Evaluation":
     options = _options(request)
     from kd.run.measure import evaluate_models, evaluate_pays
 
-    if options.pays is not None:
-        return evaluate_pays(request, options.pays, options)
+    if options.pays_wish is not None:
+        return evaluate_pays(request, options.pays_wish, options)
     return evaluate_models(request, options)
 
 
-def _options(request: Request) -> "Options":
+def _options(request: Request) -> EvalOptions:
     """Takes the command's own keys from the request and checks what they name, before torch is imported.
 
     Changes the request: the command's own keys and the settings of weights files are no longer among its ``overrides``
@@ -146,26 +123,20 @@ def _options(request: Request) -> "Options":
         UserError: a key that is unknown or excludes another, or models, pictures or an output that can't be used.
     """
     of_files = _take_file_settings(request)
-    options = take_all(request, *KEYS)
-    pays = pays_of(options)
+    options = take_options(EvalOptions, request, "data")
+    options.of_files = of_files
+    _check_out(options)
+    pays = options.pays_wish
     if pays is not None:
-        return _pays_options(options, of_files, pays, request.rest)
-    robust = truth(options, "robust")
-    wish = wish_of(options)
-    claim = None if wish else claim_of(options, has_cascade=True)
-    disputed = truth(options, "disputed")
-    if disputed and (claim or wish):
-        other = "cascade" if wish else "margin"
-        raise UserError(f"disputed: can't be given together with {other}=")
-    despite_choice = truth(options, "despite_choice")
-    if despite_choice and not (claim or wish):
-        raise UserError("despite_choice: has no effect without margin=POINTS or cascade=true")
-    out = _out(options)
-    for key in ("split", "folder"):
-        if options.get(key) == "":  # it would measure ``val``, which was not asked for
-            raise UserError(f"{key}: must name pictures, got nothing")
-    if "split" in options and "folder" in options:
-        raise UserError("folder: can't be given together with split=: the folder is the split")
+        for item in of_files:
+            raise UserError(f"{_group_of(item)}: can't be given together with pays=")
+        check_models(request.rest)
+        if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
+            raise UserError(f"pays: folder {pays.folder} not found")
+        from kd.run.pictures import list_to_compare
+
+        list_to_compare(pays)
+        return options
     words = request.rest
     request.rest = [str(run_at(word)) if is_url(word) else word for word in words]  # fetched once
     only_runs = all(names_run(word) for word in request.rest)
@@ -174,26 +145,23 @@ def _options(request: Request) -> "Options":
             f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
         )
     check_models(request.rest)
-    if disputed:
+    if options.disputed:
         _check_classes(request.rest)
-    folder = options.get("folder")
+    folder = options.folder
     if folder and not (is_url(folder) or Path(folder).is_dir()):
         raise UserError(f"folder: {folder} not found (<class>/*.jpg are read in it)")
-    split = options.get("split") or ("train" if disputed else "val")
+    split = options.split or ("train" if options.disputed else "val")
     _check_pictures(request, split, folder)
-    from kd.run.measure import Options
+    return options
 
-    return Options(
-        options.get("split", ""),
-        folder,
-        robust,
-        of_files,
-        out,
-        claim,
-        wish,
-        despite_choice,
-        disputed,
-    )
+
+def _check_out(options: EvalOptions) -> None:
+    """Refuses an ``out=`` that is neither CSV nor JSON, of ``pays=`` not JSON, or in no folder that exists."""
+    out = options.out
+    endings = [".json"] if options.pays else [".csv", ".json"]
+    if out and (out.suffix not in endings or not out.resolve().parent.is_dir()):
+        files = " or ".join(f"FILE{ending}" for ending in endings)
+        raise UserError(f"out: must be {files} in a folder that exists, got '{out}'")
 
 
 def _check_classes(words: Sequence[str]) -> None:
@@ -240,50 +208,6 @@ def _check_pictures(request: Request, split: str, folder: str | None) -> None:
         splits = list_splits(config, [split])
         if splits is not None:
             request.listed[source_key(config)] = splits.source
-
-
-def _out(options: Mapping[str, str]) -> Path | None:
-    """The file that ``out=`` names; None where it is not given. A user's error unless it is CSV or JSON in a folder that
-    exists.
-    """
-    out = out_path(options)
-    if out is None:
-        return None
-    if out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir():
-        raise UserError(f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'")
-    return out
-
-
-def _pays_options(
-    options: Mapping[str, str], of_files: Sequence[str], pays: PaysWish, models: Sequence[str]
-) -> "Options":
-    """Options of ``pays=``, which measures no split and no logits, and no bare weights file.
-
-    Args:
-        options: the command's own keys and values.
-        of_files: items such as ``arch=NAME``, which are for a weights file.
-        pays: what the options ask for.
-        models: words of the command line that name models.
-
-    Raises:
-        UserError: another key of the command, an item of ``of_files``, or models, pictures or an output that can't be used.
-    """
-    others = [key for key in options if key not in (*PAYS, "out")]
-    others += [_group_of(item) for item in of_files]
-    if others:
-        raise UserError(f"{others[0]}: can't be given together with pays=")
-    out = _out(options)
-    if out is not None and out.suffix == ".csv":
-        raise UserError(f"out: must be FILE.json with pays=, got '{out}'")
-    check_models(models)
-    if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
-        raise UserError(f"pays: folder {pays.folder} not found")
-    from kd.run.pictures import list_to_compare
-
-    list_to_compare(pays)
-    from kd.run.measure import Options
-
-    return Options(out=out, pays=pays)
 
 
 def _take_file_settings(request: Request) -> list[str]:

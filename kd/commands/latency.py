@@ -1,11 +1,13 @@
 """``kd-latency``: how fast a student is, beside its teacher. Heavy imports wait until there is a run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from kd.config.kinds import Range, checked_group
 from kd.run.open import open_run
-from kd.run.own_keys import positive, take_all, whole_numbers
+from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
 from kd.run.trust import made_here
 from kd.storage.of_weights import LATENCY, write_of_weights
@@ -15,11 +17,7 @@ kd-latency: milliseconds, images/s and memory of a run's student and teacher on 
 
   kd-latency RUN_FOLDER [runtime=torch,onnx,int8] [batch=1,8,64] [threads=1,2] [seconds=1]
 
-  runtime=    torch, and exports by their names below RUN_FOLDER/export (onnx, openvino, ...); int8: all of int8;
-              default: torch and every export that is there, but Triton's, which runs the ONNX file
-  batch=      pictures at a time
-  threads=    of each model; default: 1 and all cores
-  seconds=    so long each model is timed at each batch and number of threads
+{options}
 
 Each model runs in a process of its own; all take turns, so that what else the machine does hits them alike. The table
 goes to RUN_FOLDER/export/latency.json and into the report.
@@ -27,7 +25,24 @@ goes to RUN_FOLDER/export/latency.json and into the report.
 
 UNSTEADY = 1.1
 """The slowest round's median as a multiple of the fastest's, above which figures are not steady."""
-KEYS = ("runtime", "batch", "threads", "seconds")
+
+
+@checked_group
+class LatencyOptions(CommandOptions):
+    """What ``kd-latency`` is given."""
+
+    runtime: str | None = None
+    """torch, and exports by their names below RUN_FOLDER/export (onnx, openvino, ...), with commas; int8: all of int8;
+    default: torch and every export that is there, but Triton's, which runs the ONNX file."""
+    batch: Annotated[list[int], Range("> 0")] = field(default_factory=lambda: [1, 8, 64])
+    """Pictures at a time."""
+    threads: Annotated[list[int], Range("> 0")] = field(default_factory=list)
+    """Of each model; default: 1 and all cores."""
+    seconds: Annotated[float, Range("> 0 and < 3600")] = 1.0
+    """So long each model is timed at each batch and number of threads."""
+
+
+OPTIONS = LatencyOptions
 
 
 def run(request: Request) -> int | None:
@@ -48,20 +63,17 @@ def run(request: Request) -> int | None:
     from kd.report.records import read_run
     from kd.report.rules import Explained
 
-    options = take_all(request, *KEYS)
+    options = take_options(LatencyOptions, request, "data")
     # ascending: the peak of memory is that of the batches so far
-    batches = whole_numbers(options, "batch", "1,8,64")
-    threads = whole_numbers(options, "threads", f"1,{cores()}")
-    seconds = positive("seconds", options.get("seconds", "1"), 3600)
+    batches = sorted({*options.batch})
+    threads = sorted({*(options.threads or (1, cores()))})
     opened = open_run(request.rest[0], request)
     from kd.ship.latency import measure, runtimes_of
 
     trusted = "trust" in request.flags
-    runtimes = runtimes_of(
-        opened.folder, options.get("runtime"), lambda file: trusted or made_here(file)
-    )
+    runtimes = runtimes_of(opened.folder, options.runtime, lambda file: trusted or made_here(file))
     open_again = partial(open_run, request.rest[0], request)  # in each model's process
-    latencies = measure(opened, open_again, runtimes, batches, threads, seconds)
+    latencies = measure(opened, open_again, runtimes, batches, threads, options.seconds)
     written = str(write_of_weights(opened.folder, LATENCY, latencies))
     _print(latencies)
     page = opened.folder / "report.html"

@@ -9,7 +9,7 @@ from kd.errors import UserError, did_you_mean
 from kd.fleet.jobs import places
 from kd.fleet.jobs.job import KEYS, Job, read_job
 from kd.fleet.jobs.target import Target
-from kd.run.own_keys import take, take_all, truth
+from kd.run.options import option, refuse_others, take
 from kd.run.request import Request
 
 PLACES = sorted(file.stem for file in Path(places.__file__).parent.glob("[a-z]*.py"))
@@ -38,6 +38,12 @@ kd-launch: sends a run to other machines.
 
 All other keys are the run's (kd-train --keys). Keys of the places:
 """
+FLAGS = (
+    "--dry-run",
+    "--tune",
+    "--delete",
+)
+"""Options that take no value."""
 
 CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
 MEANT = {
@@ -77,8 +83,9 @@ def run(request: Request) -> int | None:
     target = _target(place)
     options = _take_options(request, target.keys)
     if "job" in options and not request.recipe:
-        others = take_all(request, *KEYS, "runs_dir", of_data=False)
-        return target.follow(options["job"], others.get("runs_dir", "runs"))
+        runs_dir = take(request, "runs_dir").get("runs_dir", "runs")
+        refuse_others(request, [*KEYS, "runs_dir"], of_data=False)
+        return target.follow(options["job"], runs_dir)
     if "tune" in request.flags:
         target = _search(place, request)
     job = read_job(request, options, target.example)
@@ -92,7 +99,7 @@ def run(request: Request) -> int | None:
         print(*notes, sep="\n", file=sys.stderr)
         _show(job, files)
         return 0
-    waits = truth({"wait": "true", **options}, "wait")
+    waits = option(options, "wait", bool, True)
     target.check(job)
     target.send(job, files)
     # A mistake is one line: nothing is printed before it was sent.

@@ -1,9 +1,9 @@
 """``kd-pack``: writes a recipe's pictures as tar shards."""
 
-import re
+from typing import Annotated
 
-from kd.errors import UserError
-from kd.run.own_keys import refuse_words, take
+from kd.config.kinds import Range, checked_group
+from kd.run.options import CommandOptions, refuse_words, take_options
 from kd.run.present import check_data
 from kd.run.request import Request
 from kd.run.run import Run
@@ -13,9 +13,21 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 
   kd-pack recipe=NAME out=FOLDER_OR_URL [short_side=PIXELS] [data.source.key=value ...]
 
-  out=           a folder, or a URL that fsspec knows (s3://bucket/name; extra stream)
-  short_side=    pictures with a larger shorter side are resized once, here, instead of in every epoch
+{options}
 """
+
+
+@checked_group
+class PackOptions(CommandOptions):
+    """What ``kd-pack`` is given beside the settings of a run."""
+
+    out: str | None = None
+    """A folder, or a URL that fsspec knows (s3://bucket/name; extra stream)."""
+    short_side: Annotated[int, Range(">= 1 and < 1000000")] | None = None
+    """Pixels: pictures with a larger shorter side are resized once, here, instead of in every epoch."""
+
+
+OPTIONS = PackOptions
 
 
 def run(request: Request) -> int | None:
@@ -29,19 +41,11 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: a mistake in the command line or the settings, or a place that can't be written.
     """
-    options = take(request, "out", "short_side")
-    if "help" in request.flags or not request.recipe or "out" not in options:
+    options = take_options(PackOptions, request, "run")
+    out = options.out
+    if "help" in request.flags or not request.recipe or out is None:
         return None
     refuse_words(request)
-    out = options["out"]
-    if not out:
-        raise UserError("out: must name a folder or a URL, got nothing")
-    side = None
-    if "short_side" in options:
-        text = options["short_side"]
-        if not re.fullmatch("[0-9]{1,6}", text) or int(text) == 0:
-            raise UserError(f"short_side: must be a number of pixels, got '{text}'")
-        side = int(text)
     run = Run.of(request)
     check_data(run.config["data"])
     from kd.run.pictures import list_whole
@@ -56,7 +60,7 @@ def run(request: Request) -> int | None:
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on
         split = labelled(source.load(name), name)
-        size = pack(split, source.classes, out.rstrip("/"), name, side, source=source)
+        size = pack(split, source.classes, out.rstrip("/"), name, options.short_side, source=source)
         print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {out}", flush=True)
     print(f"train with data.source=Shards data.source.root={out}")
     return 0

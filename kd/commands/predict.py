@@ -4,10 +4,12 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
 from kd.run.open import open_run
-from kd.run.own_keys import out_path, take_all, whole_number
+from kd.run.options import CommandOptions, take_options
 from kd.run.present import check_pictures
 from kd.run.request import Request
 from kd.run.run import Run
@@ -20,17 +22,30 @@ kd-predict: a run's student on pictures: labels, masks or features.
 
   kd-predict RUN_FOLDER PICTURES... [out=FILE_OR_FOLDER] [top=5] [device=cpu]
 
-  PICTURES   files, folders (with all below), patterns such as 'photos/*.jpg', lists of pictures (test.csv; read
-             as the run's own list: data.source.path_column=id data.source.image_dir=DIR change that); on this disk,
-             not by URL
-  out=       labels: FILE.csv, FILE.json or FILE.jsonl; default: a line a picture on the terminal
-             segmentation: a folder, of class ids (PICTURE.ids.png) and colours (PICTURE.colours.png)
-             a student without a classifier: FILE.npz with its features and the pictures' names
-  top=       number of labels for each picture
-  device=    cpu, cuda, cuda:1, mps; default: the GPU where there is one
+  PICTURES           files, folders (with all below), patterns such as 'photos/*.jpg', lists of pictures (test.csv; read
+                     as the run's own list: data.source.path_column=id data.source.image_dir=DIR change that); on this
+                     disk, not by URL
+{options}
 
 Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture could be read, 2 wrong use.
 """
+
+
+@checked_group
+class PredictOptions(CommandOptions):
+    """What ``kd-predict`` is given."""
+
+    out: Path | None = None
+    """Labels: FILE.csv, FILE.json or FILE.jsonl (default: a line a picture on the terminal); masks: a folder, of class ids
+    (PICTURE.ids.png) and colours (PICTURE.colours.png); of a student without a classifier: FILE.npz with its features and
+    the pictures' names."""
+    top: Annotated[int, Range(">= 1")] = 5
+    """Number of labels for each picture."""
+    device: str | None = None
+    """cpu, cuda, cuda:1, mps; default: the GPU where there is one."""
+
+
+OPTIONS = PredictOptions
 
 
 def run(request: Request) -> int | None:
@@ -49,26 +64,24 @@ def run(request: Request) -> int | None:
     check_pictures(request.rest[1:])
     from kd.ship.predict_words import answers_of, check_out, find_pictures
 
-    options = take_all(request, "out", "top", "device")
-    top = whole_number(options, "top", 5)
-    out = out_path(options)
+    options = take_options(PredictOptions, request, "data")
     folder = Path(request.rest[0])
     config, _ = Run.settings(folder / "config.yaml", request)
     files = find_pictures(request.rest[1:], config["data"]["source"])
     known_answers = answers_of(folder / "student.safetensors")
     if known_answers is not None:
-        check_out(known_answers, out)
+        check_out(known_answers, options.out)
     from kd.ship.predict import choose_device, predict, write
 
     opened = open_run(request.rest[0], request)
     if known_answers is None:
-        check_out(opened.kind, out)
+        check_out(opened.kind, options.out)
     bad: dict[str, str] = {}
-    answers = predict(opened, files, choose_device(options.get("device")), bad)
+    answers = predict(opened, files, choose_device(options.device), bad)
     first = next(answers, None)  # nothing is written before there is an answer
     where = None
     if first:
-        where = write(opened, chain([first], answers), files, top, out)
+        where = write(opened, chain([first], answers), files, options.top, options.out)
     for name, problem in bad.items():
         line = on_terminal(f"kd-predict: left out {name}: {problem}")
         print(line, file=sys.stderr)

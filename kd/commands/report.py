@@ -6,11 +6,12 @@ import sys
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.report.records import is_run, not_a_run, read_run
-from kd.run.own_keys import take, take_all, whole_number
+from kd.run.options import option, refuse_others, take
 from kd.run.request import Request
 from kd.storage.run_urls import latest_hint, run_at
 
@@ -37,6 +38,17 @@ kd-report: what limits a run, as one page.
 
 Needs neither torch nor a network.
 """
+FLAGS = (
+    "--open",
+    "--what-if",
+    "--set",
+    "--live",
+    "--traces",
+    "--dashboard",
+    "--alerts",
+    "--alarms",
+)
+"""Options that take no value."""
 
 
 def run(request: Request) -> int | None:
@@ -219,7 +231,8 @@ def _live(request: Request) -> int:
     """``--live FOLDER [port=8765]``: serves the page of a run, or of a folder of runs, until Ctrl-C."""
     from kd.report.live import Live
 
-    port = whole_number(take_all(request, "port", of_data=False), "port", 8765, low=0, high=65535)
+    port = option(take(request, "port"), "port", Annotated[int, Range(">= 0 and < 65536")], 8765)
+    refuse_others(request, ["port"], of_data=False)
     folder = Path(request.rest[0])
     if len(request.rest) != 1 or not folder.is_dir():
         raise UserError(

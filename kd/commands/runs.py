@@ -9,13 +9,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.report.metric import format_metric
 from kd.report.records import is_run
-from kd.run.own_keys import positive, take
+from kd.run.options import option, take
 from kd.run.request import Request
 from kd.storage.cache_parts import PARTS, entries_of
 from kd.storage.checkpoints import holder_of
@@ -35,6 +36,11 @@ needed, and interrupted trainings of teachers, not trained teachers; nothing of 
 Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md). The column
 `delete` says `now` of what `clean` deletes, and `in 3 d` of what it deletes later.
 """
+FLAGS = (
+    "--json",
+    "--yes",
+)
+"""Options that take no value."""
 DAYS = 7
 """Days without use after which ``clean`` deletes."""
 OF_EVERY_RUN = {"recipe", "runs_dir", "data", "model", "trainer"}
@@ -151,8 +157,8 @@ def _clean(request: Request) -> int:
         UserError: no such folder, or a wrong word.
     """
     _, *folders = request.rest
-    older = take(request, "older").get("older", str(DAYS))
-    days = positive("older", older, below=1e5, or_zero=True)
+    kind = Annotated[float, Range(">= 0 and < 100000")]
+    days = option(take(request, "older"), "older", kind, DAYS)
     if len(folders) > 1 or request.overrides or request.recipe or "json" in request.flags:
         raise UserError("clean takes one folder of runs, older=DAYS and --yes")
     runs = Path(folders[0] if folders else "runs")

@@ -1,12 +1,14 @@
 """``kd-scale``: how a recipe scales, measured here and predicted for more processes."""
 
 import sys
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
-from kd.fleet.scaling.measure import STRATEGIES, ScalingPlan, reading
+from kd.fleet.scaling.measure import ScalingPlan, reading
 from kd.machine import cores
-from kd.run.own_keys import refuse_words, take, whole_number, whole_numbers
+from kd.run.options import CommandOptions, refuse_words, take_options
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -19,15 +21,29 @@ kd-scale: how a recipe scales over processes here, and over more of them.
 
   kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp] [gpus=32]
 
-  processes=1,2,4      training processes to measure with, each with a GPU of its own, or on CPUs (1,2)
-  strategies=ddp,...   ddp, zero (optim.zero), fsdp; ddp is measured in any case: only its waits are timed apart (ddp)
-  steps=N              of each short run (30)
-  gpus=N               training processes to predict, of all machines together (twice the most that are measured)
+{options}
 
 Measures weak scaling (the batch of a process stays) and strong scaling (the batch of all together stays): images/s,
 efficiency, time of teacher and student, memory of each strategy, and all-reduces of several sizes. Predicts ddp by the
 formula of kd-report --what-if, with what that assumes. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
 """
+
+
+@checked_group
+class ScaleOptions(CommandOptions):
+    """What ``kd-scale`` is given beside the settings of a run."""
+
+    processes: Annotated[list[int], Range("> 0")] = field(default_factory=lambda: [1, 2])
+    """Training processes to measure with, each with a GPU of its own, or on CPUs."""
+    strategies: list[Literal["ddp", "zero", "fsdp"]] = field(default_factory=lambda: ["ddp"])
+    """ddp, zero (optim.zero), fsdp; ddp is measured in any case: only its waits are timed apart."""
+    steps: Annotated[int, Range(">= 5")] = 30
+    """Of each short run."""
+    gpus: Annotated[int, Range(">= 1")] | None = None
+    """Training processes to predict, of all machines together; default: twice the most that are measured."""
+
+
+OPTIONS = ScaleOptions
 
 
 def run(request: Request) -> int | None:
@@ -41,17 +57,12 @@ def run(request: Request) -> int | None:
     if "help" in request.flags or not request.recipe:
         return None
     refuse_words(request)
-    options = take(request, "processes", "strategies", "steps", "gpus", "network")
-    if "network" in options:
-        raise UserError("network: is not assumed any more; gpus=N predicts from what was measured")
-    processes = whole_numbers(options, "processes", "1,2")
-    if processes[0] != 1:
-        processes = [1, *processes]
+    options = take_options(ScaleOptions, request, "run")
+    processes = sorted({1, *options.processes})
     if len(processes) < 2:
         raise UserError("processes: must name more than one number, as in processes=1,2,4")
-    strategies = _strategies(options.get("strategies", "ddp"))
-    steps = whole_number(options, "steps", 30, low=5)
-    wanted = whole_number(options, "gpus", 2 * processes[-1])
+    strategies: list[str] = list(dict.fromkeys(["ddp", *options.strategies]))
+    wanted = options.gpus or 2 * processes[-1]
     run = Run.of(request)
     check_present(run.config)
     config = run.config
@@ -71,7 +82,7 @@ def run(request: Request) -> int | None:
     folder = claim(folder_of_recipe(runs_dir, config["recipe"]) / "scale")
     threads = max(1, cores() // processes[-1])
     plan = ScalingPlan(
-        items, config["recipe"], folder, processes, strategies, batch, steps, threads
+        items, config["recipe"], folder, processes, strategies, batch, options.steps, threads
     )
     return _measure(config, plan, wanted)
 
@@ -120,15 +131,6 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
     file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", sections(scale))
     print(f"{headline(scale)}\nwritten to {file}")
     return 0
-
-
-def _strategies(text: str) -> list[str]:
-    """The names in ``a,b`` or ``[a, b]``, with ``ddp``, the reference, first; a user's error for an unknown one."""
-    names = text.strip("[]").replace(" ", "").split(",")
-    for name in names:
-        if name not in STRATEGIES:
-            raise UserError(f"strategies: ddp, zero and fsdp are measured, got '{name}'")
-    return list(dict.fromkeys(["ddp", *names]))
 
 
 def _batch(config: dict[str, Any], processes: list[int]) -> int:

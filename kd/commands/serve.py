@@ -1,11 +1,14 @@
 """``kd-serve``: a student behind HTTP. Heavy imports wait until there is one."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from kd.config.kinds import Like, Range, checked_group
 from kd.errors import UserError
 from kd.run.open import open_run
+from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
 from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import run_at
@@ -27,22 +30,54 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
   GET /           a page to drop a picture on
   GET /healthz, /readyz, /metrics
 
-  host=127.0.0.1  port=8000        port=0 takes a free one
-  hosts=NAME,NAME                  names by which clients reach it, beside localhost and addresses; * is any
-  threads=0                        of the model; 0: all cores
-  max_batch=16  max_wait_ms=2      pictures a batch, and how long one waits for company
-  queue=512                        pictures, and requests, at a time: more are answered 503, Retry-After
-  timeout_s=30                     of a request
-  max_upload_mb=16  max_pixels=40000000  max_pictures=32     of a request, of a picture, of a request
-  teacher=true                     the run's teacher answers too (in torch)
-  defer=true                       beside teacher=true: it answers only the pictures of which the student is not sure, by
-                                   the threshold of kd-eval cascade=true; defer=0.1: for that share of the pictures.
-                                   /metrics counts who answered, and kd_deferral_alert is 1 when the share has changed
+{options}
 
 A run without an ONNX export is exported first (kd-export). SIGTERM finishes what was taken and ends with status 0.
 """
 
-KEYS = ("host", "hosts", "port", "threads", "teacher", "int8", "defer")
+
+@checked_group
+class ServeOptions(CommandOptions):
+    """What ``kd-serve`` is given; the last ones are the server's :class:`~kd.ship.serving.bodies.Limits`."""
+
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"defer": ("teacher=true",)}
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 is any."""
+    port: Annotated[int, Range(">= 0 and < 65536")] = 8000
+    """0 takes a free one."""
+    hosts: str = ""
+    """Names by which clients reach it, with commas, beside localhost and addresses; * is any."""
+    threads: Annotated[int, Range(">= 0")] = 0
+    """Of the model; 0: all cores."""
+    int8: bool = False
+    """Serves the run's int8 export."""
+    teacher: bool = False
+    """The run's teacher answers too (in torch)."""
+    defer: Annotated[str, Like(r"true|false|0|0?\.\d+", "must be true or a share >= 0 and < 1")] = (
+        "false"
+    )
+    """Beside teacher=true: it answers only the pictures of which the student is not sure, by the threshold of kd-eval
+    cascade=true; defer=0.1: for that share of the pictures. /metrics counts who answered, and kd_deferral_alert is 1 when
+    the share has changed."""
+    max_batch: Annotated[int, Range(">= 1")] = 16
+    """Pictures that the model runs at a time."""
+    max_wait_ms: Annotated[float, Range(">= 0")] = 2.0
+    """Milliseconds that a batch waits for more pictures."""
+    queue: Annotated[int, Range(">= 1")] = 512
+    """Pictures, and requests, at a time: more are answered 503, Retry-After."""
+    timeout_s: Annotated[float, Range("> 0")] = 30.0
+    """Of a request."""
+    max_upload_mb: Annotated[float, Range("> 0")] = 16.0
+    """Of a request."""
+    max_pixels: Annotated[int, Range(">= 1")] = 40_000_000
+    """Of a picture."""
+    max_pictures: Annotated[int, Range(">= 1")] = 32
+    """Of a request."""
+    decoders: Annotated[int, Range(">= 1")] = 2
+    """Threads that decode pictures."""
+
+
+OPTIONS = ServeOptions
 
 
 def run(request: Request) -> int | None:
@@ -55,7 +90,6 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or len(request.rest) != 1:
         return None
-    from kd.run.own_keys import positive, take_all, truth, whole_number
     from kd.ship.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
@@ -66,36 +100,22 @@ def run(request: Request) -> int | None:
     from kd.ship.serving.bodies import Limits
     from kd.ship.serving.run import bind, serve
 
-    options = take_all(request, *KEYS, *(f.name for f in fields(Limits)))
-    numbers: dict[str, Any] = {}
-    for f in fields(Limits):
-        if f.name not in options:
-            continue
-        if f.type in (int, "int"):
-            numbers[f.name] = whole_number(options, f.name, 1)
-        else:
-            numbers[f.name] = positive(
-                f.name, options[f.name], below=1e9, or_zero=f.name == "max_wait_ms"
-            )
-    limits = Limits(**numbers)
-    threads = whole_number(options, "threads", 0, low=0)
-    port = whole_number(options, "port", 8000, low=0)
-    host = options.get("host", "127.0.0.1")
-    if not host:  # a socket would take it for all addresses of the machine
-        raise UserError("host: must be an address to listen at, got nothing (0.0.0.0 is any)")
+    options = take_options(ServeOptions, request, "data")
+    limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
     rule = _rule(request, options)
     # first, as an export takes long and a port that is taken would be reported after it
-    listening = bind(host, port)
+    listening = bind(options.host, options.port)
     try:
-        file = _model(request, truth(options, "int8"))
-        manifest, student = open_model(file, threads)
+        file = _model(request, options.int8)
+        manifest, student = open_model(file, options.threads)
         models = {"student": student}
-        if truth(options, "teacher"):
+        if options.teacher:
             models["teacher"] = _teacher(request, manifest)
         for name, model in models.items():
             try_out(model, manifest, str(file) if name == "student" else "teacher: it")
-        listed = f"{options.get('host', '')},{options.get('hosts', '')}".lower().split(",")
+        host = options.host if "host" in options.given else ""
+        listed = f"{host},{options.hosts}".lower().split(",")
         names = {name.strip() for name in listed} - {""}
         if rule is not None and manifest.task != "classification":
             raise UserError(f"defer: needs one class a picture, {file} has {manifest.task}")
@@ -148,24 +168,21 @@ def _model(request: Request, int8: bool) -> Path:
     return file
 
 
-def _rule(request: Request, options: dict[str, str]) -> "CascadeRule | None":
+def _rule(request: Request, options: ServeOptions) -> "CascadeRule | None":
     """When the teacher is asked, as ``kd-eval cascade=true`` has measured it; None without ``defer`` or with ``false``.
 
     Args:
         request: names the run, by its folder.
-        options: the command's own keys, as text; ``defer`` is ``true`` or a share of the pictures.
+        options: ``defer`` is ``true`` or a share of the pictures.
 
     Raises:
-        UserError: ``defer`` without ``teacher=true``, or as of :func:`kd.ship.cascade_rule.read_rule`.
+        UserError: as of :func:`kd.ship.cascade_rule.read_rule`.
     """
-    from kd.run.own_keys import truth
     from kd.ship.cascade_rule import read_rule
 
-    if options.get("defer", "false") == "false":
+    if options.defer == "false":
         return None
-    if not truth(options, "teacher"):
-        raise UserError("defer: has no effect without teacher=true")
-    return read_rule(Path(request.rest[0]), options["defer"])
+    return read_rule(Path(request.rest[0]), options.defer)
 
 
 def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":

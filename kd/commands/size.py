@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.sizing.plan import plan
+from kd.fleet.sizing.plan import SizeOptions, plan
 from kd.run.open import open_run
-from kd.run.own_keys import refuse_words, take_all
+from kd.run.options import refuse_others, refuse_words
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
@@ -21,19 +21,13 @@ kd-size: the most accurate student for a latency budget, before training.
   kd-size recipe=NAME [config=OVERLAY ...] [key=value ...] [latency_ms=3] [mb=20] [params_m=6]
   kd-size RUN_FOLDER            the latency of a trained student, compared with the budget it was chosen for
 
-  latency_ms=, mb=, params_m=   budgets, one or several: milliseconds a batch, MB of the exported file, million
-                                parameters; without any the front alone
-  runtime=torch                 or onnx, openvino; int8=true
-  threads=1 batch=1             what latency is measured with
-  candidates=24                 in all: sizes that can start from the teacher's layers, and the recipe's own student
-  archs=NAME,...                models of timm's beside them; what can't inherit is scored by the distillation alone
-  img_sizes=96,112              sides of the students' input; default: the recipe's
-  steps=N                       of a short distillation of all that meet the budgets, which then decides; default: 0,
-                                with archs= 60
+{options}
 
 Writes sizes/<recipe>/<number>/ beside runs_dir: sizes.html, sizes.json, and student.yaml for kd-train
 config=FILE. After any stop, run the same command again to resume: what was measured is read again.
 """
+
+OPTIONS = SizeOptions
 
 
 def run(request: Request) -> int | None:
@@ -108,7 +102,7 @@ def _compare(place: str, request: Request) -> int:
     from kd.report.records import read_run
     from kd.report.sized import candidate_of
 
-    take_all(request)
+    refuse_others(request, [], of_data=True)
     opened = open_run(place, request)
     known = candidate_of(opened.folder, opened.config)
     if known is None:

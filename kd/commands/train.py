@@ -12,7 +12,6 @@ from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import cache_dir, in_job, log_nccl
 from kd.run import keys
-from kd.run.checks import notes_on_patches, notes_on_sizes
 from kd.run.files import as_yaml
 from kd.run.needs import check_downloads, check_needs, teachers_in
 from kd.run.paths import SETTINGS, listed, listing, names
@@ -63,6 +62,13 @@ Recipes:
 Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 a closed terminal
 (all three leave a checkpoint).
 """
+FLAGS = (
+    "--list",
+    "--keys",
+    "--print_config",
+    "--version",
+)
+"""Options that take no value."""
 
 
 def run(request: Request) -> int:
@@ -182,10 +188,6 @@ def to_train(request: Request) -> Run:
 
     with_teacher(run)
     check_downloads(run.config)
-    if request.resume is None and is_rank_zero():  # of the sizes that the teachers' files say
-        typed = {item.partition("=")[0] for item in request.overrides}
-        for line in (*notes_on_sizes(run.config, typed), *notes_on_patches(run.config["model"])):
-            print(line, flush=True)
     mirror = None
     if is_url(run.place.runs_dir):
         mirror = Mirror(run.place.runs_dir, "runs_dir")

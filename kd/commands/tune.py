@@ -4,7 +4,8 @@ import errno
 from dataclasses import replace
 
 from kd.errors import UserError
-from kd.run.own_keys import refuse_words
+from kd.fleet.tuning.plan import TuneOptions, plan
+from kd.run.options import refuse_words
 from kd.run.request import Request
 
 HELP = """\
@@ -15,21 +16,14 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
   search.KEY=SPACE   [a, b, c] a choice, 1..8 integers, 0.1..0.9 numbers, log:1e-5..1e-3 numbers on a log scale;
                      a key below another searched key applies only to the choices that have it:
                      'search.model.distill_losses.kd=[KDLoss, DKDLoss]' search.model.distill_losses.kd.beta=1..8
-  tune=FILE          settings of the search and, under search:, its spaces, as YAML
-  trials=N           number of trials in all (20)
-  jobs=K             trials at a time (1); they share out the machine's cores and GPUs
-  hours=H            at most; trial_hours=H: a trial that takes longer has failed
-  objective=NAME     val/acc1, latency_ms, params, ...: less of a cost or loss is better, more of any other number;
-                     - before it: less is better, +: more is; several with commas
-  sampler=NAME       tpe (default), random, grid
-  pruner=NAME        asha (default for one objective), hyperband, median, none: stops poor trials after an epoch
-  confirm=N          the winner and the recipe as it was, each again on N fresh seeds
-  name=NAME          of the search, several for one recipe (search)
+{options}
 
 A trial is a kd-train process with a run folder of its own. The search is in runs/<recipe>/tune/<name>/: best.yaml
 repeats the best run, journal.log is Optuna's: optuna-dashboard, a package of its own, shows it. After any stop or
 kill, run the same command again to resume; given on several machines that share the folder, they search together.
 """
+
+OPTIONS = TuneOptions
 
 
 def run(request: Request) -> int | None:
@@ -46,7 +40,6 @@ def run(request: Request) -> int | None:
     refuse_words(request, hint="spaces search.KEY=SPACE")
     replace(request, overrides=[]).resolved()  # reports a wrong name before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - reports a missing extra before torch is imported
-    from kd.fleet.tuning.plan import plan
 
     search_plan = plan(request)
     from kd.fleet.tuning.confirm import search_and_confirm

@@ -242,25 +242,10 @@ def holds_settings(kind: object) -> bool:
 
 
 def shown(kind: object) -> str:
-    """A type as text, with its range: ``float > 0 | None``."""
-    if get_origin(kind) in (Union, UnionType):
-        return " | ".join(shown(part) for part in members(kind))
-    if get_origin(kind) is Annotated:
-        inside, *limits = get_args(kind)
-        if any(isinstance(limit, AnyClass) for limit in limits):
-            return "Class"
-        ranges = [limit.text for limit in limits if isinstance(limit, Range)]
-        return " ".join([shown(inside), *ranges])
-    if get_origin(kind) is Literal:
-        return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
-    if get_origin(kind) in (dict, list, tuple):
-        inside_text = ", ".join("..." if part is ... else shown(part) for part in get_args(kind))
-        return f"{get_origin(kind).__name__}[{inside_text}]"  # type: ignore[union-attr]
-    if kind in (NoneType, Duration):
-        return "None" if kind is NoneType else "timedelta"
-    if isinstance(kind, type):
-        return kind.__name__
-    return str(kind).rpartition(".")[2]
+    """A type in words, with its ranges: ``a number or null > 0``."""
+    ranges = [limit.text for limit in limits(kind) if isinstance(limit, Range)]
+    null = " or null" if NoneType in plain_members(kind) else ""
+    return " ".join([in_words(kind) + null, *ranges])
 
 
 # -- a value and its type --------
@@ -366,11 +351,14 @@ def _words(kind: object) -> list[str]:
     if len(members(kind)) > 1:
         return [word for part in members(kind) if part is not NoneType for word in _words(part)]
     if get_origin(kind) is Annotated:
-        return _words(get_args(kind)[0])
+        takes_class = any(isinstance(mark, AnyClass) for mark in get_args(kind))
+        return ["a class"] if takes_class else _words(get_args(kind)[0])
     if get_origin(kind) is Literal:
         values = dict.fromkeys(map(str, get_args(kind)))
         return [f"one of {', '.join(values)}"]
     plain = get_origin(kind) or kind
+    if plain is Any:
+        return ["any value"]
     if plain is tuple and ... not in get_args(kind):
         return [f"a list of {len(get_args(kind))}"]
     if plain is Duration:

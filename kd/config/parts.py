@@ -190,6 +190,7 @@ def lightnings(kind: str) -> list[str]:
     return list(table()["short_names"].get(kind, {}).get("names", ()))
 
 
+@cache
 def kind_of(annotation: object) -> str:
     """The kind of class that a type takes; empty where it takes none, or several by name."""
     mark = None if class_in(inner_kind(annotation, dict)) else class_in(annotation)

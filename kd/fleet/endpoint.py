@@ -22,7 +22,7 @@ from kd.fleet.jobs.places.sagemaker import (
 )
 from kd.launch.groups import has_gpus
 from kd.run.open import open_run
-from kd.run.own_keys import take_all, truth
+from kd.run.options import option, refuse_others, take
 from kd.run.request import Request
 from kd.run.trust import remember_made
 from kd.storage.elsewhere import json_of
@@ -153,7 +153,8 @@ def run(request: Request) -> int:
         raise UserError(
             "endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)"
         )
-    options = take_all(request, *KEYS)
+    options = take(request, *KEYS)
+    refuse_others(request, [*KEYS], of_data=True)
     folder = finished_at(request.rest[0], "config.yaml")
     endpoint = _read(folder, options)
     if "delete" in request.flags:
@@ -204,7 +205,7 @@ def _read(folder: Path, options: dict[str, str]) -> Endpoint:
     if len(name) > 63 or not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
     machines = None
-    if not truth(options, "serverless"):
+    if not option(options, "serverless", bool, False):
         machines = read_machines("instances", options.get("instances", "1xml.c5.xlarge"))
     if "out" in options and "batch" not in options:
         raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")

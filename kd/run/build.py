@@ -4,7 +4,6 @@
 Classes are those that :func:`kd.run.trust.class_named` gives for a place: the list's, and those that the user trusts.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 
-import torch
 from lightning_fabric.utilities.seed import seed_everything
 from pytorch_lightning import Callback
 from pytorch_lightning.loggers import Logger
@@ -38,13 +36,12 @@ from kd.config.kinds import (
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
 from kd.distill.fitting import check_batch
-from kd.distill.objective import Objective
 from kd.errors import UserError, cause_of_kind, did_you_mean, raised_from
 from kd.fit_to_machine.oldest_gpu import check_gpus
 from kd.fit_to_machine.precision import choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
-from kd.losses import DistillLoss, LogitLoss, Projection
+from kd.losses import DistillLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.models.own import Builder
 from kd.module.distillation import DistillationModule
@@ -246,64 +243,16 @@ def check_groups(run: Run) -> None:
 
 
 def _check_built(run: Run) -> None:
-    """Checks that need built objects: losses and classes, batch size and processes, ``data.val_fraction``, the cache's
+    """Checks that need built objects: losses and batch size, ``data.val_fraction``, the cache's
     precision, and whether the Trainer would move the run into a child process.
     """
-    for name, module in run.module.students.named().items():
-        key = "model"
-        if name:
-            key = f"students.{name}.model"
-        check_losses(module.objective, key, len(run.data.info.classes))
+    for module in run.module.students.named().values():
         check_batch(module.objective.active, run.data.batch_size, run.trainer.world_size)
     run.data.splits.check_fraction()
     # the run would be in a child process, and lost with it
     if runs_in_child_processes(run.trainer):
         strategy = run.config["trainer"]["strategy"]
         raise UserError(f"trainer.strategy: '{strategy}' is not supported; take ddp")
-
-
-def check_losses(objective: Objective, key: str, classes: int) -> None:
-    """Rejects losses over logits whose value or gradient is NaN or infinite on a few made-up answers.
-
-    Copies of the losses are tried, but for those that need the pictures' numbers. One that raises is passed over: it says
-    what it needs where it is used.
-
-    Args:
-        objective: of a student.
-        key: where its settings are, for messages.
-        classes: C of the data; 0: nothing is tried.
-
-    Raises:
-        UserError: names the loss and its numbers.
-    """
-    trial = None
-    if classes:
-        trial = objective.task.trial(classes)
-    if trial is None:
-        return
-    shape, target = trial
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(shape, generator=generator, device="cpu") for _ in range(2))
-    for name, loss in objective.losses.items():
-        if not isinstance(loss, LogitLoss) or loss.needs_index:
-            continue
-        try:
-            logits = student.clone().requires_grad_()
-            value = copy.deepcopy(loss)(logits, teacher, target)
-            value.backward()
-        except Exception:
-            continue
-        if not (
-            value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
-        ):
-            numbers = []
-            for setting, number in vars(loss).items():
-                if isinstance(number, float):
-                    numbers.append(f"{setting}={number:g}")
-            given = ", ".join(numbers)
-            raise UserError(
-                f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})"
-            )
 
 
 def data_of(

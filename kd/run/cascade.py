@@ -15,7 +15,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Prepare
 from kd.proof.cascade import CascadePlan, Goal, choose, features_of
-from kd.run.cascade_wish import CascadeWish
+from kd.run.eval_options import CascadeWish
 from kd.ship.cascade_rule import goal_of_rule
 from kd.storage.of_weights import CASCADE, write_of_weights
 from kd.tasks import Task

@@ -19,7 +19,7 @@ from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
 from kd.proof.certificate import Outcomes, certify
 from kd.proof.resample import FEWEST, group_numbers
-from kd.run.claim import Claim
+from kd.run.eval_options import Claim
 from kd.storage.elsewhere import mapping_of
 from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import appended, write_json

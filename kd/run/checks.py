@@ -1,27 +1,17 @@
 """Checks of settings that the types can't make; each error names its key."""
 
-import math
-import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Any
 
 import psutil
 
 from kd.config.kinds import as_tree
 from kd.errors import REFUSED_LOSSES, UserError, cause_of_kind
-from kd.run.files import flatten, leaves
-from kd.run.needs import teachers_in
+from kd.run.files import flatten
 from kd.settings import MonitorSettings, height_width
 
 MONITOR = as_tree(MonitorSettings())
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
-# settings that an empty text would turn off in silence
-EMPTY = (
-    "checkpoint.monitor",
-    "data.unlabeled",
-    "model.teacher.checkpoint",
-    "model.student.checkpoint",
-)
 
 
 def check_values(config: dict[str, Any]) -> None:
@@ -30,17 +20,9 @@ def check_values(config: dict[str, Any]) -> None:
     Raises:
         UserError: the first one, by its key.
     """
-    for key, value in leaves(config):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(
-                f"{key.replace('.init_args', '')}: must be a finite number, got {value}"
-            )
-        if value == "" and key in EMPTY:
-            raise UserError(f"{key}: must not be empty; null is none")
     _check_callbacks(config["trainer"])
     _check_strategy(config["trainer"]["strategy"], config["optim"]["name"])
     _check_sizes(config["data"])
-    _check_overlap(config["model"])
     check_losses_of_task(config)
     _check_weights(config)
     _check_teachers(config["model"])
@@ -67,25 +49,6 @@ def _check_teachers(model: dict[str, Any]) -> None:
             f"model.teachers: give model.teacher or model.teachers, not both: the settings have {names}, so give "
             f"model.teachers.{several[0]}.checkpoint=FILE, or model.teachers=null beside model.teacher"
         )
-
-
-def _check_overlap(model: dict[str, Any]) -> None:
-    """Refuses ``overlap`` where a stored answer leaves nothing to overlap, or a teacher on another device or in shards, or
-    its CUDA graphs, can't run beside the student's step. One teacher that overlaps puts this on all.
-    """
-    teachers = teachers_in(model)
-    overlapping = [key for key, settings in teachers.items() if settings.get("overlap")]
-    if not overlapping:
-        return
-    needed_values = {"cache": "off", "placement": "same", "compile": "default"}
-    for key, settings in teachers.items():
-        for name, needed in needed_values.items():
-            value = settings.get(name)
-            is_default_compile = name == "compile" and value is True
-            if value in (None, False, needed) or is_default_compile:
-                continue
-            shown = "on" if value is True else value
-            raise UserError(f"{overlapping[0]}.overlap: needs {key}.{name}={needed}, got {shown}")
 
 
 def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
@@ -251,122 +214,6 @@ def check_warmup(config: Mapping[str, Any], typed: Container[str]) -> None:
         raise UserError(
             f"optim.warmup_epochs: must be < trainer.max_epochs={epochs}, as the whole run would be warm-up, got {warmup:g}"
         )
-
-
-_PATCHES = re.compile(r"(?:vit|deit|beit|eva)\w*_patch(\d+)_")
-"""timm's names of models that cut pictures into patches of so many pixels and read nothing of a rest."""
-
-
-def notes_on_patches(model: Mapping[str, Any]) -> list[str]:
-    """Says which sizes of pictures a ViT can't divide into its patches: the model does not see the rest at the edges.
-
-    Args:
-        model: the settings ``model``.
-
-    Returns:
-        A line for each such model, with the nearest sizes without a rest.
-
-    Raises:
-        UserError: pictures that are smaller than a patch.
-    """
-    notes = []
-    # patches in a column of the model before, the teacher's; a student with patch_size=auto has as many
-    grid: list[int] = []
-    for key, spec in {**teachers_in(model), "model.student": model["student"]}.items():
-        patch = _patch_of(spec)
-        if patch is None or not spec["img_size"]:
-            continue
-        divisors = [patch]
-        if spec["kwargs"].get("patch_size") == "auto":
-            divisors = [*grid, patch]
-        sides = height_width(spec["img_size"])
-        with_rest = [side for side in sides if all(side % divisor for divisor in divisors)]
-        if with_rest:
-            problem = _no_multiple(with_rest[0], divisors, spec["arch"])
-            if min(sides) < min(divisors):
-                raise UserError(f"{key}.img_size: must be {problem}")
-            notes.append(f"{key}.img_size: should be {problem}; the model does not see the rest")
-        height, _ = sides
-        grid = [height // patch]
-    return notes
-
-
-def _patch_of(spec: Mapping[str, Any]) -> int | None:
-    """The side of a model's patches in pixels; None where its settings do not tell, or it takes any size."""
-    named = _PATCHES.match(spec["arch"].rpartition("/")[2])
-    if not named or spec["builder"] or spec["kwargs"].get("dynamic_img_pad"):
-        return None
-    patch = spec["kwargs"].get("patch_size", "auto")
-    if patch == "auto":
-        return int(named[1])
-    if isinstance(patch, int) and patch > 0:
-        return patch
-    return None
-
-
-def _no_multiple(side: int, divisors: Sequence[int], arch: str) -> str:
-    """What is wrong with a side that none of the divisors divides, the first of which suggests others."""
-    step, *others = divisors
-    below = side // step * step
-    nearest = " or ".join(str(size) for size in (below, below + step) if size)
-    allowed = str(step)
-    for other in others:
-        allowed += f" (as many patches as its teacher) or {other}"
-    return f"a multiple of {allowed} for the patches of {arch}, got {side}: {nearest} for example"
-
-
-CHANGES = ("hflip", "vflip", "rotation", "rand_augment", "color_jitter")
-"""What ``data.augment`` repeats, or does before the picture is cut."""
-NEEDS_ONE_OF: dict[str, tuple[object, list[str]]] = {
-    "data.augment.repeat": (1, [f"data.augment.{name}" for name in CHANGES]),
-    "data.augment.before_resize": (False, [f"data.augment.{name}" for name in CHANGES]),
-    "data.augment.mix_probability": (1.0, ["data.augment.mixup", "data.augment.cutmix"]),
-    "trainer.gradient_clip_algorithm": (None, ["trainer.gradient_clip_val"]),
-}
-"""Settings that act on what others do: the value that asks for nothing, and the others, one of which must be on."""
-
-
-def notes_without_effect(config: Mapping[str, Any]) -> list[str]:
-    """Says which settings have no effect, as what they act on is off or is over before: a line each.
-
-    Args:
-        config: the resolved settings.
-    """
-    flat = flatten(config)
-    notes = []
-    for key, (without, needed) in NEEDS_ONE_OF.items():
-        if flat.get(key, without) != without and not any(flat.get(other) for other in needed):
-            notes.append(f"{key}: {flat[key]} has no effect without {' or '.join(needed)}")
-    for name in ("epochs", "steps"):
-        least, most = flat[f"trainer.min_{name}"], flat[f"trainer.max_{name}"]
-        if least and most is not None and 0 <= most < least:
-            notes.append(
-                f"trainer.min_{name}: {least} has no effect beyond trainer.max_{name}={most}, which ends the run"
-            )
-    return notes
-
-
-def notes_on_sizes(config: Mapping[str, Any], typed: Container[str]) -> list[str]:
-    """Says where pictures are resized, as ``data.img_size`` and a model's size differ and one of them was typed: a line a
-    size.
-
-    ``typed``: keys of the command line.
-    """
-    size = height_width(config["data"]["img_size"])
-    model = config["model"]
-    keys_of_size: dict[tuple[int, int], list[str]] = {}
-    for key, spec in {**teachers_in(model), "model.student": model["student"]}.items():
-        is_typed = "data.img_size" in typed or f"{key}.img_size" in typed
-        if is_typed and spec["img_size"] and height_width(spec["img_size"]) != size:
-            keys = keys_of_size.setdefault(height_width(spec["img_size"]), [])
-            keys.append(f"{key}.img_size")
-    notes = []
-    height, width = size
-    for (model_height, model_width), keys in keys_of_size.items():
-        resized = f"its {height}x{width} pixels are resized to {model_height}x{model_width}"
-        say = "say" if len(keys) > 1 else "says"
-        notes.append(f"data.img_size: {resized}, as {' and '.join(keys)} {say}")
-    return notes
 
 
 def with_key(error: Exception, config: dict[str, Any]) -> Exception:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from kd.errors import UserError
-from kd.storage.elsewhere import NODES, BoundedLoader, text_of, yaml_of
+from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
 LONGEST_NUMBER = 100
 """Characters; Python itself refuses to convert thousands of digits, without naming the key."""
@@ -76,18 +76,6 @@ def as_yaml(config: Mapping[str, Any]) -> str:
     return f"{BEGIN}{header}{text}{END}"
 
 
-GROUPS = {
-    "recipe",
-    "seed",
-    "runs_dir",
-    "trainer",
-    "data",
-    "model",
-    "optim",
-    "checkpoint",
-    "monitor",
-}
-"""Keys that the settings of every finished run hold: a ``config.yaml`` without them was cut short."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """A control character."""
 
@@ -112,69 +100,14 @@ def check_text(tree: object, where: str = "") -> None:
             raise UserError(f"{where}{plain_key}: must hold no control characters, got {shown}")
 
 
-REFERENCE = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
-"""``${KEY}`` in a text; dots before the key count up from the value's own place."""
-
-
-def check_references(tree: Mapping[str, Any]) -> None:
-    """Refuses settings that ``${KEY}`` makes endless: each counts as what it stands for, as an alias of YAML does.
-
-    Args:
-        tree: nested settings; what an unknown key, a circle or a nested look-up stands for is left to omegaconf.
-
-    Raises:
-        UserError: they hold more than :data:`~kd.storage.elsewhere.NODES` values and letters.
-    """
-    known: dict[tuple[str, ...], int] = {}
-
-    def size(path: tuple[str, ...], value: object) -> int:
-        if path in known:
-            return known[path]
-        known[path] = 0  # of a circle
-        total = 1
-        if isinstance(value, Mapping | list):
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            total += sum(size((*path, str(name)), inner) for name, inner in items)
-        elif isinstance(value, str):
-            total += len(value) + sum(referred(path, key) for key in REFERENCE.findall(value))
-        known[path] = total
-        return total
-
-    def referred(path: tuple[str, ...], key: str) -> int:
-        parts = re.sub(r"[\[\].]+", ".", key.lstrip(".")).strip(".").split(".")
-        ups = len(key) - len(key.lstrip("."))
-        place = (*(path[:-ups] if ups else ()), *parts)
-        value: object = tree
-        for name in place:
-            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-                value = value[int(name)]
-            elif isinstance(value, Mapping) and name in value:
-                value = value[name]
-            else:
-                return 0
-        return size(place, value)
-
-    for key, value in tree.items():
-        if size((key,), value) > NODES:
-            raise UserError(f"{key}: ${{...}} stands for more than {NODES} values and letters")
-
-
 def check_whole(file: Path) -> None:
     """Refuses a run's ``config.yaml`` that was cut short: what it lacks would take its default in silence.
 
-    Whole is one between :data:`BEGIN` and :data:`END`, or, without these, one with all of :data:`GROUPS` and a whole last
-    line.
-
     Raises:
-        UserError: names the file.
+        UserError: names the file, which does not end with :data:`END`, or is no YAML.
     """
-    given = read(file)
-    text = text_of(file)
-    if not (
-        text.endswith(END)
-        if text.startswith(BEGIN)
-        else text.endswith("\n") and given.keys() >= GROUPS
-    ):
+    read(file)
+    if not text_of(file).endswith(END):
         raise UserError(f"resume: {file} is truncated; give the run's settings (recipe=FILE)")
 
 

@@ -4,19 +4,20 @@ import inspect
 import re
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
 
+from kd.config.kinds import Range
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.progress import bar
 from kd.run.certify import usual_split
-from kd.run.own_keys import whole_number
+from kd.run.options import option
 from kd.storage.writing import make_folder, write_text
 from kd.tasks import Task
 from kd.teachers.answer_store import AnswerStore, Kind, publish, whole_fingerprint
@@ -28,6 +29,8 @@ from kd.teachers.probabilities import are_probabilities, logits_of_probabilities
 from kd.teachers.server import AnswerServer
 from kd.teachers.stored import A_START, codec_for, parts_of
 
+Views = Annotated[int, Range(">= 1 and <= 10000")]
+"""How many views of a training picture are asked for."""
 NUMBERS = {
     **dict.fromkeys(("budget", "retries", "batch"), int),
     **dict.fromkeys(("rate", "price", "timeout_s"), float),
@@ -99,7 +102,9 @@ def fill_from(
         _from_file(AnswersFile(place, classes, task.link == "softmax"), data, out)
         return
     of_server = {name: text for name, text in settings.items() if name != "views"}
-    views = whole_number({"from.views": settings.get("views", "4")}, "from.views", 4, high=10_000)
+    views = option(
+        {f"from.{name}": text for name, text in settings.items()}, "from.views", Views, 4
+    )
     _from_server(server_at(place, of_server), data, task, views, out)
 
 

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import MISSING, replace
 from dataclasses import fields as declared_fields
 from functools import cache
@@ -41,15 +43,20 @@ def first_sentence(text: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
+def texts_of(group: type) -> Mapping[str, str]:
+    """What is written below each field of a class, by the field's name, in one line."""
+    return _texts(group.__module__).get(group.__name__, {})
+
+
 @cache
-def _texts() -> dict[tuple[str, str], str]:
-    """What is written below each field of each group, by group and field."""
-    texts: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(settings)).body:
+def _texts(module: str) -> dict[str, dict[str, str]]:
+    """What is written below the fields of all classes of a module, by class and field."""
+    texts: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         for field, below in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                text = ast.literal_eval(below.value)
-                texts[node.name, ast.unparse(field.target)] = first_sentence(text)  # type: ignore[attr-defined]
+                text = " ".join(ast.literal_eval(below.value).split())
+                texts.setdefault(node.name, {})[ast.unparse(field.target)] = text  # type: ignore[attr-defined]
     return texts
 
 
@@ -66,8 +73,8 @@ def fields(group: type) -> dict[str, Key]:
             default = (
                 repr(field.default_factory()) if field.default_factory in (dict, list) else "{}"
             )
-        texts = [_texts().get((base.__name__, field.name)) for base in group.__mro__]
-        text = next(filter(None, texts), "")
+        texts = [texts_of(base).get(field.name) for base in group.__mro__[:-1]]
+        text = first_sentence(next(filter(None, texts), ""))
         if field.name in found:
             text = found[field.name].text
         found[field.name] = Key(field.name, kinds[field.name], default, text)

@@ -26,19 +26,17 @@ from kd.progress import bar
 from kd.report.terminal import without_common_folders
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of, check_cascade
-from kd.run.cascade_wish import CascadeWish
 from kd.run.certify import Judged, certificates, check_pictures, count_look, group_of, usual_split
-from kd.run.claim import Claim
 from kd.run.disputes import TABLE as DISPUTED_LABELS
 from kd.run.disputes import Disputes, check_disputes
+from kd.run.eval_options import EvalOptions, PaysWish
 from kd.run.open import open_run
 from kd.run.pays import measure_pays
-from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.finished import check_classes, measurable, teacher_of
 from kd.storage.elsewhere import mapping_of
-from kd.storage.of_weights import evaluation, on_stderr, read_of_weights, write_of_weights
+from kd.storage.of_weights import on_stderr, read_of_weights, write_of_weights
 from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
 from kd.storage.student_metadata import is_student, student_metadata_in
@@ -58,60 +56,6 @@ OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
 FULL_PRECISIONS = ("32-true", "64-true")
 """Values of ``trainer.precision`` with which a run validates as ``kd-eval`` measures, but for rounding."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What ``kd-eval`` was given, checked."""
-
-    split: str = ""
-    """Split of the data; "": ``val``, for a certificate or a cascade that of :func:`kd.run.certify.usual_split`, and
-    ``train`` for disputed labels (:func:`evaluate_models` fills it in).
-    """
-    folder: str | None = None
-    """Folder of other pictures."""
-    robust: bool = False
-    """Whether damaged pictures are measured too."""
-    of_files: list[str] = field(default_factory=list)
-    """Words such as ``arch=NAME``, settings of ``model.teacher`` that say how a bare weights file is read."""
-    out: Path | None = None
-    """File of a table of the pictures (``.csv``), or of the figures (``.json``)."""
-    claim: Claim | None = None
-    """What a certificate must show (``margin=``)."""
-    cascade: CascadeWish | None = None
-    """What a cascade of student and teacher should reach (``cascade=true``)."""
-    despite_choice: bool = False
-    """Pictures that chose a student's epoch are taken for a certificate or a cascade all the same."""
-    disputed: bool = False
-    """Whether labels are listed that the teacher's features dispute, or the student's where the teacher's can't be had."""
-    pays: PaysWish | None = None
-    """What a distilled backbone is compared with (``pays=``)."""
-
-    @property
-    def place(self) -> str:
-        """Name of the pictures' loader: the split, or ``folder`` for other pictures."""
-        if self.folder:
-            return "folder"
-        return self.split or "val"
-
-    @property
-    def proves(self) -> bool:
-        """Whether it needs pictures that have not chosen the student."""
-        return self.claim is not None or self.cascade is not None
-
-    @property
-    def file(self) -> str:
-        """Name of the JSON file in the run's folder, once :attr:`split` is filled in.
-
-        Of a folder called ``train``, ``val`` or ``test`` it has ``folder_`` in it, and is not the split's; a folder called
-        as any other split shares that one's.
-        """
-        if not self.folder:
-            return evaluation(self.split)
-        name = Path(self.folder).resolve().name
-        if name in ("train", "val", "test"):
-            name = f"folder_{name}"
-        return evaluation(name)
 
 
 @dataclass
@@ -152,7 +96,7 @@ class Evaluation:
 
     @classmethod
     def written(
-        cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options
+        cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: EvalOptions
     ) -> "Evaluation":
         """Writes the figures into each run's folder, beside what :func:`_proven_before` keeps, and to ``options.out`` where
         that is JSON; a table is written by the caller, its file is among :attr:`files` all the same.
@@ -191,7 +135,7 @@ def _proven_before(run: Path, name: str, result: Mapping[str, Any]) -> dict[str,
     return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
 
-def subjects(request: Request, options: Options) -> list[Subject]:
+def subjects(request: Request, options: EvalOptions) -> list[Subject]:
     """The models that the words of a command line name: runs and weights files.
 
     Raises:
@@ -213,7 +157,7 @@ def subjects(request: Request, options: Options) -> list[Subject]:
     return found
 
 
-def _of_run(word: str, request: Request, options: Options) -> Subject:
+def _of_run(word: str, request: Request, options: EvalOptions) -> Subject:
     """The student of a run's folder or URL (``word``), with its teacher and the pictures of the command line."""
     run = open_run(word, request)
     data = _data(run.load_data(), options, run.classes)
@@ -230,7 +174,7 @@ def _of_run(word: str, request: Request, options: Options) -> Subject:
     )
 
 
-def _of_file(word: str, run: str | None, request: Request, options: Options) -> Subject:
+def _of_file(word: str, run: str | None, request: Request, options: EvalOptions) -> Subject:
     """The model of a weights file.
 
     Args:
@@ -277,7 +221,7 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
-def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec:
+def _file_settings(word: str, request: Request, options: EvalOptions) -> TeacherSpec:
     """The settings of the model in a weights file (``word``), as the command line describes it.
 
     They are read as those of a teacher, ``model.teacher.*``; messages name the command's own keys, ``arch`` and its like.
@@ -293,7 +237,7 @@ def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec
 
 
 def _foreign(
-    spec: TeacherSpec, all_data: DistillationDataModule, options: Options, task: Task
+    spec: TeacherSpec, all_data: DistillationDataModule, options: EvalOptions, task: Task
 ) -> tuple[nn.Module, Prepare, list[str], DistillationDataModule]:
     """A model that kd has not trained: itself, its input, its classes, and the data with the split loaded.
 
@@ -326,7 +270,7 @@ def _foreign(
 
 
 def _data(
-    data: DistillationDataModule, options: Options, classes: list[str] | None
+    data: DistillationDataModule, options: EvalOptions, classes: list[str] | None
 ) -> DistillationDataModule:
     """The data with the pictures of the command loaded: those of its folder, or of a split.
 
@@ -343,7 +287,7 @@ def _data(
     return data
 
 
-def evaluate_models(request: Request, options: Options) -> Evaluation:
+def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     """Measures all models of a command line on the same pictures, and writes the results.
 
     Returns:
@@ -397,7 +341,7 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     return evaluation
 
 
-def evaluate_pays(request: Request, wish: PaysWish, options: Options) -> Evaluation:
+def evaluate_pays(request: Request, wish: PaysWish, options: EvalOptions) -> Evaluation:
     """Measures whether a run's backbone pays, and writes the figures.
 
     Raises:
@@ -409,7 +353,7 @@ def evaluate_pays(request: Request, wish: PaysWish, options: Options) -> Evaluat
     return evaluation
 
 
-def _find_answers(subject: Subject, options: Options) -> None:
+def _find_answers(subject: Subject, options: EvalOptions) -> None:
     """Looks up the pictures in a teacher's stored answers; where it lacks some, the student alone is measured:
     ``subject.teacher`` becomes None, with a line on standard error.
 
@@ -433,7 +377,7 @@ class _Proof:
     """
 
     measured: Sequence[Subject]
-    options: Options
+    options: EvalOptions
     cautions: list[list[str]]
     """What to say of the pictures in each model's certificate, or in the cascade."""
     outcomes: list[PictureOutcomes] = field(default_factory=list)
@@ -444,12 +388,12 @@ class _Proof:
     """For the disputed labels, of a single model."""
 
     @classmethod
-    def of(cls, measured: Sequence[Subject], options: Options) -> "_Proof":
+    def of(cls, measured: Sequence[Subject], options: EvalOptions) -> "_Proof":
         """Refuses pictures and models that prove nothing, before anything is measured."""
         proof = cls(measured, options, _cautions(measured, options))
         if options.claim is not None:
             proof.outcomes = [PictureOutcomes(subject.task) for subject in measured]
-        if options.cascade is not None:
+        if options.cascade_wish is not None:
             proof.sureness = Sureness()
         if options.disputed:
             check_disputes(measured)
@@ -476,8 +420,10 @@ class _Proof:
         first = self.measured[0]
         if self.outcomes:
             _certify(results, self.measured, self.outcomes, options)
-        if options.cascade is not None and self.sureness is not None:
-            cascade = cascade_of(first, self.sureness, options.cascade, place, self.cautions[0])
+        if options.cascade_wish is not None and self.sureness is not None:
+            cascade = cascade_of(
+                first, self.sureness, options.cascade_wish, place, self.cautions[0]
+            )
             results[0]["cascade"] = cascade
         if self.disputes is not None:
             results[0]["disputed"] = self.disputes.found(first, place)
@@ -495,7 +441,7 @@ class _Proof:
                 _add_looks(certificate, look, name)
 
 
-def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
+def _cautions(measured: Sequence[Subject], options: EvalOptions) -> list[list[str]]:
     """What to say of the pictures in each model's certificate, a list of lines a model; empty ones where nothing is to be
     proven.
 
@@ -504,7 +450,7 @@ def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
     """
     if not options.proves:
         return [[] for _ in measured]
-    if options.cascade is not None:
+    if options.cascade_wish is not None:
         check_cascade(measured)
     if measured[0].task.certified is None:
         raise UserError("margin: needs a classifier, masks or numbers to compare")
@@ -524,7 +470,7 @@ def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
     return cautions
 
 
-def _look(subject: Subject, options: Options) -> dict[str, int] | None:
+def _look(subject: Subject, options: EvalOptions) -> dict[str, int] | None:
     """Counts a look at pictures that a run is judged by (:func:`kd.run.certify.count_look`).
 
     None, and nothing is counted, without a run, and of ``train`` and ``val``, which were seen while it trained.
@@ -539,7 +485,7 @@ def _certify(
     results: list[dict[str, Any]],
     measured: Sequence[Subject],
     outcomes: Sequence[PictureOutcomes],
-    options: Options,
+    options: EvalOptions,
 ) -> None:
     """Puts the certificates into the models' figures; of several models the first gets none.
 
@@ -561,7 +507,7 @@ def _certify(
             result["certificate"] = certificate
 
 
-def _complete(certificate: dict[str, Any], options: Options, caution: Sequence[str]) -> None:
+def _complete(certificate: dict[str, Any], options: EvalOptions, caution: Sequence[str]) -> None:
     """Adds to a certificate which pictures it is about, and what speaks against it (``caution``, lines)."""
     if options.folder:
         place = f"folder {options.folder}"
@@ -592,7 +538,7 @@ def _add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: 
     certificate["text"].append(f"{place}: measured {times} {whose}{students} (looks.json)")
 
 
-def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
+def _check_same_pictures(measured: Sequence[Subject], options: EvalOptions) -> None:
     """Refuses to compare models that would be measured on other pictures, labels or classes."""
     first = measured[0]
     pictures = first.data.split(options.place)
@@ -608,7 +554,7 @@ def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
 
 
 def measure(
-    subject: Subject, options: Options, listeners: Sequence[Listener], own_data: bool
+    subject: Subject, options: EvalOptions, listeners: Sequence[Listener], own_data: bool
 ) -> dict[str, Any]:
     """Measures a model, and its teacher where it has one: metrics, fidelity and, where wanted, damaged pictures.
 
@@ -662,7 +608,7 @@ def measure(
 
 
 def _robust(
-    subject: Subject, options: Options, device: torch.device
+    subject: Subject, options: EvalOptions, device: torch.device
 ) -> dict[str, dict[str, list[float]]]:
     """The task's main metric on damaged pictures: by the kind of damage and the model, at each of
     :data:`kd.data.transforms.STRENGTHS` in turn.
@@ -684,7 +630,7 @@ def _robust(
 
 
 def _write_answers(
-    file: Path, measured: Sequence[Subject], answers: Sequence[Answers], options: Options
+    file: Path, measured: Sequence[Subject], answers: Sequence[Answers], options: EvalOptions
 ) -> None:
     """Writes a table: a row a picture, its name, its label, then the columns of each model (by its name, if several).
 
@@ -727,7 +673,7 @@ def _gives_features(word: str) -> bool:
     return file.is_file() and student_metadata_in(file).gives_features
 
 
-def _evaluate_features(request: Request, options: Options) -> Evaluation:
+def _evaluate_features(request: Request, options: EvalOptions) -> Evaluation:
     """Measures runs without classifiers by their features: ranks, and accuracies by labelled pictures where given.
 
     Raises:
@@ -758,7 +704,7 @@ def _evaluate_features(request: Request, options: Options) -> Evaluation:
     return evaluation
 
 
-def _notes(of_data: Iterable[str], runs: Iterable[Path | None], options: Options) -> list[str]:
+def _notes(of_data: Iterable[str], runs: Iterable[Path | None], options: EvalOptions) -> list[str]:
     """Lines below the table, each once: those of the pictures, then those on the runs' precision.
 
     Args:
@@ -770,7 +716,7 @@ def _notes(of_data: Iterable[str], runs: Iterable[Path | None], options: Options
     return [note for note in dict.fromkeys([*of_data, *on_precision]) if note]
 
 
-def _note_on_precision(run: Path, options: Options) -> str:
+def _note_on_precision(run: Path, options: EvalOptions) -> str:
     """Why a run's figures are not to the digit those of its own validations; "" where they should be, and for other
     pictures than ``val``.
 
@@ -791,7 +737,7 @@ def _note_on_precision(run: Path, options: Options) -> str:
 
 
 def _features_of_run(
-    word: str, request: Request, options: Options
+    word: str, request: Request, options: EvalOptions
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures of a run without a classifier, and the notes on its pictures.
 

@@ -11,7 +11,6 @@ from kd.errors import UserError, needs_extra, pip_install
 from kd.launch.cluster import recognise
 from kd.run.files import leaves
 from kd.run.keys import plain
-from kd.storage.objects import is_url
 
 LOGGERS = {
     "TensorBoardLogger": ("tensorboard", "tensorboardX"),
@@ -26,14 +25,14 @@ GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu", "nvgpu")
 
 
 class Need(NamedTuple):
-    """A package that a setting needs."""
+    """Packages of which a setting needs one."""
 
     setting: str
     """The setting, and its value where that says more."""
-    package: str
-    """As it is imported."""
-    extra: str
-    """kd's extra that installs it."""
+    packages: tuple[str, ...]
+    """As they are imported."""
+    extra: str = ""
+    """kd's extra that installs them; "": kd has none."""
 
 
 def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
@@ -48,15 +47,13 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
     """
     _check_student(config)
     refuse_random_weights(config)
-    for name in _class_names(config["trainer"]["logger"]):
-        packages = LOGGERS.get(name, ())
-        if packages and not any(map(_installed, packages)):
-            raise UserError(
-                f"trainer.logger: {name} needs the package {packages[0]}: {pip_install(packages[0])}"
-            )
     for need in _needs(config):
-        if not _installed(need.package):
-            raise UserError(f"{need.setting} {needs_extra(need.extra)}")
+        if not any(map(_installed, need.packages)):
+            package = need.packages[0]
+            what = f"needs the package {package}: {pip_install(package)}"
+            if need.extra:
+                what = needs_extra(need.extra)
+            raise UserError(f"{need.setting} {what}")
     strategy = str(config["trainer"]["strategy"])
     if (SMDDP in strategy or "SMDDPStrategy" in strategy) and not _installed(SMDDP):
         raise UserError(
@@ -64,7 +61,7 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
             "lacks; config=nodes_4x8 trains on the same machines over NCCL"
         )
     _check_gpus(config["trainer"], overlays)
-    _check_zero(config)
+    _check_processes(config)
 
 
 def _check_student(config: Mapping[str, Any]) -> None:
@@ -134,32 +131,29 @@ def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
-    """The packages that settings need, each with its key and the extra that installs it."""
-    data = config["data"]
-    trainer = config["trainer"]
-    monitor = config["monitor"]
-    if data["engine"] in ("dali", "ray"):
-        package = {"dali": "nvidia.dali", "ray": "ray"}[data["engine"]]
-        yield Need(f"data.engine: {data['engine']}", package, data["engine"])
-    if "HuggingFace" in _class_names(data["source"]):
-        yield Need("data.source: HuggingFace", "datasets", "hf")
-    if "DeepSpeed" in _class_names(trainer["strategy"]):
-        yield Need("trainer.strategy: DeepSpeed", "deepspeed", "deepspeed")
-    if monitor["prometheus_port"]:
-        yield Need("monitor.prometheus_port:", "prometheus_client", "prometheus")
-    if monitor["otlp"]:
-        yield Need("monitor.otlp:", "opentelemetry", "otel")
-    if monitor["cloudwatch"]:
-        yield Need("monitor.cloudwatch:", "boto3", "aws")
+    """The packages that settings need."""
+    data, trainer, monitor = config["data"], config["trainer"], config["monitor"]
+    for name in _class_names(trainer["logger"]):
+        if name in LOGGERS:
+            yield Need(f"trainer.logger: {name}", LOGGERS[name])
+    needed = (
+        (data["engine"] == "dali", "data.engine: dali", "nvidia.dali", "dali"),
+        (data["engine"] == "ray", "data.engine: ray", "ray", "ray"),
+        ("HuggingFace" in _class_names(data["source"]), "data.source: HuggingFace", "datasets", "hf"),
+        ("DeepSpeed" in _class_names(trainer["strategy"]), "trainer.strategy: DeepSpeed", "deepspeed", "deepspeed"),
+        (monitor["prometheus_port"], "monitor.prometheus_port:", "prometheus_client", "prometheus"),
+        (monitor["otlp"], "monitor.otlp:", "opentelemetry", "otel"),
+        (monitor["cloudwatch"], "monitor.cloudwatch:", "boto3", "aws"),
+    )  # fmt: skip
+    for is_needed, setting, package, extra in needed:
+        if is_needed:
+            yield Need(setting, (package,), extra)
     for key, value in leaves(config):
+        name = plain(key.removesuffix(".class_path"))
         if key.endswith("class_path") and str(value).endswith(".HuggingFaceBuilder"):
-            yield Need(
-                f"{plain(key.removesuffix('.class_path'))}: HuggingFaceBuilder",
-                "transformers",
-                "hf",
-            )
-        elif isinstance(value, str) and is_url(value) and value.startswith(("s3://", "gs://")):
-            yield Need(f"{plain(key)}: {value}", "fsspec", "stream")
+            yield Need(f"{name}: HuggingFaceBuilder", ("transformers",), "hf")
+        elif isinstance(value, str) and value.startswith(("s3://", "gs://")):
+            yield Need(f"{name}: {value}", ("fsspec",), "stream")
 
 
 def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
@@ -183,15 +177,22 @@ def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
         )
 
 
-def _check_zero(config: Mapping[str, Any]) -> None:
-    """Refuses ZeRO on one process, as far as settings and machine tell: a run of several may be resumed on one."""
+def _check_processes(config: Mapping[str, Any]) -> None:
+    """Refuses ZeRO and FSDP on one process, as far as settings and machine tell: a run of several may be resumed on one."""
     trainer = config["trainer"]
     devices = str(trainer["devices"])
     one = devices == "1" or (devices in ("auto", "-1") and not _has_gpu_files())
     started = recognise() or "WORLD_SIZE" in os.environ
-    if config["optim"]["zero"] and one and trainer["num_nodes"] == 1 and not started:
+    if not one or trainer["num_nodes"] > 1 or started:
+        return
+    if config["optim"]["zero"]:
         raise UserError(
             "optim.zero: needs several processes, for example config=ddp_2cpu; optim.zero=false trains on one"
+        )
+    if _class_names(trainer["strategy"]) == ["FSDP"]:
+        raise UserError(
+            "trainer.strategy: FSDP shards over several processes (trainer.devices=N, config=ddp_8gpu config=fsdp); "
+            "trainer.strategy=auto trains on one"
         )
 
 

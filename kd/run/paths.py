@@ -1,39 +1,13 @@
-"""Recipes and overlays by their names, and which settings take a file of settings."""
+"""Recipes and overlays by their names."""
 
-from contextlib import suppress
 from pathlib import Path
-from typing import get_origin
 
-from kd.config import kinds
-from kd.config.kinds import plain_members
 from kd.config.parts import described, of_kind
 from kd.errors import UserError, did_you_mean
 from kd.machine import shipped
-from kd.run import keys
 
 SETTINGS = (".yaml", ".yml")
 """Endings of files of settings."""
-
-
-def is_file(value: str) -> bool:
-    """Whether a file is there; a name that no file can have is not one."""
-    with suppress(OSError, ValueError):  # too long for a name, or a null byte
-        return "\n" not in value and Path(value).is_file()
-    return False
-
-
-def holds_settings(key: str) -> bool:
-    """Whether a key takes a group of settings, a class, a dict or a list, and no text of its own.
-
-    ``trainer.logger`` and ``trainer.strategy``, which take names too, count among these. Then a text with the ending of a
-    YAML file is a file of its value. A student's keys (``students.NAME.``) and those of ``model.teachers.NAME`` count as
-    the run's own; "" is the whole tree.
-    """
-    kind = keys.declared(key)
-    types = {get_origin(part) or part for part in plain_members(kind)}
-    has_several = not types.isdisjoint({dict, list})
-    takes_text = str in types and key != "trainer.strategy"
-    return not takes_text and (has_several or kinds.holds_settings(kind))
 
 
 PARTS = (

@@ -30,8 +30,8 @@ from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
 from kd.report.pays import DISTILLED, gain_line
 from kd.run.build import untrained_student_in
+from kd.run.eval_options import PaysWish
 from kd.run.open import open_run
-from kd.run.pays_wish import PaysWish
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import Trust

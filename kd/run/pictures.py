@@ -28,8 +28,8 @@ from kd.launch.cluster import is_rank_zero
 from kd.machine import python
 from kd.run import typed
 from kd.run.checks import class_of
+from kd.run.eval_options import PaysWish
 from kd.run.needs import teachers_in
-from kd.run.pays_wish import PaysWish
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 

@@ -1,7 +1,7 @@
 """A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once.
 
 A *recipe* is a YAML file of settings; an *overlay* (``config=NAME``) is another one on top of it; an *override* is a
-word ``KEY=VALUE``; a *flag* is one of :data:`FLAGS`. ``rest`` holds all other words: runs, files, pictures.
+word ``KEY=VALUE``; a *flag* takes no value (:data:`FLAGS`). ``rest`` holds all other words: runs, files, pictures.
 """
 
 import re
@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kd.config.kinds import group_in
 from kd.config.suggest import as_question, suggest
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
-from kd.run.checks import check_warmup, notes_on_patches, notes_without_effect
+from kd.run.checks import check_warmup
 from kd.run.gate import check_foreign
-from kd.run.keys import kind_at
-from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of, shipped
-from kd.run.resolve import DEFAULTS, Value, Word, keys_of_classes, merged, resolve
+from kd.run.keys import declared, kind_at
+from kd.run.paths import OTHER_NAMES, find, part_of, shipped
+from kd.run.resolve import Value, Word, keys_of_classes, resolve
 from kd.run.shorthand import written_out
 from kd.run.task_words import note_on_task
 from kd.run.trust import Trust, is_own, vouched
+from kd.run.typed import check_meant
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
 
@@ -34,20 +36,11 @@ ABOVE_CLASSES = (
     "trainer",
 )
 """Groups that hold a class: a word that gives one of these as a mapping may name the class."""
-GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
-          "checkpoint", "monitor")  # fmt: skip
-"""Keys that take a mapping of settings, merged key by key, and no plain value."""
-FLAGS = (
-    "-h", "--alarms", "--alerts", "--dashboard", "--delete", "--describe", "--dry-run", "--help", "--json", "--keys",
-    "--list", "--live", "--open", "--print_config", "--set", "--traces", "--trust", "--tune", "--version", "--what-if",
-    "--yes",
-)  # fmt: skip
-"""Options of all commands; they take no value, but those of :data:`ABOUT` may. Those that a command knows are in its
-``HELP``."""
+FLAGS = ("-h", "--help", "--trust")
+"""Options of all commands, beside a command's own; they take no value, but those of :data:`ABOUT` may."""
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
 """``key=value`` or ``--key=value``; a ``+`` after the key adds to a list."""
-MODELS = ("model.teacher", "model.student")
 NAMED = ("students", "teachers", "distill_losses", "taps", "channel")
 """Settings, and a key of ``kd-launch``, whose entries have names of the user's own, in which a hyphen is one."""
 
@@ -62,8 +55,6 @@ class Request:
     """Names or paths, in order."""
     overrides: list[str] = field(default_factory=list)
     """``key=value`` items, in order."""
-    values: dict[str, object] = field(default_factory=dict)
-    """Of those items that a program (:mod:`kd.api`) has given as values, not as text: whole item -> value."""
     resume: str | None = None
     """Folder of a run."""
     cluster: dict[str, int] = field(default_factory=dict)
@@ -103,9 +94,7 @@ class Request:
         values = [{key: word.value} for key, word in words]
         own = {file: content for file, content in contents.items() if self._is_own(file)}
         self.vouched = vouched(own.values(), values, self.trusted, len(own) == len(contents))
-        layers: list[Mapping[str, Any]] = []
-        for file, content in contents.items():
-            layers.append(self._with_files("", content, file.parent) if file in own else content)
+        layers: list[Mapping[str, Any]] = [*contents.values()]
         if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
             layers.append({"recipe": self.recipe})
         elif self.recipe and layers[0].get("recipe") is None:
@@ -113,9 +102,7 @@ class Request:
             layers.append({"recipe": recipe_file.stem})
         layers.append(self.cluster)
         for key, word in sorted(words, key=_is_argument):
-            value = self._with_files(key, word.value)
-            is_unchanged = value == word.value
-            layers.append({key: word if is_unchanged else value})
+            layers.append({key: word})
         if self.here:
             layers = [with_folders(layer) for layer in layers]
         return resolve(layers, self.vouched)
@@ -129,11 +116,10 @@ class Request:
         ``--keys``.
         """
         files = list(self._contents().values())
-        layers: list[Mapping[str, Any]] = [DEFAULTS, *files]
+        layers: list[Mapping[str, Any]] = [*files]
         for key, word in sorted(self._words(files), key=_is_argument):
             layers.append({key: word})
-        settings = merged(layers)
-        return keys_of_classes(settings)
+        return keys_of_classes(layers)
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
@@ -149,39 +135,6 @@ class Request:
             return float(rate)  # YAML 1.1 takes 1e-3 for text
         except (TypeError, ValueError):
             return None
-
-    def _with_files(self, key: str, value: Value, folder: Path | None = None) -> Value:
-        """What a setting is given: the content of a YAML file where it names one, else the value itself.
-
-        Only settings that take a group, a class, a dict or a list read a file; a file's own names are read likewise.
-
-        Args:
-            key: whole.
-            value: of the setting; dicts are searched.
-            folder: of the file that holds the setting; None: the command line, and paths are relative to the present
-                folder.
-
-        Raises:
-            UserError: no such file, or one that names code which is not trusted.
-        """
-        if isinstance(value, dict):
-            entries: dict[Any, Any] = {}
-            for name, inner in value.items():
-                entries[name] = self._with_files(f"{key}.{name}".lstrip("."), inner, folder)
-            return entries
-        if not isinstance(value, str) or not value.endswith(SETTINGS):
-            return value
-        name = keys.plain(key)
-        if not (holds_settings(name) or kind_at(key) or name.startswith("students.")):
-            return value
-        file = (folder or Path()) / value
-        if not is_file(str(file)):
-            raise UserError(f"{name}: file {file} not found")
-        content = files.read(file)
-        if not self._is_own(file):
-            check_foreign(file, [{key: content}], self.trust)
-            return content
-        return self._with_files(key, content, file.parent)
 
     def _contents(self, trains: bool = False) -> dict[Path, dict[Any, Any]]:
         """The settings of each file, in rising priority; none names code that the user does not trust.
@@ -200,12 +153,6 @@ class Request:
             contents[file] = _left_open(content, typed) if is_part else content
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
-            _check_no_files(content)
-            for group in GROUPS:
-                value = content.get(group)
-                if value and not isinstance(value, dict):
-                    problem = f"must be a group of settings, got '{value}'"
-                    raise UserError(f"{file}: {group}: {problem}")
             if not self._is_own(file):
                 check_foreign(file, [content], self.trust, typed if trains else None)
         return contents
@@ -217,26 +164,22 @@ class Request:
             contents: of the recipe and the overlays, in rising priority.
 
         Raises:
-            UserError: a word with control characters, that sets nothing, or with a file where none is read.
+            UserError: a word with control characters, or that sets nothing.
         """
         typed = self.overrides
         self.overrides = written_out(typed, [*contents])
         self.notes += note_on_task(typed, self.overrides)
         words = [self._word(item) for item in self.overrides]
         for key, word in words:
-            _check_no_files({key: word.text})
             files.check_text({key: word.value})
             _check_says_something(key, word)
         return words
 
-    def _word(self, item: str) -> tuple[str, Word]:
-        """Key and value of ``key=value``; what Python handed over keeps its type, text is read as YAML."""
+    @staticmethod
+    def _word(item: str) -> tuple[str, Word]:
+        """Key and value of ``key=value``, which is read as YAML."""
         key, _, text = item.partition("=")
-        if item in self.values:
-            value = self.values[item]
-        else:
-            value = _read(text)
-        return key, Word(text, value)
+        return key, Word(text, read_word(text))
 
     def named(self) -> list[str]:
         """All that the command line names, as ``KEY=VALUE`` and flags: a restarted job finds its run by these words.
@@ -270,8 +213,7 @@ class Request:
     def check_read(self, config: Mapping[str, Any]) -> None:
         """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`).
 
-        Of a new run a typed warm-up that fills it is refused too, and pictures that are smaller than a patch. Called once,
-        by ``kd-train`` and ``kd.train``.
+        Of a new run a typed warm-up that fills it is refused too. Called once, by ``kd-train`` and ``kd.train``.
 
         Args:
             config: what :meth:`resolved` gave.
@@ -287,10 +229,8 @@ class Request:
         if self.resume:
             given["resume"] = self.resume
         check_read({**config, "resume": self.resume}, contents, given)
-        self.notes += notes_without_effect(config)
         if self.resume is None:
             check_warmup(config, given)
-            notes_on_patches(config["model"])
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, each followed by what it changes of this recipe alone (:func:`part_of`), in rising
@@ -344,7 +284,9 @@ def with_folders(value: Value) -> Value:
 
 def _check_says_something(key: str, word: Word) -> None:
     """Refuses a word that would change nothing, or would turn something off in silence (a shell's empty variable)."""
-    if word.value == {} and key in GROUPS:  # what is merged key by key takes nothing from it
+    if word.value == {} and group_in(
+        declared(key)
+    ):  # what is merged key by key takes nothing from it
         raise UserError(f"{key}: {{}} sets nothing")
     if key == "runs_dir" and not word.value:
         raise UserError("runs_dir: must name a folder, got nothing")
@@ -362,23 +304,7 @@ def _is_argument(word: tuple[str, Word]) -> bool:
     return not kind_at(place)
 
 
-def _check_no_files(layer: Mapping[Any, Any]) -> None:
-    """Refuses a file that is no YAML where settings or a class are wanted: its content would end up in a message.
-
-    Args:
-        layer: settings, nested or dotted.
-    """
-    for key, value in files.leaves(layer):
-        key = key.rstrip("+")
-        is_settings = str(value).endswith(SETTINGS) or not holds_settings(key)
-        if not isinstance(value, str) or is_settings or not is_file(value):
-            continue
-        takers = {"checkpoint": "model.teacher"} | {model: model for model in MODELS}
-        instead = f" ({takers[key]}.checkpoint=FILE does)" if key in takers else ""
-        raise UserError(f"{key}: takes no file, got {value}{instead}")
-
-
-def _read(text: str) -> object:
+def read_word(text: str) -> object:
     """A word's value as YAML reads it; what is no YAML stays text, which the types refuse later."""
     try:
         return yaml_of(text)
@@ -386,12 +312,16 @@ def _read(text: str) -> object:
         return text
 
 
-def translate(argv: Sequence[str]) -> Request:
+def translate(argv: Sequence[str], flags: Iterable[str] = ()) -> Request:
     """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
 
     A word that ends in ``.yaml`` or ``.yml`` is the recipe; a flag of :data:`ABOUT` takes the word after it, where that has
     letters, digits, ``_`` and dots alone, as its topic; several numbers after ``--key`` are a list; all other words are the
     request's ``rest``. No file is read.
+
+    Args:
+        argv: the words.
+        flags: the command's own, beside :data:`FLAGS`.
 
     Raises:
         UserError: an unknown option, a setting without a value, two recipes, another ``print_config`` than ``skip_null``,
@@ -407,7 +337,7 @@ def translate(argv: Sequence[str]) -> Request:
             request.flags.add("help")
             request.about = item[2:].removesuffix(".help")
             continue
-        if item in FLAGS:
+        if item in FLAGS or item in flags:
             request.flags.add("help" if item == "-h" else item.lstrip("-"))
             if item in ABOUT and items and re.fullmatch(r"[\w.]+", items[0]):
                 request.about = items.pop(0)
@@ -491,7 +421,7 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
             raise UserError(f"{where}: no key '{key}'")
         key = underscored(key)
         if key == "config":
-            names = _read(value)
+            names = read_word(value)
             if isinstance(names, list):
                 overlays = [str(name) for name in names]
             else:
@@ -499,7 +429,7 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
             request.overlays += [name for name in overlays if name not in request.overlays]
         elif key not in given:
             _sort_in(request, key, value)
-        elif _read(given[key]) != _read(value):
+        elif read_word(given[key]) != read_word(value):
             raise UserError(f"{key}: {given[key]} on the command line, but {value} in {where}")
 
 
@@ -511,7 +441,7 @@ def _sort_in(request: Request, key: str, value: str) -> None:
     """
     if value.startswith("~/"):  # a shell leaves it as it is behind "="
         value = str(Path(value).expanduser())
-    content = _read(value)
+    content = read_word(value)
     if not isinstance(content, (dict, list)):
         content = value  # as text: YAML folds line breaks
     files.check_text({key: content})
@@ -520,6 +450,7 @@ def _sort_in(request: Request, key: str, value: str) -> None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")
         request.recipe = value
     elif key == "resume":
+        check_meant(key, value, [])
         request.resume = value
     elif key == "print_config":
         if value != "skip_null":

@@ -24,13 +24,15 @@ from kd.config.kinds import (
     inner_kind,
     plain_members,
     problem_in,
+    refusal,
     refused,
     takes,
 )
-from kd.config.suggest import hint, suggest
+from kd.config.parts import Listed
+from kd.config.suggest import hint
 from kd.errors import UserError, no_such_loss
 from kd.run import files, typed
-from kd.run.keys import FILLED, Key, fields, kind_at, plain, schema
+from kd.run.keys import FILLED, Key, fields, plain, schema
 from kd.run.trust import (
     NAME,
     NOTHING,
@@ -105,13 +107,10 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
     merge = _Merge(trusted)
     given = merge.all_of(tree, layers)
     if merge.unknown:
-        known = [*schema(), *keys_of_classes(given)]
+        known = [*schema(), *merge.keys]
         key = merge.unknown[0]
         suggestion = hint(key, known, merge.losses)
-        also = ""
-        if suggestion.startswith(" ("):
-            also = _classes_that_take(key)
-        raise UserError(f"no key '{key}'{suggestion}{also}")
+        raise UserError(f"no key '{key}'{suggestion}")
     if any("${" in str(value) for _, value in files.leaves(given)):
         defaults = merge.whole(_Merge(None).all_of({}, [DEFAULTS]))
         given = _interpolated(merge.put(defaults, [], given, Settings, ""))
@@ -129,27 +128,6 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
         except UserError as error:
             raise UserError(f"students.{name}: {error}") from error
     return whole
-
-
-def _classes_that_take(key: str) -> str:
-    """The end of a message for an unknown argument of a source or builder: other classes that take one of its meaning;
-    of builders those that take it by this name.
-    """
-    place, _, argument = key.rpartition(".")
-    if kind_at(place) == "builder":
-        names = [one.short for one in listed.of_kind("builder") if argument in one.fields]
-        if names:
-            return f"; {argument} is of {' and '.join(names)}"
-        return ""
-    if kind_at(place) != "source":
-        return ""
-    takers: list[str] = []
-    for one in listed.of_kind("source"):
-        names = suggest(key, [f"{place}.{name}" for name in one.arguments])
-        takers += [f"{place}={one.short} takes {name}" for name in names[:1]]
-    if takers:
-        return f"; {', '.join(takers[:3])}"
-    return ""
 
 
 def check_student(name: str, differences: Mapping[str, Any]) -> None:
@@ -224,26 +202,11 @@ def class_settings(value: Value, kind: str, key: str, trusted: Trust) -> Value:
         raise UserError(f"{key}: {error}".replace("{key}", key)) from error
 
 
-def keys_of_classes(tree: Tree) -> dict[str, Key]:
-    """The keys that the classes in a tree bring with them, by their names as ``--keys`` has them."""
-    known: dict[str, Key] = {}
-    for key, node in _class_nodes(tree, ""):
-        one = listed.listed(node["class_path"], kind_at(key))
-        if one is None:
-            continue
-        for name, argument in one.arguments.items():
-            whole_name = f"{key}.{name}"
-            known[whole_name] = replace(argument, name=whole_name)
-    return known
-
-
-def _class_nodes(tree: Mapping[str, Any], key: str) -> Iterable[tuple[str, Tree]]:
-    """The classes in a tree, with their keys; lists, and arguments of classes, are not searched."""
-    for name, value in tree.items():
-        if isinstance(value, dict) and "class_path" in value:
-            yield _join(key, name), value
-        elif isinstance(value, dict):
-            yield from _class_nodes(value, _join(key, name))
+def keys_of_classes(layers: Iterable[Mapping[str, Any]]) -> dict[str, Key]:
+    """The keys that the classes in layers of settings bring with them, by their names as ``--keys`` has them."""
+    merge = _Merge(None)
+    merge.all_of({}, [DEFAULTS, *layers])
+    return merge.keys
 
 
 class _Merge:
@@ -257,23 +220,40 @@ class _Merge:
         self.trusted = trusted
         self.unknown: list[str] = []
         """Whole keys that no group or listed class has, in the order in which they were met."""
-        self.losses: list[str] = []
-        """Names of the distillation losses, for hints; known once :meth:`all_of` has ended."""
+        self.classes: dict[str, Listed] = {}
+        """The listed classes that were named, by their places."""
 
     # -- what the layers give, without defaults --------
 
     def all_of(self, tree: Tree, layers: Iterable[Mapping[str, Any]]) -> Tree:
-        """A tree with layers put on top, the last one strongest; names the losses for :attr:`losses`."""
+        """A tree with layers put on top, the last one strongest."""
         for layer in layers:
             tree = self.put(tree, [], layer, Settings, "")
-        model = tree.get("model")
-        losses = None
-        if isinstance(model, dict):
-            losses = model.get("distill_losses")
-        for name, loss in losses.items() if isinstance(losses, dict) else ():
-            if isinstance(loss, dict) and loss["class_path"]:
-                self.losses.append(name)
+        for key in [*self.classes]:
+            node: Any = tree
+            for name in key.replace(".", ".init_args.").split("."):
+                if isinstance(node, dict) and name in node:
+                    node = node[name]
+                elif name != "init_args":
+                    node = None
+            if not node:  # a later layer has none in its place
+                del self.classes[key]
         return tree
+
+    @property
+    def losses(self) -> list[str]:
+        """Names of the distillation losses, for hints."""
+        places = [place.rpartition(".") for place in self.classes]
+        return [name for group, _, name in places if group == "model.distill_losses"]
+
+    @property
+    def keys(self) -> dict[str, Key]:
+        """The keys that the classes bring with them, by their names as ``--keys`` has them."""
+        known: dict[str, Key] = {}
+        for key, one in self.classes.items():
+            for name, argument in one.arguments.items():
+                known[f"{key}.{name}"] = replace(argument, name=f"{key}.{name}")
+        return known
 
     def put(self, before: Value, path: list[str], value: Value, kind: object, key: str) -> Value:
         """What stands at a place once ``value`` is put at ``path`` below it.
@@ -289,7 +269,9 @@ class _Merge:
             if isinstance(value, Word):
                 value = value.of(kind)
             typed.check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
-        class_kind = kind_at(key) or listed.kind_of(kind)
+            if group_in(kind) and not isinstance(value, Mapping | None):
+                raise UserError(f"{key}: {_refused(refusal(kind, value), key)}")
+        class_kind = listed.kind_of(kind)
         if class_kind:
             return self._put_class(before, path, value, class_kind, key)
         if path:
@@ -378,29 +360,11 @@ class _Merge:
     def _put_class(
         self, before: Value, path: list[str], value: Value, kind: str, key: str
     ) -> object:
-        """A class, a list of classes, or one of Lightning's words, put at or below a place.
-
-        ``kind``: of class that the place takes; the other arguments as of :meth:`_put_below`.
-        """
-        if not path:
-            return self._class_of(before, value, kind, key)
-        if isinstance(before, list) and before:  # more settings of the class that was added last
-            *earlier, last = before
-            return [*earlier, self._put_class(last, path, value, kind, key)]
-        name, *rest = path
-        if name == "init_args" and rest:
-            name, *rest = rest
-        if name in ("init_args", "class_path"):
-            if isinstance(value, Word):
-                value = value.value
-            return self._class_of(before, {name: value}, kind, key)
-        return self._with_argument(_node(before), [name, *rest], value, kind, key)
-
-    def _class_of(self, before: object, value: object, kind: str, key: str) -> object:
         """A class in the layer's form (a name, a mapping, a list of them) put onto the one that is there.
 
         Args:
             before: the place's value so far.
+            path: names from the place on; of a list, what follows is of the class that was added last.
             value: the layer's.
             kind: of class that the place takes.
             key: the place.
@@ -411,34 +375,29 @@ class _Merge:
         Raises:
             UserError: a class that is no name, or ``init_args`` that are no settings.
         """
+        if path and isinstance(before, list) and before:
+            *earlier, last = before
+            return [*earlier, self._put_class(last, path, value, kind, key)]
+        if path:
+            is_form = path in (["class_path"], ["init_args"])
+            value = {".".join(path): value.value if is_form and isinstance(value, Word) else value}
         if isinstance(value, list):
-            return [self._class_of(None, item, kind, key) for item in value]
+            return [self._put_class(None, [], item, kind, key) for item in value]
         if isinstance(value, str) and not _is_word(value, kind):
             value = {"class_path": value}
         if not isinstance(value, Mapping):
             return value
         node = _node(before)
-        if "class_path" in value:
-            path = value["class_path"]
-            if not isinstance(path, str):
-                problem = f"must be the name of a class, got {str(path)[:80]}"
-                raise UserError(f"{key}.class_path: {problem}")
-            if not (NAME.fullmatch(path) or "${" in path):
-                raise UserError(f"{key}: {typed.no_class(kind, path[:80])}")
-            node = self._renamed(node, path, kind, key)
-        for name, inner in value.items():
-            if name == "class_path":
-                continue
-            arguments: Mapping[Any, Any]
-            if name != "init_args":
-                arguments = {name: inner}
-            elif inner is None or isinstance(inner, Mapping):
-                arguments = inner or {}
-            else:
-                problem = f"must be settings (NAME: VALUE), got '{str(inner)[:80]}'"
-                raise UserError(f"{key}.{name}: {problem}")
-            for argument, given in arguments.items():
-                node = self._with_argument(node, str(argument).split("."), given, kind, key)
+        arguments = dict(value)
+        if "class_path" in arguments:
+            node = self._renamed(node, arguments.pop("class_path"), kind, key)
+        more = arguments.pop("init_args", None) or {}
+        if not isinstance(more, Mapping):
+            problem = f"must be settings (NAME: VALUE), got '{str(more)[:80]}'"
+            raise UserError(f"{key}.init_args: {problem}")
+        for name, given in {**arguments, **more}.items():
+            names = str(name).removeprefix("init_args.").split(".")
+            node = self._with_argument(node, names, given, kind, key)
         return node
 
     def _with_argument(
@@ -467,7 +426,7 @@ class _Merge:
         arguments[name] = self.put(before, rest, value, kind_below, inner_key)
         return {**node, "init_args": arguments}
 
-    def _renamed(self, node: Tree, path: str, kind: str, key: str) -> Tree:
+    def _renamed(self, node: Tree, path: object, kind: str, key: str) -> Tree:
         """A place with another class: arguments that the new class takes too are kept.
 
         Args:
@@ -480,8 +439,14 @@ class _Merge:
             UserError: a class that neither the list nor Lightning nor kd's source has, or one of the user's that has to be
                 imported and can't.
         """
+        if not isinstance(path, str):
+            problem = f"must be the name of a class, got {str(path)[:80]}"
+            raise UserError(f"{key}.class_path: {problem}")
+        if not (NAME.fullmatch(path) or "${" in path):
+            raise UserError(f"{key}: {typed.no_class(kind, path[:80])}")
         one = listed.listed(path, kind)
         if one is not None:
+            self.classes[key] = one
             path = one.name
         elif problem := typed.unknown_class(kind, path):
             raise UserError(f"{plain(key)}: {problem}")
@@ -524,10 +489,7 @@ class _Merge:
             place, _, name = key.rpartition(".")
             if place == "model.distill_losses" and problem.startswith(NAMELESS):
                 raise no_such_loss(name, self.losses) from error
-            is_model = key in ("model.teacher", "model.student")
-            own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if is_model else f"{key}.NAME=VALUE"
-            problem = problem.replace("{key}", key).replace("{own}", own)
-            raise UserError(f"{key}: {problem}") from error
+            raise UserError(f"{key}: {_refused(problem, key)}") from error
         tree: Tree = as_tree(settings)
         for place, name in (key.split(".") for key in FILLED):
             del tree[place][name]
@@ -574,6 +536,13 @@ class _Merge:
             if name not in known and not argument.default:
                 del arguments[name]
         return {"class_path": path, "init_args": arguments | others}
+
+
+def _refused(problem: str, key: str) -> str:
+    """What is said of a refused value, with the key in it, and the settings that the key has."""
+    is_model = key in ("model.teacher", "model.student")
+    own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if is_model else f"{key}.NAME=VALUE"
+    return problem.replace("{key}", key).replace("{own}", own)
 
 
 NAMELESS = "takes no settings without a class_path"
@@ -628,7 +597,6 @@ def _interpolated(tree: Tree) -> Tree:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    files.check_references(tree)
     try:
         return OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

@@ -68,26 +68,12 @@ def note_on_task(typed: Sequence[str], written: Sequence[str]) -> list[str]:
         written: the same with all that they imply; a task that a recipe's file has is not among them, and not reported.
     """
     given = dict(word.split("=", 1) for word in written if "=" in word)
-    implied = [word for word in written if word not in typed]
-    of_list = [word for word in implied if word.startswith((f"{TASK}=", f"{NUMBERS}="))]
-    unmixed = [word for word in implied if word.startswith(MIXING)]
-    losses = [word for word in implied if word.startswith(f"{LOSSES}.")]
-    words = [*of_list, *unmixed, *losses]
+    of_task = (f"{TASK}=", f"{NUMBERS}=", *MIXING, f"{LOSSES}.")
+    implied = [word for word in written if word not in typed and word.startswith(of_task)]
     pictures = PICTURES_WITH.get(_task_of(given))
-    if not words or pictures is None:
+    if not implied or pictures is None:
         return []
-    reasons = []
-    if unmixed:
-        reasons.append("are not mixed")
-    if losses:
-        reasons.append("need a loss of their own")
-    of_recipe = ""
-    if reasons:
-        of_recipe = " (the recipe is for one label a picture)"
-    line = f"{' '.join(words)}, as pictures with {pictures} {' and '.join(reasons)}".rstrip()
-    if not reasons:
-        line = f"{' '.join(words)}, as the pictures have {pictures}"
-    return [line + of_recipe]
+    return [f"{' '.join(implied)}, as the pictures have {pictures}"]
 
 
 def at(settings: Mapping[str, Any], key: str) -> Any:

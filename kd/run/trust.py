@@ -122,12 +122,10 @@ def class_named(name: str, kind: str, key: str, trusted: Trust) -> type:
     module, _, last = (one.name if one else name).rpartition(".")
     try:  # a short name that is not listed (of a student's file) may be of kd's own sources alone
         imported = _imported(module or "kd.data.sources")
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if f"{name}.".startswith(f"{missing}."):
-            raise _no_module(missing, name, kind, key) from error
-        raise UserError(f"{key}: {module} can't be imported: {error}") from error
     except ImportError as error:
+        missing = error.name or ""
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{missing}."):
+            raise _no_module(missing, name, kind, key) from error
         raise UserError(f"{key}: {module} can't be imported: {error}") from error
     named = getattr(imported, last, None)
     if not isinstance(named, type):
@@ -243,21 +241,11 @@ def trusted_class(name: str, trusted: Trust) -> type | None:
     Raises:
         UserError: it can't be imported, or builds no model.
     """
-    module, _, last = name.rpartition(".")
-    if (
-        not name
-        or name.startswith("kd.")
-        or not any(other == ALL or _below(name, other) for other in trusted)
-    ):
+    is_users = any(other == ALL or _below(name, other) for other in trusted)
+    if not name or name.startswith("kd.") or not is_users:
         return None
-    try:
-        named = getattr(_imported(module), last, None)
-    except ImportError as error:
-        where = "type the command in the folder of its file, or set PYTHONPATH"
-        raise UserError(f"trust: {name} can't be imported: {error} ({where})") from error
-    if isinstance(named, type):
-        _check_home(named, name, "trust", trusted)
-    if not (isinstance(named, type) and hasattr(named, "build")):
+    named = class_named(name, "", "trust", trusted)
+    if not hasattr(named, "build"):
         raise UserError(f"trust: {name} is no class that builds a model")
     return named
 

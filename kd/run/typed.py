@@ -175,7 +175,11 @@ def unknown_to_timm(key: str, value: object) -> str:
         return ""
     without_tag, has_tag, _ = name.partition(".")
     other = did_you_mean(without_tag, known, NEARLY) if has_tag else ""
-    other = other or builder_hint(name, key.removesuffix(".arch")) or near(name, known)
+    other = (
+        other
+        or builder_hint(name, key.removesuffix(".arch"))
+        or near(name.replace("-", "_"), known)
+    )
     return f"timm has no model '{name}'{other}"
 
 

@@ -22,6 +22,9 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
     (r"optim\.min_lr_ratio", lambda values: not any(values), ("optim.milestones",), "steps end at no such share"),
     (r"optim\.decay_norm_and_bias", any, ("optim.weight_decay",), "there is no decay"),
     (r"data\.augment\.mix_probability", any, ("data.augment.mixup", "data.augment.cutmix"), "mixed pictures need it"),
+    (r"data\.augment\.(repeat|before_resize)", any,
+     tuple(f"data.augment.{name}" for name in ("hflip", "vflip", "rotation", "rand_augment", "color_jitter")),
+     "it says how often, or when, these change a picture"),
     (r"monitor\.(?!enabled).*", any, ("monitor.enabled",), "nothing is monitored"),
     (r"monitor\.prometheus_host", any, ("monitor.prometheus_port",), "the Prometheus endpoint reads it"),
     (r"monitor\.send_every_s", any, ("monitor.otlp", "monitor.cloudwatch"), "what sends numbers elsewhere reads it"),
@@ -66,7 +69,7 @@ def check_read(
     for name, value in settings.items():
         layer = _newest(layers, name)
         is_set = value and value != _default(name)
-        if is_set and layer in checked:
+        if is_set and layer in checked and any(re.fullmatch(row[0], name) for row in READERS):
             _check(name, value, layer, settings, layers)
 
 

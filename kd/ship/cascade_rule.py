@@ -1,6 +1,5 @@
 """The rule of a cascade as ``kd-eval cascade=true`` has measured it: when the teacher is asked."""
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +66,7 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
         For a share, the threshold below which this share of the measured pictures lies; ``asked`` is their number.
 
     Raises:
-        UserError: nothing was measured, or for other weights, or the file can't be read; no threshold was found; ``defer``
-            is out of range.
+        UserError: nothing was measured, or for other weights, or the file can't be read; or no threshold was found.
     """
     measures = f"kd-eval {run} cascade=true measures it"
     why = [f"{run} has no {CASCADE}"]
@@ -99,16 +97,9 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{key}: {run}: {CASCADE} can't be read; {measures} anew") from error
     # the score below which this share of the measured pictures lies: its percentiles 0, 1, ..., 100 are in the file
-    share = _share(defer)
+    share = float(defer)
     threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
     return CascadeRule(score, threshold, round(share * pictures), pictures, head)
-
-
-def _share(text: str) -> float:
-    """A share of pictures in [0, 1), written ``0``, ``.1`` or ``0.1``; raises a UserError for anything else."""
-    if re.fullmatch(r"0?\.\d+|0", text) and float(text) < 1:
-        return float(text)
-    raise UserError(f"defer: must be true or a share >= 0 and < 1, got '{text}'")
 
 
 @dataclass

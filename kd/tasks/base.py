@@ -248,10 +248,6 @@ class Task(KeepsDtype):
         weight, bias, accuracy = starting_classifier(features, targets, self.num_classes)
         return FirstClassifier(weight, bias, f"accuracy {accuracy:.1%}")
 
-    def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor] | None:
-        """The shape of four pictures' logits and their targets, to try losses on; None: they are not tried."""
-        return None
-
     def entropy(self, logits: Tensor) -> Tensor | None:
         """Mean entropy of ``(N, C, ...)`` logits, over its maximum: 0 one-hot, 1 uniform; None where they have none."""
         return None

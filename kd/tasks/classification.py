@@ -150,10 +150,6 @@ class Classification(Task):
         """How many of the targets, ``(N,)`` class ids or ``(N, C)`` shares, are a label: int64, a scalar."""
         return self._known(target).sum()
 
-    def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
-        """Four pictures of a class each, to try losses on: logits ``(4, C)`` and class ids ``(4,)``."""
-        return (4, classes), torch.arange(4) % classes
-
     def entropy(self, logits: Tensor) -> Tensor:
         """Mean entropy of the softmax of logits ``(N, C)`` over its maximum log C: a scalar in 0..1."""
         return relative_entropy(logits.log_softmax(1))

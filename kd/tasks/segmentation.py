@@ -146,10 +146,6 @@ class Segmentation(Task):
         """Refuses losses that are not defined for logit maps."""
         return "" if loss.for_maps else REFUSED_LOSSES["Segmentation"]
 
-    def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
-        """Four pictures of 4x4 pixels, to try losses on: logits ``(4, C, 4, 4)`` and masks ``(4, 4, 4)``."""
-        return (4, classes, 4, 4), torch.zeros(4, 4, 4, dtype=torch.uint8)
-
     def entropy(self, logits: Tensor) -> Tensor:
         """Mean entropy of the pixels' softmax, of logits ``(N, C, H, W)``, over its maximum log C: a scalar in 0..1."""
         return relative_entropy(logits.log_softmax(1))

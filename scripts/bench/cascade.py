@@ -13,8 +13,9 @@ import numpy as np
 from kd.module.evaluation import metrics_of_student
 from kd.proof.cascade import SCORES, Goal, Measured, curve, fit_head, gain_area, score_of
 from kd.run.cascade import Sureness, times_of
-from kd.run.measure import Options, subjects
-from kd.run.own_keys import take
+from kd.run.eval_options import EvalOptions
+from kd.run.measure import subjects
+from kd.run.options import take
 from kd.run.request import translate
 
 DRAWS, CONFIDENCE = 200, 0.95
@@ -24,7 +25,7 @@ def main() -> None:
     """Prints the tables."""
     request = translate(sys.argv[1:])
     options = take(request, "split", "folder")
-    wanted = Options(options.get("split", "val"), options.get("folder"))
+    wanted = EvalOptions(split=options.get("split", "val"), folder=options.get("folder"))
     (subject,) = subjects(request, wanted)
     sureness = Sureness()
     batches = subject.data.eval_dataloader(wanted.place)

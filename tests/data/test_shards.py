@@ -193,7 +193,7 @@ def test_wrong_use_of_kd_pack(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for items, message in (
-        (["short_side=big"], "short_side: must be a number of pixels, got 'big'"),
+        (["short_side=big"], "short_side: must be a whole number, got 'big'"),
         (["data.source.root=/nowhere"], "data.source.root: folder /nowhere not found"),
     ):
         assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'p'}", *items]) == 2

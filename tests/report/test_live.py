@@ -139,7 +139,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         in capsys.readouterr().err
     )
     assert report_main(["--live", str(tmp_path), "port=much"]) == 2
-    assert "port: must be a whole number from 0 to 65535, got 'much'" in capsys.readouterr().err
+    assert "port: must be a whole number, got 'much'" in capsys.readouterr().err
     assert report_main(["--live", str(tmp_path), "prot=80"]) == 2
     assert "no key 'prot' (it takes port=); did you mean 'port'?" in capsys.readouterr().err
     assert report_main(["--live"]) == 2

@@ -15,7 +15,7 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.files import flatten
 from kd.run.request import translate
-from kd.run.resolve import keys_of_classes, merged, resolve
+from kd.run.resolve import keys_of_classes, resolve
 from tests._helpers import ROOT
 
 GUESSES = {  # what an engineer would type, and what was meant
@@ -157,7 +157,7 @@ RECIPE = {"data": {"source": "ImageFolder"}, "model": {"distill_losses": {"kd": 
 @pytest.fixture(scope="module")
 def accepted() -> list[str]:
     """The keys that a plain recipe of pictures in folders takes."""
-    return [*keys.schema(), *keys_of_classes(merged([RECIPE]))]
+    return [*keys.schema(), *keys_of_classes([RECIPE])]
 
 
 def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
@@ -174,7 +174,7 @@ def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
 
 def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
     named = {name.format(loss="kd") for names in words()["keys"].values() for name in names}
-    of_lists = keys_of_classes(merged([{"data": {"source": "Manifest"}}]))
+    of_lists = keys_of_classes([{"data": {"source": "Manifest"}}])
     assert named <= {*accepted, *of_lists}
 
 

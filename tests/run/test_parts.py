@@ -52,9 +52,9 @@ def test_our_public_classes_are_listed(package: Any, base: type, kind: str) -> N
 
 def test_types_of_the_table() -> None:
     loss = next(one for one in listed.of_kind("loss") if one.short == "KDLoss")
-    assert loss.arguments["temperature"].type == "float > 0"
-    assert loss.arguments["weight"].type == "float >= 0"
-    assert loss.arguments["final_temperature"].type == "float > 0 | None"
+    assert loss.arguments["temperature"].type == "a number > 0"
+    assert loss.arguments["weight"].type == "a number >= 0"
+    assert loss.arguments["final_temperature"].type == "a number or null > 0"
     assert shown(listed.kind_named("dict[str, list[float]] | Literal['auto', 3]")) == (
-        "dict[str, list[float]] | Literal['auto', 3]"
+        "settings (NAME: VALUE) or one of auto, 3"
     )

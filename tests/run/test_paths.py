@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kd.run import paths
-from kd.run.paths import holds_settings, part_of
+from kd.run.paths import part_of
 
 
 def test_a_recipes_other_name_has_its_parts() -> None:
@@ -18,9 +18,3 @@ def test_an_empty_recipe_is_listed_too(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "other.yaml").write_text("# what it does\nseed: 0\n")
     monkeypatch.setattr(paths, "shipped", lambda kind: tmp_path)
     assert paths.names("recipes") == {"mine": "", "other": "what it does"}
-
-
-def test_words_beside_a_truth_value_are_no_settings() -> None:
-    """A file that is called ``warn`` must not end ``kd-train preflight=warn``."""
-    assert not holds_settings("preflight") and not holds_settings("data.check")
-    assert holds_settings("data.source") and holds_settings("model.taps")

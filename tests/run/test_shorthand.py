@@ -38,7 +38,7 @@ def test_several_labels_are_read_and_not_mixed() -> None:
     assert config["data"]["augment"]["mixup"] == config["data"]["augment"]["cutmix"] == 0
     (line,) = request.notes
     assert line.startswith(
-        "data.augment.mixup=0 data.augment.cutmix=0, as pictures with several labels"
+        "data.augment.mixup=0 data.augment.cutmix=0, as the pictures have several labels"
     )
     request.resolved()
     assert len(request.notes) == 1  # it is said once
@@ -80,7 +80,7 @@ def test_a_recipe_gets_the_losses_of_the_task_that_the_pictures_have(
     assert losses["summary"]["class_path"] == "kd.losses.MSELoss"
     assert config["data"]["augment"]["mixup"] == config["data"]["augment"]["cutmix"] == 0
     (line,) = request.notes
-    changed = f"data.augment.mixup=0 data.augment.cutmix=0 model.distill_losses.kd={loss}, as pictures with"
+    changed = f"data.augment.mixup=0 data.augment.cutmix=0 model.distill_losses.kd={loss}, as the pictures have"
     assert changed in line
     arguments = config["data"]["source"]["init_args"]
     source = Manifest(**arguments)

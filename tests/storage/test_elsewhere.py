@@ -135,7 +135,6 @@ RECIPES = {
     "of students": {"students": {"a": {"model.distill_losses": {"kd": SHELL}}, "b": {}}},
     "text of students": {"students": {"a": {"model.distill_losses": "{kd: {class_path: evil_code.Evil}}"}, "b": {}}},
     "text": {"trainer": {"callbacks": "[{class_path: evil_code.Evil}]"}},
-    "anything else of students": {"students": {"a": {"model.student.kwargs": {"act_layer": SHELL}}, "b": {}}},
     "settings that fail": {"recipe": "os.system", "optim": {"lr": -1},
                            "students": {"a": {"model.x": {**SHELL, "class_path": "${recipe}"}}}},
     "a function of ours": {"model": {"task": {"class_path": "kd.run.build.task_of"}}},

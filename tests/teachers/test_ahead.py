@@ -52,10 +52,10 @@ def test_a_copy_ahead_of_cached_answers_changes_nothing(recipe: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("items", "message"), [
-    (["model.teacher.cache=on"], "model.teacher.overlap: needs model.teacher.cache=off, got on"),
-    (["model.teacher.placement=cpu"], "model.teacher.overlap: needs model.teacher.placement=same, got cpu"),
+    (["model.teacher.cache=on"], "model.teacher.overlap: needs cache=off, got True"),
+    (["model.teacher.placement=cpu"], "model.teacher.overlap: needs placement=same, got cpu"),
     (["model.teacher.compile=reduce-overhead"],
-     "model.teacher.overlap: needs model.teacher.compile=default, got reduce-overhead"),
+     "model.teacher.overlap: needs compile=default, got reduce-overhead"),
 ])  # fmt: skip
 def test_what_can_not_overlap_is_refused(
     recipe: Path, items: list[str], message: str, capsys: Any

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
 from kd.launch.processes import devices_asked_for
@@ -15,7 +16,7 @@ from kd.report.prices import price_of, read_prices
 from kd.run import files
 from kd.run.keys import plain
 from kd.run.needs import refuse_random_weights
-from kd.run.own_keys import positive, take, truth
+from kd.run.options import option, take
 from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
@@ -23,6 +24,8 @@ from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_recipe, folder_of_runs
 
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job")
+Hours = Annotated[float, Range("> 0 and < 1000000")]
+"""The type of a number of hours."""
 
 
 @dataclass(frozen=True)
@@ -314,8 +317,8 @@ def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d
         items=[*items, *request.overrides],
         machines=machines,
         data_machines=data_machines,
-        spot=truth(options, "spot"),
-        hours=positive("hours", options.get("hours", str(longest_run + 1))),
+        spot=option(options, "spot", bool, False),
+        hours=option(options, "hours", Hours, longest_run + 1.0),
         image=options.get("image"),
         processes=_processes(config, machines),
         runs_dir=folder_of_runs(config["runs_dir"] if runs_dir is None else runs_dir, "kd-launch"),
@@ -472,7 +475,7 @@ def _prices(
     if "prices" not in options:
         return {}
     table = read_prices(Path(options["prices"]).expanduser(), "prices")
-    suffix = ":spot" if truth(options, "spot") else ""
+    suffix = ":spot" if option(options, "spot", bool, False) else ""
     prices = {}
     for name, group in _groups(machines, data_machines).items():
         key = "data_instances" if name == "data" else "instances"

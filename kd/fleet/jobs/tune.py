@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.places import sagemaker
 from kd.fleet.tuning.plan import SearchPlan, plan
 from kd.fleet.tuning.space import Space, item
-from kd.run.own_keys import take, whole_number
+from kd.run.options import option, take
 from kd.run.request import Request
 
 NOT_THERE = ("pruner=", "confirm=", "name=", "trial_hours=")
@@ -35,7 +36,7 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
         raise UserError(
             f"{foreign.split('=')[0]}: not supported by SageMaker's tuning; kd-tune takes it"
         )
-    jobs = whole_number(take(request, "jobs"), "jobs", 1, high=100)
+    jobs = option(take(request, "jobs"), "jobs", Annotated[int, Range(">= 1 and <= 100")], 1)
     has_trials = request.value_of("trials") is not None
     request.here = False
     search = plan(request)

@@ -1,10 +1,11 @@
 """The command line of ``kd-size``: budgets, conditions of latency, candidates. Imports nothing heavy."""
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
-from kd.run.own_keys import positive, take, truth, whole_number, whole_numbers
+from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
 from kd.ship.export.base import find_format
 
@@ -12,18 +13,36 @@ BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 """Units of the budgets, by key."""
 EVIDENCE = 3
 """Scored candidates that a prediction needs at least, of whose size the recipe has a finished run."""
-RUNTIMES = ("torch", "onnx", "openvino")
-KEYS = (
-    *BUDGETS,
-    "runtime",
-    "int8",
-    "threads",
-    "batch",
-    "archs",
-    "img_sizes",
-    "candidates",
-    "steps",
-)
+Budget = Annotated[float, Range("> 0")]
+Count = Annotated[int, Range(">= 1")]
+
+
+@checked_group
+class SizeOptions(CommandOptions):
+    """What ``kd-size`` is given beside the settings of a run."""
+
+    latency_ms: Budget | None = None
+    """Budget: milliseconds a batch. Without any budget the front alone is shown."""
+    mb: Budget | None = None
+    """Budget: MB of the exported file."""
+    params_m: Budget | None = None
+    """Budget: million parameters."""
+    runtime: Literal["torch", "onnx", "openvino"] = "torch"
+    """torch, onnx or openvino."""
+    int8: bool = False
+    """Of onnx and openvino."""
+    threads: Count = 1
+    """What latency is measured with."""
+    batch: Count = 1
+    """Likewise."""
+    candidates: Annotated[int, Range(">= 1 and <= 1000")] = 24
+    """In all: sizes that can start from the teacher's layers, and the recipe's own student."""
+    archs: list[str] = field(default_factory=list)
+    """Models of timm's beside them; what can't inherit is scored by the distillation alone."""
+    img_sizes: Annotated[list[int], Range("> 0")] = field(default_factory=list)
+    """Sides of the students' input; default: the recipe's."""
+    steps: Annotated[int, Range(">= 0")] | None = None
+    """Of a short distillation of all that meet the budgets, which then decides; default: 0, with archs= 60."""
 
 
 @dataclass(frozen=True)
@@ -68,34 +87,20 @@ def plan(request: Request) -> SizingPlan:
     Raises:
         UserError: a key with a wrong value, ``int8`` where the runtime has none, or a missing extra.
     """
-    options = take(request, *KEYS)
-    runtime = options.get("runtime", "torch")
-    int8 = truth(options, "int8")
-    if runtime not in RUNTIMES:
-        raise UserError(f"runtime: must be one of {', '.join(RUNTIMES)}, got '{runtime}'")
+    options = take_options(SizeOptions, request, "run")
+    runtime, int8, archs = options.runtime, options.int8, options.archs
     if int8 and runtime == "torch":
         raise UserError("int8: runtime=torch has no int8 (runtime=onnx and openvino have)")
     if runtime != "torch":
         find_format(runtime).check(f"runtime={runtime}", int8)
-    archs = re.findall(r"[^\s,\[\]]+", options.get("archs", ""))
-    if "archs" in options and not archs:
-        raise UserError(
-            f"archs: must be names of timm models with commas between, got '{options['archs']}'"
-        )
-    budget = {}
-    for key in BUDGETS:
-        if key in options:
-            budget[key] = positive(key, options[key])
-    threads = whole_number(options, "threads", 1)
-    batch = whole_number(options, "batch", 1)
-    sizes: list[int] = []
-    if "img_sizes" in options:
-        sizes = whole_numbers(options, "img_sizes", "1")
+    steps = options.steps
+    if steps is None:
+        steps = 60 if archs else 0
     return SizingPlan(
-        budget=budget,
-        conditions=Conditions(runtime, int8, threads, batch),
+        budget={key: getattr(options, key) for key in BUDGETS if key in options.given},
+        conditions=Conditions(runtime, int8, options.threads, options.batch),
         archs=tuple(dict.fromkeys(archs)),
-        sizes=tuple(sizes),
-        count=whole_number(options, "candidates", 24, high=1000),
-        steps=whole_number(options, "steps", 60 if archs else 0, low=0),
+        sizes=tuple(sorted({*options.img_sizes})),
+        count=options.candidates,
+        steps=steps,
     )

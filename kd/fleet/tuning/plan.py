@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from kd.config.kinds import wrong
+from kd.config.kinds import Range, checked_group
 from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.space import Space, item, parse
 from kd.machine import cores
@@ -19,7 +19,7 @@ from kd.report.metric import less_is_better
 from kd.run import files, keys
 from kd.run.files import flatten
 from kd.run.gate import check_foreign
-from kd.run.own_keys import positive, take, whole_number
+from kd.run.options import CommandOptions, names_of, options_of, take
 from kd.run.paths import part_of
 from kd.run.present import check_present
 from kd.run.request import Request
@@ -34,9 +34,34 @@ OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", 
 """Objectives that a run's ``summary.json`` has beside its validation metrics."""
 LATENCY = "latency_ms"
 """Objective: of one picture on one thread, measured by ``kd-latency`` after the run."""
-SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("none", "asha", "hyperband", "median")
-KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "tune")  # fmt: skip
+Hours = Annotated[float, Range("> 0")]
+
+
+@checked_group
+class TuneOptions(CommandOptions):
+    """The settings of a search, on the command line or in the file of ``tune=``."""
+
+    tune: str | None = None
+    """FILE: settings of the search and, under search:, its spaces, as YAML."""
+    trials: Annotated[int, Range(">= 1")] = 20
+    """Number of trials in all."""
+    jobs: Annotated[int, Range(">= 1")] = 1
+    """Trials at a time; they share out the machine's cores and GPUs."""
+    hours: Hours | None = None
+    """At most."""
+    trial_hours: Hours | None = None
+    """A trial that takes longer has failed."""
+    objective: str | None = None
+    """val/acc1, latency_ms, params, ...: less of a cost or loss is better, more of any other number; - before it: less is
+    better, +: more is; several with commas."""
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """tpe, random or grid."""
+    pruner: Literal["none", "asha", "hyperband", "median"] | None = None
+    """asha (default for one objective), hyperband, median, none: stops poor trials after an epoch."""
+    confirm: Annotated[int, Range(">= 0")] = 0
+    """N: the winner and the recipe as it was, each again on N fresh seeds."""
+    name: Annotated[str, keys.schema()["name"].kind] = "search"
+    """Of the search, several for one recipe."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +177,7 @@ def plan(request: Request) -> SearchPlan:
         UserError: a key or value that no run accepts, nothing to search, or an objective that no run reports.
     """
     # settings of the search: the command line's, then the file's
-    typed_settings: dict[str, Any] = dict(take(request, *KEYS))
+    typed_settings: dict[str, Any] = dict(take(request, *names_of(TuneOptions)))
     typed_spaces = _take_spaces(request)
     from_file = _from_file(request, typed_settings, typed_spaces)
     settings = from_file | typed_settings
@@ -164,7 +189,9 @@ def plan(request: Request) -> SearchPlan:
     config = run.config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
-    jobs = _jobs(settings)
+    options = options_of(TuneOptions, settings)
+    if options.jobs > cores():
+        raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {options.jobs}")
     if request.here:  # elsewhere the pictures are not on this machine
         check_present(config)
     items = [
@@ -172,33 +199,28 @@ def plan(request: Request) -> SearchPlan:
         *(f"config={o}" for o in request.overlays),
         *request.trusted,
     ]
-    objectives = _objectives(settings.get("objective"), config, run.trusted)
+    objectives = _objectives(options.objective, config, run.trusted)
     by_epoch = len(objectives) == 1 and objectives[0].name.startswith("val/")
-    pruner = str(settings.get("pruner") or ("asha" if by_epoch else "none"))
+    pruner = options.pruner or ("asha" if by_epoch else "none")
     _check_pruner(pruner, objectives)
-    sampler = _one_of("sampler", settings.get("sampler") or "tpe", SAMPLERS)
     space = _search_space(spaces, request)
-    if sampler == "grid":
+    if options.sampler == "grid":
         _check_grid(space)
-    name = str(settings.get("name") or "search")
-    problem = wrong(keys.schema()["name"].kind, name)
-    if problem:
-        raise UserError(f"name: {problem}")
     runs_dir = folder_of_runs(config["runs_dir"], "kd-tune")
     return SearchPlan(
         items=[*items, *request.overrides],
         config=config,
         space=space,
         objectives=objectives,
-        trials=whole_number(settings, "trials", 20),
-        jobs=jobs,
-        hours=_limit(settings, "hours"),
-        trial_hours=_limit(settings, "trial_hours"),
-        sampler=sampler,
+        trials=options.trials,
+        jobs=options.jobs,
+        hours=options.hours,
+        trial_hours=options.trial_hours,
+        sampler=options.sampler,
         pruner=pruner,
-        folder=folder_of_recipe(runs_dir, config["recipe"]) / "tune" / name,
+        folder=folder_of_recipe(runs_dir, config["recipe"]) / "tune" / options.name,
         trusted=run.trusted,
-        confirm=whole_number(settings, "confirm", 0, low=0),
+        confirm=options.confirm,
     )
 
 
@@ -206,13 +228,6 @@ def _take_spaces(request: Request) -> dict[str, str]:
     """Takes ``search.KEY=SPACE`` out of a command line: the spaces by the key that is searched."""
     names = [text.split("=")[0] for text in request.overrides if text.startswith("search.")]
     return {name.removeprefix("search."): space for name, space in take(request, *names).items()}
-
-
-def _limit(settings: dict[str, Any], key: str) -> float | None:
-    """The number of hours in ``key``; None, without a limit, where it is not given."""
-    if settings.get(key) is None:
-        return None
-    return positive(key, str(settings[key]))
 
 
 def _check_grid(spaces: Sequence[Space]) -> None:
@@ -256,9 +271,9 @@ def _from_file(
         raise UserError(f"tune: {file} must hold settings, and under search: keys and their spaces")
     files.check_text(content, f"tune: {file}: ")
     for key in content:
-        if key not in KEYS and key != "search":
+        if key not in names_of(TuneOptions) and key != "search":
             raise UserError(
-                f"tune: {file}: no key '{key}'{did_you_mean(str(key), [*KEYS, 'search'], 0.5)}"
+                f"tune: {file}: no key '{key}'{did_you_mean(str(key), [*names_of(TuneOptions), 'search'], 0.5)}"
             )
     spaces = {
         key: space for key, space in flatten(content.get("search", {})).items() if space != {}
@@ -323,7 +338,6 @@ def _objective(text: str) -> SearchObjective:
 
 def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
     """Refuses a pruner that does not exist, or whose objective is not known at each epoch, by a UserError."""
-    _one_of("pruner", pruner, PRUNERS)
     if pruner == "none":
         return
     if len(objectives) > 1:
@@ -333,20 +347,6 @@ def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
         raise UserError(
             f"pruner: {pruner} reads every epoch, but {name} is known at the end; pruner=none"
         )
-
-
-def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise UserError(f"{key} must be one of {', '.join(allowed)}, got '{value}'")
-    return str(value)
-
-
-def _jobs(settings: dict[str, Any]) -> int:
-    """Trials at a time on this machine, by the search's own settings; a UserError for more than it has cores."""
-    jobs = whole_number(settings, "jobs", 1)
-    if jobs > cores():
-        raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {jobs}")
-    return jobs
 
 
 def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...]:

@@ -255,8 +255,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["torchrun", "instances=1xcpu:2", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=b"],
          "hosts: must name the machine that trains, as those in data_hosts reach it"),
         (["torchrun", "instances=1xcpu:2", "data.source.root=channel:a"], "channel:a: the machines see this machine's"),
-        (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number from 1 to 65535"),
-        (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number from 1"),
+        (["torchrun", "instances=2xgpu:8", "hosts=a,b", "port=$(id)"], "port: must be a whole number, got"),
+        (["slurm", "instances=1xgpu:8", "cpus_per_task=8 --uid=0"], "cpus_per_task: must be a whole number, got"),
         (["slurm", "instances=1xgpu:8", "runs_dir=a\n#SBATCH --uid=0"], "runs_dir: must hold no control characters"),
         (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
         (["torchrun", "instances=1xcpu:2", "--tune"], "--tune: needs sagemaker, got torchrun"),
@@ -290,7 +290,7 @@ def test_kd_train_does_not_take_the_options_of_kd_launch(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("train", [f"recipe={tiny}", "--dry-run"]) == 2
-    assert capsys.readouterr().err == "kd-train: no option --dry-run (kd-train --help)\n"
+    assert capsys.readouterr().err.startswith("kd-train: no option --dry-run")
     assert list(Path().iterdir()) == [Path("tiny.yaml")]
 
 

@@ -336,7 +336,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["data_instances=2xml.c5.4xlarge"], "data_instances: 2 x ml.c5.4xlarge needs data.engine"),
     (["optim.lrr=1"], "no key 'optim.lrr'"),
     (["role="], "role: must be given"),
-    (["hours=0"], "hours: must be a number > 0, got '0'"),
+    (["hours=0"], "hours: must be > 0 and < 1000000, got 0"),
     (["--trust"], "--trust: SageMaker takes settings alone; name the module (trust=MODULE)"),
     (["job=Food_1"], "job: must be lower-case letters"),
     (["data.source.root=channel:photos"], "channel.photos: must be given (channel.photos=s3://BUCKET"),

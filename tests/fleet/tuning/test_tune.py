@@ -23,7 +23,7 @@ pytest.importorskip("optuna")
 from kd.cli import main, train_main
 from kd.errors import needs_extra
 from kd.fleet.tuning import study as studies
-from kd.fleet.tuning.plan import SAMPLERS, _objective
+from kd.fleet.tuning.plan import _objective
 from kd.fleet.tuning.results import Confirmation
 from kd.fleet.tuning.space import parse
 from kd.fleet.tuning.study import PRUNERS, Study
@@ -110,7 +110,7 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
              f"{LOSS}=[KDLoss, DKDLoss]", f"{LOSS}.beta=[1.0e+39, 8]"]  # fmt: skip
     assert main("tune", items) == 0
     out = capsys.readouterr().out
-    assert "failed: model.distill_losses.kd: is not finite on a trial batch" in out
+    assert "failed: the loss is " in out
     assert "3 of 9 ended" in out
     study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
     ended = [(t.state.name, *t.params.values()) for t in study.trials()]
@@ -210,12 +210,12 @@ def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) ->
         (["search.optim.lr=0..1", "objective=val/acc2"], "objective: no run reports 'val/acc2'; it may be val/acc1"),
         (["search.optim.lr=0..1", "objective=val/acc1,-params", "pruner=asha"], "pruner: asha needs one objective"),
         (["search.optim.lr=0..1", "sampler=grid"], "sampler: a grid needs choices or integers; search.optim.lr"),
-        (["search.optim.lr=0..1", "sampler=best"], "sampler must be one of tpe, random, grid, got 'best'"),
-        (["search.optim.lr=0..1", "trials=0"], "trials: must be a whole number >= 1, got '0'"),
+        (["search.optim.lr=0..1", "sampler=best"], "sampler: must be one of tpe, random, grid, got 'best'"),
+        (["search.optim.lr=0..1", "trials=0"], "trials: must be >= 1, got 0"),
         (["search.optim.lr=0..1", "jobs=9999"], "jobs: must be <= "),
         (["search.model.distill_losses.kd=[KDLoss]", "search.model.distill_losses.kd.beta=1..2"],
          "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
-        (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours: must be a number > 0, got '0'"),
+        (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours: must be > 0, got 0"),
         (["search.optim.lr=0..1", "name=../../x"], "got '../../x'"),
         (["search.optim.lr=0..1", "name=/tmp/x"], "name: must be letters, digits, . + - _ alone, the first a letter"),
         (["tune=nowhere.yaml"], "tune: nowhere.yaml can't be read"),
@@ -291,7 +291,7 @@ class Planted:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", studies.SAMPLERS)
 def test_no_sampler_unpickles_what_a_journal_holds(sampler: str, tmp_path: Path) -> None:
     """Optuna's CmaEsSampler restores itself from an attribute of the last trial: a journal may be a stranger's."""
     space = [parse("optim.lr", "[0.1, 0.2, 0.3]"), parse("data.batch_size", "1..9")]

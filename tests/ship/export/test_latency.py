@@ -110,8 +110,8 @@ def test_student_and_teacher_in_every_runtime(
     ("item", "message"),
     [
         ("runtime=torch,tensorrt", "has no export 'tensorrt' that this machine made (kd-export"),
-        ("batch=1,none", "batch: must be whole numbers > 0 with commas between, got '1,none'"),
-        ("seconds=-1", "seconds: must be a number > 0, got '-1'"),
+        ("batch=1,none", "batch: each must be a whole number, got 'none'"),
+        ("seconds=-1", "seconds: must be > 0 and < 3600, got -1"),
     ],
 )
 def test_mistakes_take_one_line(

@@ -182,7 +182,7 @@ def test_a_missing_extra_is_named(
     ("items", "message"),
     [
         (["to=onnx", "max_batch=4"], "max_batch: has no effect with to=onnx"),
-        (["to=executorch", "max_batch=0"], "max_batch: must be a whole number >= 1, got '0'"),
+        (["to=executorch", "max_batch=0"], "max_batch: must be >= 1, got 0"),
         (["to=coreml", "int8=true"], "int8: to=coreml has no int8 (to=onnx, openvino, executorch"),
         (["to=litert", "fp16=true"], "fp16: to=litert has no FP16 (to=onnx, openvino, executorch"),
     ],

@@ -88,7 +88,7 @@ def test_damaged_pictures_are_named_and_left_out(
             "out: must end in .csv, .json, .jsonl for classification, got 'labels.txt'",
         ),
         (["{data}", "out=nowhere/labels.csv"], "out: folder "),
-        (["{data}", "top=0"], "top: must be a whole number >= 1, got '0'"),
+        (["{data}", "top=0"], "top: must be >= 1, got 0"),
         (["{data}", "device=tpu"], "device: 'tpu' can't be used"),
         (["{data}", "tops=3"], "no key 'tops'"),
     ],

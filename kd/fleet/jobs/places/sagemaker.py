@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from kd.config.kinds import Range
 from kd.errors import UserError, did_you_mean, needs_extra
-from kd.fleet.jobs.job import Job, Machines
+from kd.fleet.jobs.job import Hours, Job, Machines
 from kd.fleet.jobs.target import Target, written
 from kd.launch.groups import read_json
-from kd.run.own_keys import positive
+from kd.run.options import option
 from kd.storage.archives import unpack
 from kd.storage.elsewhere import text_of
 from kd.storage.run_urls import folder_of_recipe
@@ -281,7 +282,9 @@ def common(job: Job) -> dict[str, Any]:
         },
         "ResourceConfig": {
             **_machines(job),
-            "VolumeSizeInGB": int(positive("volume_gb", options.get("volume_gb", "100"))),
+            "VolumeSizeInGB": option(
+                options, "volume_gb", Annotated[int, Range(">= 1 and < 1000000")], 100
+            ),
         },
         "Environment": {"PYTHONUNBUFFERED": "1"},
     }
@@ -348,7 +351,7 @@ def _stop(job: Job) -> dict[str, int]:
         UserError: ``max_wait_hours`` without ``spot``, no number > 0, or less than ``hours``.
     """
     seconds = {"MaxRuntimeInSeconds": job.seconds}
-    hours = positive("max_wait_hours", job.options.get("max_wait_hours", str(2 * job.hours)))
+    hours = option(job.options, "max_wait_hours", Hours, 2 * job.hours)
     if "max_wait_hours" in job.options and not (job.spot and hours >= job.hours):
         raise UserError(
             f"max_wait_hours: needs spot=true, and at least hours ({job.hours:g}), got {hours:g}"

@@ -7,11 +7,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
 from kd.fleet.jobs.target import Target, ask, command, need, written
-from kd.run.own_keys import whole_number
+from kd.run.options import option
 
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
 """Keys of the job that are options of ``sbatch`` by the same name."""
@@ -152,7 +154,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         )
     kind, count = machines.parts
     usual = max(1, count // processes) if kind == "cpu" else CORES
-    cores = whole_number(job.options, "cpus_per_task", usual, high=10_000)
+    cores = option(job.options, "cpus_per_task", Annotated[int, Range(">= 1 and <= 10000")], usual)
     lines = [
         f"--nodes={machines.count}",
         f"--ntasks-per-node={processes}",
@@ -163,14 +165,14 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     lines += [
         f"--{name}={shlex.quote(job.options[name])}" for name in OPTIONS if name in job.options
     ]
-    for option, value in job.options.items():
-        name = option.removeprefix("sbatch.")
-        if name == option:
+    for given, value in job.options.items():
+        name = given.removeprefix("sbatch.")
+        if name == given:
             continue
         # what the script sets itself is found by its text
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
             raise UserError(
-                f"{option}: {name} is not an option of sbatch, or one of the job's own keys sets it"
+                f"{given}: {name} is not an option of sbatch, or one of the job's own keys sets it"
             )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)

@@ -6,13 +6,15 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 
+from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.target import Target, command
-from kd.run.own_keys import whole_number
+from kd.run.options import option
 
 HERE = "this machine"
 """Name of the line where no machine is named."""
@@ -50,7 +52,11 @@ class Torchrun(Target):
                 "hosts: must name the machine that trains, as those in data_hosts reach it (hosts=NAME)"
             )
         head = hosts[0] if hosts else "localhost"
-        port = whole_number(job.options, "port", 29500, high=65535) if hosts else 0
+        port = (
+            option(job.options, "port", Annotated[int, Range(">= 1 and < 65536")], 29500)
+            if hosts
+            else 0
+        )
         shared = {
             "here": shlex.quote(str(Path.cwd())),
             "python": shlex.quote(sys.executable),

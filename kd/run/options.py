@@ -1,0 +1,194 @@
+"""A command's own words: ``key=value`` options as a typed group, and the help that is made of it. Imports nothing heavy.
+
+The group is checked as settings are (:mod:`kd.config.kinds`): type, default, range and help of an option stand once.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from kd.config.kinds import Checked, adapter, checked_group, kinds_of, plain_members, problem_in
+from kd.errors import UserError, did_you_mean
+from kd.run.keys import texts_of
+from kd.run.request import Request, read_word
+from kd.run.resolve import Word
+
+Group = TypeVar("Group", bound="CommandOptions")
+Others = Literal["run", "data", "none"]
+"""What a command takes beside its own options: any setting of a run, those of data and teachers, or nothing."""
+
+
+@checked_group
+class CommandOptions(Checked):
+    """The base of a command's options. The text under a field is its help; a field of ``kw_only`` is no option."""
+
+    NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Options that have no effect alone: name -> words (``margin=POINTS``), one of which must be given too."""
+    EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Options that can't be given together: name -> names."""
+    given: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """The names of those that were given."""
+
+    def __post_init__(self) -> None:
+        """Refuses options that have no effect, or exclude each other."""
+        for name, words in self.NEEDS.items():
+            is_on = any(getattr(self, word.partition("=")[0]) for word in words)
+            if name in self.given and not is_on:
+                raise UserError(f"{name}: has no effect without {' or '.join(words)}")
+        for name, others in self.EXCLUDES.items():
+            for other in others:
+                if self._is_on(name) and self._is_on(other):
+                    raise UserError(f"{name}: can't be given together with {other}=")
+
+    def _is_on(self, name: str) -> bool:
+        return getattr(self, name) not in (None, False, "", [])
+
+
+def names_of(group: type[CommandOptions]) -> list[str]:
+    """The names of a command's options, in order."""
+    return [one.name for one in fields(group) if not one.kw_only]
+
+
+def take(request: Request, *keys: str) -> dict[str, str]:
+    """Removes ``key=value`` items from a command line; the last of each counts.
+
+    Returns:
+        The text of each key that was given.
+    """
+    taken: dict[str, str] = {}
+    others: list[str] = []
+    for item in request.overrides:
+        key, _, text = item.partition("=")
+        if key in keys:
+            taken[key] = text
+        else:
+            others.append(item)
+    request.overrides = others
+    return taken
+
+
+def take_options(group: type[Group], request: Request, others: Others = "none") -> Group:
+    """Takes a command's options out of a command line.
+
+    Args:
+        group: the options.
+        request: loses them.
+        others: what else it may have; another key is refused.
+
+    Raises:
+        UserError: another key, or a value that an option does not take.
+    """
+    names = names_of(group)
+    taken = take(request, *names)
+    if others != "run":
+        refuse_others(request, names, of_data=others == "data")
+    return options_of(group, taken)
+
+
+def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
+    """The options of a group by name, text as on a command line; a UserError names the option that is wrong."""
+    kinds = kinds_of(cast(Any, group))
+    values = {name: _read(name, value, kinds[name]) for name, value in given.items()}
+    try:
+        made: Group = _validator(cast(Any, group)).validate_python(
+            {**values, "given": frozenset(values)}
+        )
+    except ValidationError as error:
+        key, problem = problem_in(error)
+        raise UserError(f"{key}: {problem}") from error
+    return made
+
+
+def option(given: Mapping[str, str], key: str, kind: Any, default: Any) -> Any:
+    """One option of a kind in the texts of a command's own keys; ``default`` where it is not given.
+
+    Raises:
+        UserError: the kind does not take it.
+    """
+    if key not in given:
+        return default
+    try:
+        return adapter(kind).validate_python(_read(key, given[key], kind))
+    except ValidationError as error:
+        raise UserError(f"{key}: {problem_in(error)[1]}") from error
+
+
+@cache
+def _validator(group: type[CommandOptions]) -> TypeAdapter[Any]:
+    return TypeAdapter(group)
+
+
+def _read(key: str, value: object, kind: object) -> object:
+    """An option's value as its kind has it; a list may lack its brackets."""
+    if not isinstance(value, str):
+        return value
+    if value == "":
+        raise UserError(f"{key}: must not be empty")
+    types = [get_origin(one) or one for one in plain_members(kind)]
+    if list in types:
+        return read_word(f"[{value.removeprefix('[').removesuffix(']')}]")
+    if Path in types:
+        return value
+    return Word(value, read_word(value)).of(kind)
+
+
+def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None:
+    """Refuses settings that a command does not take.
+
+    Args:
+        request: the command line without the command's options.
+        names: of these.
+        of_data: ``data.*`` and ``model.teacher*`` are taken, as settings of a finished run.
+
+    Raises:
+        UserError: names the first one.
+    """
+    taken = ("data.", "model.teacher") if of_data else ()
+    for item in request.overrides:
+        key, _, _ = item.partition("=")
+        if not item.startswith(taken or "\0"):
+            known = [*(f"{name}=" for name in names), *(["data.*"] if of_data else [])]
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise UserError(f"no key '{key}' ({takes}){did_you_mean(key, names)}")
+
+
+def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:
+    """Refuses words of a command line that are no settings, of a command that takes at most so many.
+
+    Args:
+        request: the command line.
+        most: how many words the command takes (a run's folder is one).
+        hint: what the command's words look like, beside ``key=value``.
+
+    Raises:
+        UserError: the first word too many.
+    """
+    if len(request.rest) > most:
+        raise UserError(f"what is '{request.rest[most]}'? Settings are key=value, {hint}")
+
+
+def options_help(group: type[CommandOptions]) -> str:
+    """The options as ``--help`` prints them: a line or more each, with the default and what is said under the field."""
+    defaults = options_of(group, {})
+    texts: dict[str, str] = {}
+    for base in reversed(group.__mro__[:-1]):
+        texts |= texts_of(base)
+    lines = []
+    for name in names_of(group):
+        default = getattr(defaults, name)
+        if isinstance(default, list):
+            shown = ",".join(map(str, default))
+        elif isinstance(default, float):
+            shown = f"{default:.10g}"
+        else:
+            shown = {"None": "", "False": "true", "True": "false"}.get(str(default), str(default))
+        text = textwrap.wrap(texts[name], 98)
+        word = f"{name}={shown}"
+        lines.append(f"  {word:<18} {text[0]}" if len(word) < 19 else f"  {word}  {text[0]}")
+        lines += [f"{'':<21}{line}" for line in text[1:]]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,77 @@
+"""A command's options: typed key=value words, what they say of each other, and the help that is made of them."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from kd.cli import commands
+from kd.config.kinds import Range
+from kd.errors import UserError
+from kd.run.eval_options import EvalOptions
+from kd.run.options import option, options_help, options_of, take, take_options
+from kd.run.request import Request
+
+
+def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
+    request = Request(overrides=["split=train", "data.img_size=8", "split=val"])
+    assert take_options(EvalOptions, request, "data").split == "val"
+    assert request.overrides == ["data.img_size=8"]
+    request.overrides += ["optim.lr=1", "search.x=1"]
+    assert take(request, "search.x") == {"search.x": "1"}
+    with pytest.raises(UserError, match=r"no key 'optim.lr' \(it takes .*split=.*, data\.\*\)"):
+        take_options(EvalOptions, request, "data")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (list[int], "[8, 1,8]", [8, 1, 8]),
+        (list[int], "4", [4]),
+        (list[str], "a,b", ["a", "b"]),
+        (bool, "TRUE", True),
+        (float | None, "1e-3", 1e-3),
+        (str, "007", "007"),
+        (Path | None, "007", Path("007")),
+        (list[int], "1,none", "must be a whole number, got 'none'"),
+        (Annotated[int, Range(">= 1")], "0", "must be >= 1, got 0"),
+        (int, "²", "must be a whole number, got '²'"),
+        (bool, "maybe", "must be true or false, got 'maybe'"),
+        (float, ".nan", "must be a finite number, got nan"),
+        (str, "", "must not be empty"),
+    ],
+)
+def test_an_option_has_a_type(kind: object, text: str, expected: object) -> None:
+    if not isinstance(expected, str) or expected == text:
+        assert option({"x": text}, "x", kind, None) == expected
+        return
+    with pytest.raises(UserError, match=r"^x: ") as caught:
+        option({"x": text}, "x", kind, None)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"confidence": "0.9"}, "confidence: has no effect without margin=POINTS or cascade=true"),
+        ({"disputed": "true", "margin": "1"}, "disputed: can't be given together with margin="),
+        ({"margin": "1", "groups": "x"}, "groups: must have brackets"),
+        (
+            {"cascade": "true", "accuracy": "0.8", "margin": "1"},
+            "margin: has no effect on accuracy",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other(given: dict[str, str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        options_of(EvalOptions, given)
+
+
+def test_the_help_names_each_option_once_with_its_default() -> None:
+    for name in commands():
+        module = importlib.import_module(f"kd.commands.{name}")
+        assert ("{options}\n" in module.HELP) == hasattr(module, "OPTIONS"), name
+    lines = options_help(EvalOptions).splitlines()
+    assert [line for line in lines if line.startswith("  seeds=3 ")]
+    assert "given" not in options_help(EvalOptions) and max(map(len, lines)) <= 120
