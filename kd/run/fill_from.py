@@ -25,6 +25,7 @@ from kd.teachers.answers_file import ENDINGS, AnswersFile
 from kd.teachers.cache_layout import PUBLISHED
 from kd.teachers.chat import CHAT, Chat
 from kd.teachers.fingerprint import FINGERPRINT, Parts, digest
+from kd.teachers.open_cache import check_mixing
 from kd.teachers.probabilities import are_probabilities, logits_of_probabilities
 from kd.teachers.server import AnswerServer
 from kd.teachers.stored import A_START, codec_for, parts_of
@@ -101,6 +102,7 @@ def fill_from(
             raise UserError(f"from.{next(iter(settings))}: is of an address, and {place} is a file")
         _from_file(AnswersFile(place, classes, task.link == "softmax"), data, out)
         return
+    check_mixing(data)
     of_server = {name: text for name, text in settings.items() if name != "views"}
     views = option(
         {f"from.{name}": text for name, text in settings.items()}, "from.views", Views, 4

@@ -131,7 +131,8 @@ class CachedTeacher(RunTeacher):
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
         """The records of a batch, uint8 ``(N, record_bytes)`` of each kind, on the device of ``batch["index"]``.
 
-        Counts in :attr:`read` and :attr:`computed`. A picture of which one kind is missing is computed in all kinds.
+        Counts in :attr:`read` and :attr:`computed`. A batch that lacks an answer is computed as a whole, so that a fill
+        that was killed gives what an undisturbed one does; of the answers that were there the stored ones are used.
         """
         records_by_teacher = batch.get("records", {})
         if records_by_teacher.get(name):  # read by the loader or by fetch
@@ -142,43 +143,27 @@ class CachedTeacher(RunTeacher):
         view = batch["view"]
         device = batch["index"].device
         numbers = batch["index"].cpu().numpy()
-        stored = []
-        whole = []
-        for store in self.stores:
-            records, is_whole = store.read(view, numbers)
-            stored.append(records)
-            whole.append(is_whole)
-        records_of_kinds = [torch.from_numpy(records).to(device) for records in stored]
-        missing_N = ~np.logical_and.reduce(whole)
-        if not missing_N.any():  # another process has stored them after the fetch
-            self.read += len(numbers)
-            return records_of_kinds
-        if self.only:
+        stored = [store.read(view, numbers) for store in self.stores]
+        are_whole = [is_whole for _, is_whole in stored]
+        present = int(np.logical_and.reduce(are_whole).sum())
+        missing = len(numbers) - present
+        if missing and self.only:
             raise UserError(
-                f"{self.live.key}.cache: only, but {missing_N.sum()} of {len(numbers)} answers of a batch are missing in "
+                f"{self.live.key}.cache: only, but {missing} of {len(numbers)} answers of a batch are missing in "
                 f"{self.place}; kd-cache fills it"
             )
-        self.computed += int(missing_N.sum())
-        self.read += int((~missing_N).sum())
+        self.read += present
+        self.computed += missing
+        if not missing:  # another process has stored them after the fetch
+            return [torch.from_numpy(records).to(device) for records, _ in stored]
 
-        # compute them, unless a data tier has done so
-        rows = torch.from_numpy(np.flatnonzero(missing_N)).to(device)
+        # compute them, unless a data tier has done so, and store them
         if "made" in batch:
-            new = []
-            for number in range(len(self.stores)):
-                made = batch["made"][_made_key(name, number)]
-                new.append(made[rows])
+            new = [batch["made"][_made_key(name, kind)] for kind in range(len(self.stores))]
         else:
-            images = batch["image"]
-            if not missing_N.all():
-                images = images[rows]
-            new = self.compute(images, numbers[missing_N])
-
-        # store them, and put what is stored now in their place
-        missing = numbers[missing_N]
-        for store, of_kind, new_records in zip(self.stores, records_of_kinds, new, strict=True):
-            of_kind[rows] = self._store(store, view, missing, new_records)
-        return records_of_kinds
+            new = self.compute(batch["image"], numbers)
+        pairs = zip(self.stores, new, strict=True)
+        return [self._store(store, view, numbers, records) for store, records in pairs]
 
     def compute(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
         """Computes answers as records, uint8 ``(N, record_bytes)``, one for each kind.

@@ -303,7 +303,19 @@ def check_cacheable(
         raise UserError(
             f"model.teachers: cache_views must be the same for all that are cached, got {listed}"
         )
-    key = next((member.key for member in members.values()), "model.teacher")
+    check_mixing(data, next((member.key for member in members.values()), "model.teacher"))
+
+
+def check_mixing(data: DistillationDataModule, key: str = "model.teacher") -> None:
+    """Refuses data whose mixed pairs differ from epoch to epoch: a stored answer is of one pair.
+
+    Args:
+        data: the training pictures and views.
+        key: the teacher's configuration key, for messages.
+
+    Raises:
+        UserError: names the setting.
+    """
     if data.augment.mixes and data.balance_classes:
         raise UserError(
             f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
