@@ -422,3 +422,26 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
         t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
     )
     assert ["student val miou", "0.5", "0.5", "+0.0 points"] in table["rows"]
+
+
+def test_a_running_runs_page_is_written_while_it_trains(tmp_path: Path) -> None:
+    """By ``python -m kd.report``, which the run asks: progress, and it reloads itself; a finished run's page stays."""
+    folder = write_run(tmp_path / "demo" / "000", steps=120)
+    page = folder / "report.html"
+    ask = [sys.executable, "-m", "kd.report", str(folder)]
+    subprocess.run(ask, check=True, capture_output=True)
+    assert not page.exists()
+    (folder / "summary.json").unlink()
+    file = folder / "records" / "phases.rank0.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line | {"t": time.time()} if line["kind"] == "step" else line for line in lines]
+    lines[0]["teacher"] = {"arch": "vit_large_patch16_224", "params": 1, "val": {"acc1": 0.8}}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = json.loads(subprocess.run(ask, check=True, capture_output=True).stdout)
+    assert answer["verdict"]["bound"] == "teacher" and not answer["failures"]
+    assert '"every":10' in page.read_text()
+    (cards,) = section(folder, "cards")
+    shown = {name: value for name, value, _ in cards["cards"]}
+    assert list(shown)[:5] == ["status", "epoch", "step", "time left", "train/loss"]
+    assert (shown["status"], shown["step"], shown["teacher"]) == ("running", "120", "80.0%")
+    assert shown["epoch"] == "2 of 2" and shown["time left"].endswith((" s", " min"))
