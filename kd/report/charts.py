@@ -13,6 +13,7 @@ from kd.report.metric import PROBE, in_units
 from kd.report.ratio import ratio
 from kd.report.records import PHASES, RunRecords, Sample
 from kd.report.step_facts import gpus_of
+from kd.report.tables import Chart
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
 MACHINE = {
@@ -46,63 +47,20 @@ HEALTH_GROUPS = {  # chart -> a value of the records with a number for each loss
     "Units that never fire": "dead",
 }
 Section = dict[str, Any]  # of a page
-JPEG = "data:image/jpeg;base64,"
-"""How the address of each picture on a page begins: it is in the page itself."""
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object
-) -> Section:
-    """A section with a table.
-
-    Args:
-        title: of the section.
-        columns: names.
-        rows: cells, text or numbers.
-        more: further keys that the page reads: ``note`` (below the title), ``empty`` (text in place of no rows),
-            ``folded``, ``long`` (wide texts), ``links`` (the first column leads to the run of that name).
-    """
-    return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
-
-
-def gallery(
-    title: str,
-    items: Sequence[Section],
-    legend: Sequence[tuple[str, str]] = (),
-    note: str = "",
-) -> Section:
-    """A section with pictures.
-
-    Args:
-        title: of the section.
-        items: ``image`` (:data:`JPEG`), ``name``, ``lines`` of a name and a text, and whether it is ``wide``.
-        legend: names with their colours.
-        note: below the title.
-    """
-    return {"kind": "pictures", "title": title, "items": items, "legend": legend, "note": note}
 
 
 def line_chart(
     title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]
-) -> Section | None:
-    """A section of kind ``lines``, drawn by the page; None without any value.
-
-    Args:
-        title: of the chart.
-        x: the common x of all lines.
-        x_name: its name and unit.
-        series: a line by name; NaN leaves a gap, lines without any value are left out.
-    """
+) -> Chart | None:
+    """A chart of the series that have a value; None without any. NaN leaves a gap."""
     shown = {}
     for name, values in series.items():
         if any(math.isfinite(value) for value in values):
             shown[name] = values
-    if not shown:
-        return None
-    return {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown}
+    return Chart(title, x, x_name, shown) if shown else None
 
 
-def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
+def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Chart | None:
     """Lines over epochs, counted from 1; None without values.
 
     Args:
@@ -148,7 +106,7 @@ def _average(values: Sequence[float | None]) -> float:
 
 def _chart(
     title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
-) -> Section | None:
+) -> Chart | None:
     """A chart with a line for each of ``keys``, averaged over the slices of :func:`_binned`; None without values.
 
     Args:
@@ -226,7 +184,7 @@ def heat(run: RunRecords) -> Section | None:
     return {"kind": "heat", "title": title, "rows": rows, "x": _seconds(first_samples)}
 
 
-def machine_lines(run: RunRecords) -> list[Section | None]:
+def machine_lines(run: RunRecords) -> list[Chart | None]:
     """CPU, memory, disk, network and GPUs of each machine over time; None in place of a chart without values."""
     charts = []
     for node, samples in run.samples.items():
@@ -260,7 +218,7 @@ def _is_shown(metric: str, prefix: str) -> bool:
     return metric.startswith(prefix) and is_rate == rate_chart
 
 
-def metric_lines(run: RunRecords) -> list[Section | None]:
+def metric_lines(run: RunRecords) -> list[Chart | None]:
     """Losses and validation metrics over the steps, for each student; None in place of a chart without values."""
     known = sorted({name for row in run.metrics for name in row})
     charts = []
@@ -279,7 +237,7 @@ def metric_lines(run: RunRecords) -> list[Section | None]:
     return charts
 
 
-def health_lines(run: RunRecords) -> list[Section | None]:
+def health_lines(run: RunRecords) -> list[Chart | None]:
     """Charts of the training's health over the steps, for each student: gradients, updates, activations, teacher; None in
     place of a chart without values.
     """
@@ -289,7 +247,7 @@ def health_lines(run: RunRecords) -> list[Section | None]:
     return charts
 
 
-def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
+def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Chart | None]:
     """One student's charts; None in place of a chart without values.
 
     Args:

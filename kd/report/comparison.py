@@ -6,7 +6,7 @@
 import math
 from collections.abc import Sequence
 
-from kd.report.charts import Section, by_epoch, epoch_chart, heat, line_chart, table
+from kd.report.charts import Section, by_epoch, epoch_chart, heat, line_chart
 from kd.report.facts import Facts
 from kd.report.metric import difference, duration, format_metric, short, timed_with
 from kd.report.ratio import ratio, times
@@ -14,6 +14,7 @@ from kd.report.records import PHASES, percentile
 from kd.report.rules import Explained
 from kd.report.sections import PERCENTILES, flat, notes
 from kd.report.step_facts import known_utilisation, mean
+from kd.report.tables import Chart, Part, Table
 
 CLASSES = 8  # that changed most
 PARTS_OF_A_CURVE = 60  # points of a run's curve of losses, about
@@ -29,7 +30,7 @@ Numbers = dict[str, float | None]
 """Numbers of a run by their row's name; None: not known."""
 
 
-def comparison(explained: Sequence[Explained]) -> list[Section]:
+def comparison(explained: Sequence[Explained]) -> list[Section | Part]:
     """The sections of the page, in order; those without data are left out.
 
     Args:
@@ -42,7 +43,7 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
     note = ""
     if only_common:
         note = LEFT_OUT
-    sections: list[Section | None] = [
+    sections: list[Section | Part | None] = [
         _verdict(explained, names, differing),
         _table("What came of it", [_outcome(facts) for facts in runs], names, only_common),
         *_curves(runs, names),
@@ -53,7 +54,7 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
             names,
             only_common,
         ),
-        table(
+        Table(
             "Settings that differ", ["key", *names], differing, empty="None.", note=note, long=True
         ),
         _hardware(runs, names),
@@ -165,7 +166,7 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
     return text
 
 
-def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
+def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Table:
     """Devices and cores of each run as a table, a column a run; ``names`` are its heads."""
     devices = []
     cores = []
@@ -175,7 +176,7 @@ def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
         devices.append(f"{device} x {facts.devices}")
         cores.append(str(count))
     rows = [["devices", *devices], ["cores of a machine", *cores]]
-    return table("Hardware", ["", *names], rows)
+    return Table("Hardware", ["", *names], rows)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def _outcome(facts: Facts) -> Numbers:
     return numbers
 
 
-def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section | None:
+def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Table | None:
     """The :data:`CLASSES` classes whose share of right answers differs most, of each run's (first) student.
 
     None where one of the runs has counted none, or they have other classes.
@@ -231,7 +232,7 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
         for name, share_before, share_after in moved[:CLASSES]
     ]
     note = f"After the last validations, of epochs {first['epoch'] + 1} and {last['epoch'] + 1}."
-    return table(
+    return Table(
         "Classes that changed most (% right)",
         ["class", names[0], names[-1], "points"],
         rows,
@@ -304,7 +305,7 @@ def _product(a: float | None, b: float | None) -> float | None:
 
 def _table(
     title: str, numbers: Sequence[Numbers], names: Sequence[str], only_common: bool
-) -> Section | None:
+) -> Table | None:
     """A row for each number that a run has; for two runs a last column with the change.
 
     A phase that one of the runs lacks took 0 ms there.
@@ -334,7 +335,7 @@ def _table(
     columns = ["", *names]
     if two_runs:
         columns.append("after / before")
-    return table(title, columns, rows, empty="Nothing is known yet.")
+    return Table(title, columns, rows, empty="Nothing is known yet.")
 
 
 def _quotient(a: float | None, b: float | None) -> float | None:
@@ -461,7 +462,7 @@ def _largest_change(before: Facts, after: Facts) -> str:
 
 
 # -- charts ------------------------------------------------------------------------------------------------------------
-def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
+def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Chart | None]:
     """The training loss, each primary metric and the agreement over the epochs: one axis, a line for each run.
 
     None in place of a chart that no run has; ``names`` are the lines' names.
@@ -477,7 +478,7 @@ def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]
     return charts
 
 
-def _loss_chart(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
+def _loss_chart(runs: Sequence[Facts], names: Sequence[str]) -> Chart | None:
     """The mean of the logged training losses of each part of an epoch; the parts are as long in all runs. Runs whose epoch
     has no known length are left out; None without others.
     """
@@ -540,7 +541,7 @@ def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     }
 
 
-def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
+def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
     """Top operations of the profiled windows: which stay, enter or leave from the first run to the last.
 
     None where fewer than two runs have a profile; ``names`` are the columns' heads.
@@ -567,7 +568,7 @@ def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
         ]
         rows.append([name, change, *percent])
     columns = ["operation", "", *(f"% of {name}" for name in names)]
-    return table("Top operations that came and went", columns, rows, long=True)
+    return Table("Top operations that came and went", columns, rows, long=True)
 
 
 def _heat_maps(runs: Sequence[Facts], names: Sequence[str]) -> list[Section]:

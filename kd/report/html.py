@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kd.report.charts import Section
 from kd.report.comparison import comparison, label
 from kd.report.records import read_run
 from kd.report.rules import Explained
 from kd.report.sections import report, status
+from kd.report.tables import Part
 from kd.storage.shown import in_html
 from kd.storage.writing import write_json, write_text
 
@@ -59,7 +61,7 @@ def write_comparison(explained: Sequence[Explained], file: Path) -> Path:
 
 
 def write_page(
-    file: Path, title: str, sections: Sequence[dict[str, Any] | None], reloads: bool = False
+    file: Path, title: str, sections: Sequence[Section | Part | None], reloads: bool = False
 ) -> Path:
     """Writes a page; a browser that reloads never sees half of it.
 
@@ -71,11 +73,16 @@ def write_page(
     """
     content = {
         "title": title,
-        "sections": [section for section in sections if section],
+        "sections": [_drawn(section) for section in sections if section],
         "every": RELOAD_S if reloads else None,
     }
     write_text(file, page(content))
     return file
+
+
+def _drawn(section: Section | Part) -> Section:
+    """A section as the page draws it, by its ``kind``."""
+    return section if isinstance(section, dict) else asdict(section)
 
 
 def page(content: dict[str, Any]) -> str:

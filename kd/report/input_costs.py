@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kd.report.charts import Section, table
 from kd.report.facts import DATA_WAIT_AT, Facts
 from kd.report.limits import cores_needed
 from kd.report.metric import short
 from kd.report.prices import machines_of
 from kd.report.step_facts import phase_share
+from kd.report.tables import Table
 from kd.report.what_if import (
     Change,
     DataMachines,
@@ -130,7 +130,7 @@ def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
     return name.rpartition(".")[0], name.endswith(":spot"), machine["gpus"]
 
 
-def costs_by_kind(facts: Facts) -> Section | None:
+def costs_by_kind(facts: Facts) -> Table | None:
     """The page's table of what an hour, 1000 steps, an epoch and the run cost: on demand, on spot, and half of each.
 
     None where the run had no table of prices.
@@ -149,10 +149,10 @@ def costs_by_kind(facts: Facts) -> Section | None:
     note = (
         "An interrupted machine repeats what came after the last checkpoint; that is not counted."
     )
-    return table("Cost by price", columns, rows, note=note)
+    return Table("Cost by price", columns, rows, note=note)
 
 
-def input_costs(facts: Facts) -> Section | None:
+def input_costs(facts: Facts) -> Table | None:
     """The page's table of other inputs: their step, price and saving; None where no GPU waits for want of cores
     (:func:`cores_wanted`).
     """
@@ -174,7 +174,7 @@ def input_costs(facts: Facts) -> Section | None:
         note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."
     saves = f"saves ({'cost' if now.cost else 'time'}, %)"
     columns = ["input", "ms a step", "an hour", "1000 steps", saves]
-    return table("What another input would cost", columns, rows, note=note)
+    return Table("What another input would cost", columns, rows, note=note)
 
 
 def _saved(now: Way, way: Way) -> str:
@@ -187,7 +187,7 @@ def _saved(now: Way, way: Way) -> str:
     return f"{100 * (1 - part):.0f}"
 
 
-def tier_table(facts: Facts) -> Section | None:
+def tier_table(facts: Facts) -> Table | None:
     """The page's table of the data tier: what each machine has made, and below it the queue; None without a tier."""
     tier = facts.tier
     if tier is None:
@@ -204,7 +204,7 @@ def tier_table(facts: Facts) -> Section | None:
         f"(data.tier.queue_mb); {tier.made_again} were made again after an end, {tier.made_twice} twice."
     )
     columns = ["machine", "cores", "makers", "batches", "batches/s", "MB/s", "cores at work"]
-    return table("Data tier", columns, rows, note=note)
+    return Table("Data tier", columns, rows, note=note)
 
 
 def _rate(value: float, seconds: float) -> float:

@@ -1,9 +1,6 @@
 """What a run's page says of the student: what it has learnt, how large and how fast it is."""
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
-
-from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines, table
+from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines
 from kd.report.facts import Facts
 from kd.report.metric import (
     PROBE,
@@ -11,26 +8,24 @@ from kd.report.metric import (
     is_share,
     less_is_better,
     part_in_words,
-    timed_with,
 )
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
+from kd.report.tables import Chart, Part, Table
 
-SETTINGS = 6  # of kd-latency that are shown
 
-
-def learning(facts: Facts) -> list[Section | None]:
+def learning(facts: Facts) -> list[Part | None]:
     """The sections on what was learnt: charts of features and metrics, and the table of sizes and times; None in place of
     one without values.
     """
     run = facts.run
-    sections: list[Section | None] = []
+    sections: list[Part | None] = []
     for student in run.students:
         sections += feature_lines(run, student)
     return [*sections, *metric_lines(run), _sizes(run)]
 
 
-def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
+def feature_lines(run: RunRecords, student: str) -> list[Chart | None]:
     """Charts of a student's features over the epochs: k-NN and ridge probe beside the teachers', and RankMe; None in place
     of one without values.
 
@@ -126,40 +121,12 @@ def headline(facts: Facts) -> Section | None:
     return {"kind": "headline", "text": text}
 
 
-def _sizes(run: RunRecords) -> Section | None:
-    """Parameters of teacher and students, and what ``kd-latency`` has measured of them; None where no size is known."""
-    models = {"teacher": run.teacher}
-    for student in run.students:
-        models[student or "student"] = run.model_of(student)
-    known = {name: model for name, model in models.items() if model.get("params")}
-    if not known:
-        return None
-    archs = ["model"]
-    sizes = ["parameters (M)"]
-    for model in known.values():
-        millions = model["params"] / 1e6
-        archs.append(model.get("arch", ""))
-        sizes.append(f"{millions:.3g}")
-    rows: list[Sequence[object]] = [archs, sizes, *_timed_rows(run, known)]
-    note = "" if run.latency else "kd-latency RUN measures milliseconds."
-    return table("Size and latency", ["", *known], rows, note=note)
-
-
-def _timed_rows(run: RunRecords, models: Iterable[str]) -> list[list[object]]:
-    """What ``kd-latency`` has measured: a row for each of its first :data:`SETTINGS` settings, median ms a batch.
-
-    Args:
-        run: with the rows of ``latency.json``.
-        models: the table's columns, in order; "" where a model was not timed under a setting.
-    """
-    ms_by_setting: dict[str, dict[str, float]] = {}
-    for row in run.latency:
-        setting = timed_with(row)
-        ms = ms_by_setting.setdefault(setting, {})
-        model = row["model"]
-        ms[model] = row["median_ms"]
-    rows: list[list[object]] = []
-    for setting, ms in islice(ms_by_setting.items(), SETTINGS):
-        of_models = [ms.get(name, "") for name in models]
-        rows.append([f"ms, {setting}", *of_models])
-    return rows
+def _sizes(run: RunRecords) -> Table | None:
+    """Parameters of teacher and student; None where no size is known."""
+    models = {"teacher": run.teacher, "student": run.model_of("")}
+    rows = []
+    for name, model in models.items():
+        if model.get("params"):
+            rows.append([name, model.get("arch", ""), f"{model['params'] / 1e6:.3g}"])
+    note = "kd-latency RUN measures milliseconds."
+    return Table("Size", ["", "model", "parameters (M)"], rows, note) if rows else None

@@ -8,12 +8,14 @@ import pytest
 from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
+from kd.report.evaluated import exports_parts
 from kd.report.facts import Facts, tier_of
 from kd.report.learning import headline
 from kd.report.machine_rules import load_balancing, straggler, swapping
 from kd.report.records import RunRecords
 from kd.report.sections import _cards, flat, notes, status
 from kd.report.step_facts import hot_cores_text
+from kd.report.tables import write_parts
 from kd.report.training_rules import (
     class_imbalance,
     dead_relu,
@@ -21,7 +23,6 @@ from kd.report.training_rules import (
     teacher_near_chance,
     vanishing_gradient,
 )
-from kd.storage.writing import write_json
 
 
 def test_no_records_no_chart() -> None:
@@ -84,11 +85,12 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
         "agreement": 1.0,
         "max_difference": 0.0,
     }
-    write_json(
-        tmp_path / "export" / "export.json", {"onnx": {**export, "metric": "r2", "export": 0.8}}
+    (tmp_path / "student.safetensors").write_bytes(b"weights")
+    write_parts(
+        tmp_path, "exports", exports_parts({"onnx": {**export, "metric": "r2", "export": 0.8}})
     )
     page = card(run)
-    assert "| onnx | 4.0 | 100.00% | 0.800 | 0 |" in page
+    assert "| onnx | 4 | 100.00% | 0.800 | 0 |" in page
     page = page.replace("100.00%", "")
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
     assert (

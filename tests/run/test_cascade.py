@@ -13,8 +13,7 @@ from PIL import Image
 
 from kd.cli import main
 from kd.errors import UserError
-from kd.report.proven_cascade import cascade_sections
-from kd.report.records import read_run
+from kd.report.tables import Table, results_of
 from kd.ship.cascade_rule import CascadeRule, ShareWatch, goal_of_rule, read_rule
 from kd.storage.of_weights import write_of_weights
 from kd.storage.student_metadata import weights_digest
@@ -68,8 +67,9 @@ def test_pictures_that_chose_the_epoch_guarantee_nothing(
     caution = "no guarantee for new pictures: these (16 of them) chose the student's epoch"
     assert caution in out
     assert "guaranteed" not in out
-    _, numbers = cascade_sections(read_run(with_test))
-    assert caution in numbers["note"]
+    _, numbers, words = results_of(with_test, print)["cascade"]
+    assert isinstance(numbers, Table) and isinstance(words, Table)
+    assert caution in [row[0] for row in words.rows]
 
 
 def test_a_goal_out_of_reach_leaves_the_rule(
