@@ -8,12 +8,13 @@ from typing import Any
 from kd.report.metric import less_is_better
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
-from kd.report.step_facts import StepFacts
+from kd.report.step_facts import StepFacts, Swing
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
 STUDENT_PHASES = ("student", "forward", "loss", "backward", "optimizer")
 """Phases of the student's own training."""
 DATA_WAIT_AT = 0.1  # of the step waits for its batch
+SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
 BUSY = 0.7  # makers that work for less of the time are held up by something else
 
 
@@ -289,6 +290,23 @@ class Facts(StepFacts):
         answer_bytes = 8 + logits_bytes + feature_bytes
         views = min(self.views, self.epochs)
         return data["train"] * views * answer_bytes
+
+    @cached_property
+    def swing(self) -> Swing | None:
+        """The phase that varies most, where p95 over p50, or p50 over p5, is at least :data:`SWINGS`.
+
+        A cached teacher's phase is left out: some steps compute answers and others read them.
+        """
+        swings = []
+        for name, times in self.swings.items():
+            if not (name == "teacher" and self.cached):
+                swings.append(Swing(name, *times))
+        if not swings:
+            return None
+        widest = max(swings, key=lambda swing: swing.high - swing.low)
+        above = ratio(widest.high, max(widest.middle, 1e-6))
+        below = ratio(widest.middle, max(widest.low, 1e-6))
+        return widest if max(above, below) >= SWINGS else None
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
     def best_val(self, student: str = "") -> float | None:
