@@ -194,9 +194,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert report_main([str(before), str(after)]) == 0
     (verdict,) = section(after, "verdict", "comparison.html")
     assert "most of the difference: data went from" in verdict["text"]
-    (table,) = (
-        t for t in section(after, "table", "comparison.html") if t["title"] == "Before and after"
-    )
+    (table,) = (t for t in section(after, "table", "comparison.html") if t["title"] == "In numbers")
     rows = {row[0]: row[1:] for row in table["rows"]}
     assert float(rows["data (ms)"][0]) == pytest.approx(20 * float(rows["data (ms)"][1]), rel=0.1)
     assert {"hours", "epochs", "hours per epoch", "images/s", "cost", "step p99 (ms)"} <= set(rows)
@@ -368,7 +366,7 @@ def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
     assert rows["low"][0] in [value for name, value, _ in own["cards"] if name == "student"]
     assert report_main([str(folder), str(folder)]) == 0
     (table,) = (
-        t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
+        t for t in section(folder, "table", "comparison.html") if t["title"] == "In numbers"
     )
     assert {"low val acc1", "labels val acc1"} <= {row[0] for row in table["rows"]}
 
@@ -422,7 +420,7 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
     assert list(chart["series"]) == ["val/miou"]
     report_main([str(folder), str(folder)])
     (table,) = (
-        t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
+        t for t in section(folder, "table", "comparison.html") if t["title"] == "In numbers"
     )
     assert ["student val miou", "0.5", "0.5", "+0.0 points"] in table["rows"]
 
