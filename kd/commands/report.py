@@ -21,7 +21,7 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
                                           what a changed run would take and cost, from the records of this one
   kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
-                                          the same with a data tier (or another one, or 0), and whether it pays; an
+                                          the same with a data tier (or another one, or 0); an
                                           instance is one of the run's monitor.prices; data_cores=N needs no prices
   kd-report RUN --set kernels=5           changes what a run records while it trains, also by URL (s3://...); words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
@@ -102,18 +102,16 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
 
 
 def _what_if(request: Request) -> int:
-    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes; of a
-    changed data tier also whether it pays.
-    """
+    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes."""
+    from kd.report.costs import KEYS, outlook_table, read_change
     from kd.report.facts import Facts
-    from kd.report.input_costs import tier_pays
-    from kd.report.what_if import KEYS, lines, read_change
+    from kd.report.terminal import print_parts
 
     if len(request.rest) != 1 or not request.overrides:
         raise UserError(f"--what-if takes one run's folder and changes: {KEYS}")
     change = read_change(request.overrides)
     facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
-    print("\n".join(lines(facts, change) + tier_pays(facts, change)))
+    print_parts([outlook_table(facts, change)])
     return 0
 
 

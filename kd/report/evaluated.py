@@ -7,7 +7,7 @@ from typing import Any
 
 from kd.report.metric import difference, format_metric, lost_classes, short
 from kd.report.ratio import ratio
-from kd.report.tables import JPEG, Chart, Gallery, Part, Picture, Table, sentences
+from kd.report.tables import JPEG, Cell, Chart, Gallery, Part, Picture, Table, sentences
 
 MODELS = ("teacher", "student")
 BINS = 15
@@ -144,7 +144,7 @@ def exports_parts(records: Mapping[str, Mapping[str, Any]]) -> list[Part]:
     Args:
         records: of ``export/export.json``, by name; a number that one lacks is left empty.
     """
-    rows = []
+    rows: list[list[Cell]] = []
     certificates: list[Part] = []
     for name, record in records.items():
         if not record.get("kept"):
@@ -239,14 +239,14 @@ def class_parts(
             largest first.
     """
     mistakes: dict[str, str] = {}
-    pairs = []
+    pairs: list[list[Cell]] = []
     for true, called, times, taught in confusions:
         part = f"{ratio(times, counts.get(true, 0)):.0%}"
         mistakes.setdefault(true, f"{called} {part}")
         pairs.append([true, called, times, part, taught])
     models = [model for model in MODELS if any(model in row for row in per_class)]
     order = "those that lost most first" if "teacher" in models else "the worst first"
-    rows = []
+    rows: list[list[Cell]] = []
     for row in sorted(per_class, key=_gain_and_score):
         scores = [f"{row[model]:.1%}" for model in models]
         rows.append([row["name"], row["count"], *scores, mistakes.get(row["name"], "")])

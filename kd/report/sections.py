@@ -10,9 +10,9 @@ from typing import Any
 
 from kd.report import traces
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart
+from kd.report.costs import costs_by_kind, input_costs, tier_table
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
-from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
 from kd.report.metric import counted, duration, format_metric, is_share
 from kd.report.ratio import ratio, share
@@ -20,7 +20,7 @@ from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
 from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
-from kd.report.tables import Part, Table, results_of, sentences
+from kd.report.tables import Cell, Part, Table, results_of, sentences
 
 Parts = Callable[[], Sequence[Section | Part | None]]  # makes sections of the page
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
@@ -353,7 +353,7 @@ def _percentiles(facts: Facts) -> Table | None:
     series.update(_machine_series(facts.run))
     if not series:
         return None
-    rows = []
+    rows: list[list[Cell]] = []
     for name, values in series.items():
         percentiles = [round(percentile(values, q), 2) for q in PERCENTILES.values()]
         rows.append([name, *percentiles])
@@ -386,7 +386,7 @@ def _operations(facts: Facts) -> Table | None:
     if not facts.windows:
         return None
     window = facts.windows[-1]
-    rows = []
+    rows: list[list[Cell]] = []
     for operation in window["top"]:
         percent = round(100 * operation["share"], 1)
         row = [operation["name"], operation["range"], operation["ms"], percent, operation["calls"]]

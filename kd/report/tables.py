@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from kd.report.metric import short
 from kd.storage.of_weights import TABLES, Say, read_tables, write_of_weights
-from kd.storage.shown import in_markdown, on_terminal
+from kd.storage.shown import in_markdown
 
 Cell = str | int | float | None
 """Text, or a number, which each printer rounds in its own way; None and "" are shown as nothing."""
@@ -132,7 +132,7 @@ def text_of_cell(cell: Cell) -> str:
 def is_text(table: Table, column: int) -> bool:
     """Whether a column holds text, which is aligned to the left: any of its cells is no number."""
     cells = [text_of_cell(row[column]) for row in table.rows]
-    return not all(cell == "" or cell[0].isdigit() or cell[0] in "+-." for cell in cells)
+    return not all(cell == "" or cell[0] in "+-.0123456789" for cell in cells)
 
 
 def markdown(parts: Sequence[Part], level: str = "###") -> str:
@@ -147,7 +147,7 @@ def markdown(parts: Sequence[Part], level: str = "###") -> str:
         if isinstance(part, Table) and part.rows:
             title = in_markdown(part.title)
             if part.folded:
-                texts.append(f"<details><summary>{escape(on_terminal(part.title))}</summary>")
+                texts.append(f"<details><summary>{escape(title)}</summary>")
             elif title:
                 texts.append(f"{level} {title}")
             texts.append(_markdown_rows(part))
