@@ -16,7 +16,7 @@ from kd.report.evaluated import disputed_parts
 from kd.report.tables import write_parts
 from kd.run.cascade import Pair
 from kd.storage.elsewhere import mapping_of
-from kd.storage.shown import Table
+from kd.storage.shown import CsvTable
 from kd.storage.writing import write_json, write_text
 from kd.tasks.disputed import Disputed, disputed_labels
 
@@ -202,7 +202,7 @@ def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> No
     assert pair.run is not None
     rows = found["labels"]
     text = io.StringIO()
-    table = Table(text, "\n")
+    table = CsvTable(text, "\n")
     table.add(COLUMNS)
     for row in rows:
         table.add([row.get(column, "") for column in COLUMNS])

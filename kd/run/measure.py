@@ -40,7 +40,7 @@ from kd.ship.finished import check_classes, measurable, teacher_of
 from kd.storage.elsewhere import mapping_of
 from kd.storage.of_weights import EVALUATION, write_of_weights
 from kd.storage.run_urls import names_run, run_at
-from kd.storage.shown import Table
+from kd.storage.shown import CsvTable
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import STUDENTS, write_text
@@ -658,7 +658,7 @@ def _write_answers(
                 column = f"{subject.name} {key}"
             columns[column] = of_subject, key
     text = io.StringIO()
-    table = Table(text, "\n")
+    table = CsvTable(text, "\n")
     table.add(["picture", *labels, *columns])
     for i in sorted(first_rows):
         picture = printable(split.name(i))
