@@ -49,8 +49,7 @@ def explain(folder: Path, change: list[str]) -> dict[str, Any]:
     limits = [(x.bound, x.gain, f"{x.text}; {x.lever}") for x in explained.limits]
     findings = [(x.rule, f"{x.text}; {x.lever}") for x in explained.findings]
     try:
-        table = outlook_table(explained.facts, read_change(change))
-        what_if = [" ".join(map(str, row)) for row in table.rows]
+        what_if = [*map(str, outlook_table(explained.facts, read_change(change)).rows)]
     except UserError as error:
         what_if = [str(error)]
     notes = [explained.verdict["text"], *explained.run.notes, *explained.failures]
@@ -535,7 +534,7 @@ def main() -> int:
         head = [f"# {codes[rule]} {rule} fires in {counts[rule]} runs" for rule in sorted(counts)]
         lines = [line_of(number, said, codes) for number, said in enumerate(said_of_all)]
         KEPT.write_text("\n".join([*head, *lines]) + "\n")
-        print(f"{len(lines)} runs, {len(counts)} rules fire: kept in {KEPT}")
+        print("kept in", KEPT)
         return 0
 
     kept, codes = {}, {}

@@ -115,8 +115,11 @@ def _verdict(numbers: RunNumbers) -> Values:
 
 def _speedups(numbers: RunNumbers) -> Values:
     verdict = numbers.told().get("verdict", {})
-    gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
-    gains |= {verdict["bound"]: verdict["predicted_speedup"]} if verdict else {}
+    gains = {}
+    for other in verdict.get("others", []):
+        gains[other["bound"]] = other["gain"]
+    if verdict:
+        gains[verdict["bound"]] = verdict["predicted_speedup"]
     return {(bound,): float(gain) for bound, gain in gains.items() if gain}
 
 

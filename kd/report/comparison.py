@@ -104,16 +104,23 @@ def _numbers_table(runs: Sequence[Facts], names: Sequence[str]) -> Table:
 
     A phase that one of the runs lacks took 0 ms there.
     """
-    numbers = [{**_outcome(facts), **_costs(facts), **_steps(facts)} for facts in runs]
+    numbers = []
+    for facts in runs:
+        numbers.append({**_outcome(facts), **_costs(facts), **_steps(facts)})
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     rows = []
     for name in dict.fromkeys(name for of_run in numbers for name in of_run):
         values = [of_run.get(name, absent.get(name)) for of_run in numbers]
-        shown = [short(value) for value in values]
-        if any(shown):
-            rows.append([name, *shown, *([_change(name, *values)] if len(runs) == 2 else [])])
-    change = ["after / before"] if len(runs) == 2 else []
-    return Table("In numbers", ["", *names, *change], rows, empty="Nothing is known yet.")
+        row = [name, *(short(value) for value in values)]
+        if not any(row[1:]):
+            continue
+        if len(values) == 2:
+            row.append(_change(name, *values))
+        rows.append(row)
+    columns = ["", *names]
+    if len(runs) == 2:
+        columns.append("after / before")
+    return Table("In numbers", columns, rows, empty="Nothing is known yet.")
 
 
 def _outcome(facts: Facts) -> Numbers:
@@ -257,11 +264,15 @@ def _speed(before: Facts, after: Facts) -> str:
 
 def _largest_change(before: Facts, after: Facts) -> str:
     """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
-    ms = {name: (before.phases.get(name, 0.0), after.phases.get(name, 0.0)) for name in PHASES}
-    if before.of_kd != after.of_kd:  # their phases have other names
-        ms = {name: ms[name] for name in before.phases if name in after.phases and name in ms}
-    largest = max(ms, key=lambda name: abs(ms[name][0] - ms[name][1]), default="")
-    first, last = ms.get(largest, (0.0, 0.0))
+    same_kind = before.of_kd == after.of_kd  # else their phases have other names
+    largest = ""
+    first = last = 0.0
+    for name in PHASES:
+        ms_before = before.phases.get(name, 0.0)
+        ms_after = after.phases.get(name, 0.0)
+        comparable = same_kind or (name in before.phases and name in after.phases)
+        if comparable and abs(ms_before - ms_after) > abs(first - last):
+            largest, first, last = name, ms_before, ms_after
     if abs(first - last) <= 0.02 * max(before.step_ms, after.step_ms):
         return ""
     return f"; most of the difference: {largest} went from {first:.0f} to {last:.0f} ms a step"

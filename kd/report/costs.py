@@ -311,11 +311,15 @@ def _tier_step(
 
     The wait for data counts as part of the rest only where it is too short for :func:`waits`.
     """
-    rest = _without_data(phases) if waits(facts) else sum(phases.values())
+    rest = sum(phases.values())
+    if waits(facts):
+        rest = _without_data(phases)
     makers = _makers(facts, machines, change.processes(facts), change.workers)
-    larger = change.larger(facts)
-    transfer = facts.step_ms * larger if _waits_for_transfer(facts) else 0.0
-    return max(rest, maker_ms(facts) * larger / makers, transfer)
+    made = maker_ms(facts) * change.larger(facts) / makers
+    transfer = 0.0
+    if _waits_for_transfer(facts):
+        transfer = facts.step_ms * change.larger(facts)
+    return max(rest, made, transfer)
 
 
 def _without_data(phases: Mapping[str, float]) -> float:

@@ -65,10 +65,12 @@ def room_left(
     skip: int,
 ) -> Evidence:
     """p95 of CPU, GPU and GPU memory are all below ``low``."""
-    p95 = [percentile(values[skip:][-window:], 95) for values in (cpu, gpu, memory)]
-    if not all(value < low for value in p95):
+    p95 = {}
+    for name, values in {"cpu": cpu, "gpu": gpu, "memory": memory}.items():
+        p95[name] = percentile(values[skip:][-window:], 95)
+    if not all(value < low for value in p95.values()):
         return None
-    return dict(zip(("cpu", "gpu", "memory"), p95, strict=True))
+    return p95
 
 
 def newest_growth(values: Sequence[float], increase: float, window: int, skip: int) -> Evidence:
@@ -93,9 +95,13 @@ def _steady_growth(values: Sequence[float], increase: float, least: float) -> Ev
     if len(values) < 20:
         return None
     ends = [round(tenth * len(values) / 10) for tenth in range(11)]
-    tenths = [mean(values[start:end]) for start, end in pairwise(ends)]
-    first, last = tenths[0], tenths[-1]
-    rises = sorted(after - before for before, after in pairwise(tenths))
+    tenths = []
+    for start, end in pairwise(ends):
+        tenths.append(mean(values[start:end]))
+    first = tenths[0]
+    last = tenths[-1]
+    rises = [after - before for before, after in pairwise(tenths)]
+    rises.sort()
     steady = rises[1] > 0 and percentile(rises, 50) >= mean(rises) / 2
     grown = last - first >= max(increase * first, least)
     return {"first": first, "last": last} if steady and grown else None
@@ -103,10 +109,14 @@ def _steady_growth(values: Sequence[float], increase: float, least: float) -> Ev
 
 def unbalanced(gpus: Sequence[Sequence[float]], imbalance: float, skip: int) -> Evidence:
     """Mean utilisation of the idlest GPU is a share ``imbalance`` below the busiest one's."""
-    means = {i: mean(values[skip:]) for i, values in enumerate(gpus) if len(values) > skip}
+    means = {}
+    for number, values in enumerate(gpus):
+        if len(values) > skip:
+            means[number] = mean(values[skip:])
     if len(means) < 2:
         return None
-    busy, idle = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+    busy = max(means, key=means.__getitem__)
+    idle = min(means, key=means.__getitem__)
     if share(means[busy] - means[idle], means[busy]) < imbalance:
         return None
     return {"busy": busy, "most": means[busy], "idle": idle, "least": means[idle]}
@@ -235,9 +245,12 @@ def flat_loss(loss: Sequence[float], percent: float, least: int) -> Evidence:
     if len(loss) < least:
         return None
     fifth = max(1, len(loss) // 5)
-    first, last = mean(loss[:fifth]), mean(loss[-fifth:])
-    fell = last < first - abs(first) * percent / 100
-    return None if fell or first == last == 0 else {"first": first, "last": last}
+    first = mean(loss[:fifth])
+    last = mean(loss[-fifth:])
+    least_fall = abs(first) * percent / 100
+    if last < first - least_fall or first == last == 0:
+        return None
+    return {"first": first, "last": last}
 
 
 def rising_loss(loss: Sequence[float], factor: float, first: int, newest: int) -> Evidence:
@@ -435,7 +448,10 @@ def same_losses(
     """Another run has had the same losses at ``least`` steps, to a share ``near`` of them (of 1 for smaller ones)."""
     for name, loss in others.items():
         common = [step for step in own if step in loss]
-        alike = all(abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common)
+        alike = True
+        for step in common:
+            difference = abs(own[step] - loss[step])
+            alike = alike and difference <= near * max(1.0, abs(own[step]))
         if len(common) >= least and alike:
             return {"name": name, "count": len(common)}
     return None
@@ -524,8 +540,11 @@ def unchanged(names: Sequence[Sequence[str]], times: int) -> Evidence:
     """The same weights did not change in ``times`` readings one after another."""
     if len(names) < times:
         return None
-    same = set.intersection(*(set(of_reading) for of_reading in names[-times:]))
-    return {"count": len(same), "s": "s" * (len(same) > 1), "name": min(same)} if same else None
+    newest = [set(of_reading) for of_reading in names[-times:]]
+    same = set.intersection(*newest)
+    if not same:
+        return None
+    return {"count": len(same), "s": "s" * (len(same) > 1), "name": min(same)}
 
 
 def variance_outside(spread: Mapping[str, float], low: float, high: float) -> Evidence:

@@ -145,7 +145,9 @@ def _models(by_name: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping
 def without_common_folders(names: list[str]) -> list[str]:
     """Names without the leading folders that all of them share; each keeps its last part."""
     paths = [Path(name).parts for name in names]
-    while all(len(path) > 1 for path in paths) and len({path[0] for path in paths}) == 1:
+    while all(len(path) > 1 for path in paths):
+        if len({path[0] for path in paths}) > 1:
+            break
         paths = [path[1:] for path in paths]
     return [str(Path(*path)) for path in paths]
 
