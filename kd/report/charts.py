@@ -31,12 +31,16 @@ MACHINE = {
     },
 }
 GPU = {"%": {"utilisation": "util", "memory": "mem"}, "W": {"power": "w"}, "MHz": {"clock": "mhz"}}
-METRICS = [("Training losses", "train/", False), ("Validation", "val/", False), ("Validation, in units", "val/", True),
-           ("Learning rate", "train/lr", False)]  # fmt: skip
+METRICS = [
+    ("Training losses, weighted", "train/", False),
+    ("Validation", "val/", False),
+    ("Validation, in units", "val/", True),
+    ("Learning rate", "train/lr", False),
+]
 HEALTH = {  # chart -> its lines: label, and name in the records
-    "Gradient norm{of}": {"before clipping": "grad_norm"},
-    "Update of the weights over their size{of}": {"ratio": "update_ratio"},
-    "Teacher and {student} on training batches": {
+    "Gradient norm": {"before clipping": "grad_norm"},
+    "Update of the weights over their size": {"ratio": "update_ratio"},
+    "Teacher and student on training batches": {
         "agreement": "agreement",
         "teacher entropy / maximum": "teacher_entropy",
     },
@@ -219,51 +223,45 @@ def _is_shown(metric: str, prefix: str) -> bool:
 
 
 def metric_lines(run: RunRecords) -> list[Chart | None]:
-    """Losses and validation metrics over the steps, for each student; None in place of a chart without values."""
+    """Losses and validation metrics over the steps; None in place of a chart without values.
+
+    Training losses are shown as they enter their sum: each times its weight.
+    """
     known = sorted({name for row in run.metrics for name in row})
+    weights = _weights(run)
     charts = []
-    for student in run.students:
-        place = f"{student}/" if student else ""
-        of = f" of {student}" if student else ""
-        for title, prefix, units in METRICS:
-            lines = {}
-            for name in known:
-                if _is_shown(name, place + prefix) and in_units(name) == units:
-                    lines[name.removeprefix(place)] = name
-            shown = set(lines.values())
-            rows = [row for row in run.metrics if not shown.isdisjoint(row)]
-            steps = _binned(rows, lambda slice_: slice_[-1].get("step", 0.0))
-            charts.append(_chart(f"{title}{of}", steps, "step", rows, lines))
+    for title, prefix, units in METRICS:
+        names = [name for name in known if _is_shown(name, prefix) and in_units(name) == units]
+        rows = []
+        for row in run.metrics:
+            shown = {name: row[name] * weights.get(name, 1.0) for name in names if name in row}
+            if shown:
+                rows.append({"step": row.get("step", 0.0), **shown})
+        steps = _binned(rows, lambda slice_: slice_[-1]["step"])
+        charts.append(_chart(title, steps, "step", rows, {name: name for name in names}))
     return charts
+
+
+def _weights(run: RunRecords) -> dict[str, float]:
+    """The weight of each training loss by its column of ``metrics.csv``; losses without one weigh 1."""
+    model = run.config.get("model") or {}
+    weights = {"train/task_loss": model.get("task_loss_weight", 1.0)}
+    for name, loss in (model.get("distill_losses") or {}).items():
+        arguments = loss.get("init_args") if isinstance(loss, dict) else None
+        weights[f"train/{name}_loss"] = (arguments or {}).get("weight", 1.0)
+    return weights
 
 
 def health_lines(run: RunRecords) -> list[Chart | None]:
-    """Charts of the training's health over the steps, for each student: gradients, updates, activations, teacher; None in
-    place of a chart without values.
+    """Charts of the training's health over the steps: gradients, updates, activations, teacher; None in place of a chart
+    without values.
     """
-    charts = []
-    for student in run.students:
-        charts += _health_of(run.health_of(student), student)
-    return charts
-
-
-def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Chart | None]:
-    """One student's charts; None in place of a chart without values.
-
-    Args:
-        health: its health records, by step.
-        student: its name; "" for a single one.
-    """
-    of = f" of {student}" if student else ""
-    steps = _binned(health, lambda slice_: slice_[0]["step"])
+    steps = _binned(run.health, lambda slice_: slice_[0]["step"])
     charts = []
     for title, lines in HEALTH.items():
-        title = title.format(of=of, student=student or "student")
-        charts.append(_chart(title, steps, "step", health, lines))
+        charts.append(_chart(title, steps, "step", run.health, lines))
     for title, key in HEALTH_GROUPS.items():
-        rows = [reading.get(key, {}) for reading in health]
-        groups = {}
-        for row in rows:
-            groups.update({name: name for name in row})
-        charts.append(_chart(f"{title}{of}", steps, "step", rows, groups))
+        rows = [reading.get(key, {}) for reading in run.health]
+        names = {name: name for row in rows for name in row}
+        charts.append(_chart(title, steps, "step", rows, names))
     return charts

@@ -309,33 +309,27 @@ class Facts(StepFacts):
         return widest if max(above, below) >= SWINGS else None
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
-    def best_val(self, student: str = "") -> float | None:
+    def best_val(self) -> float | None:
         """The task's main metric of the student that is exported; while the run trains, its best value so far.
 
         None where it was not validated.
-
-        Args:
-            student: its name; "" for a single one.
         """
         metric = self.run.primary
-        exported = self.run.model_of(student).get("best_val") or {}
-        has_ended = "status" in self.run.summary
-        if has_ended and metric in exported:
+        exported = self.run.model_of("").get("best_val") or {}
+        if "status" in self.run.summary and metric in exported:
             return exported[metric]
-        column = f"{student}/val/{metric}" if student else f"val/{metric}"
+        column = f"val/{metric}"
         values = [row[column] for row in self.run.metrics if column in row]
-        if not values:
-            return None
         best = min if less_is_better(metric) else max
-        return best(values)
+        return best(values, default=None)
 
-    def exports_its_start(self, student: str = "") -> bool:
-        """Whether a student is exported as it was before the first step, as each epoch was worse by more than the metric's
+    def exports_its_start(self) -> bool:
+        """Whether the student is exported as it was before the first step, as each epoch was worse by more than the metric's
         error.
         """
-        best = self.run.model_of(student).get("best_val") or {}
-        start = self.run.model_of(student).get("start_val")
-        return bool(start) and best.get("epoch") == 0
+        student = self.run.model_of("")
+        best = student.get("best_val") or {}
+        return bool(student.get("start_val")) and best.get("epoch") == 0
 
 
 def tier_of(run: RunRecords) -> TierFacts | None:

@@ -157,29 +157,22 @@ def _cards(facts: Facts) -> Section:
 
 
 def _result_cards(facts: Facts) -> list[Card]:
-    """The best values of students and teacher, and, of a metric that is a share, the part that each student keeps."""
+    """The best values of student and teacher, and, of a metric that is a share, the part that the student keeps."""
     run = facts.run
     metric = run.primary
-    teacher = run.teacher
-    teacher_values = teacher.get("val") or {}
-    teacher_value = teacher_values.get(metric)
-    cards = []
-    for name in run.students:
-        best = format_metric(metric, facts.best_val(name))
-        which = f"best val {metric}"
-        if facts.exports_its_start(name):
-            which = f"val {metric} before training"
-        about = _about(which, run.model_of(name))
-        cards.append((name or "student", best, about))
-    value = format_metric(metric, teacher_value)
-    cards.append(("teacher", value, _about(f"val {metric}", teacher)))
-    for name in run.students:
-        score = facts.best_val(name)
-        share_kept = ""
-        if teacher_value and score is not None and is_share(metric):
-            share_kept = f"{ratio(score, teacher_value):.1%}"
-        cards.append((f"{name or 'student'} keeps", share_kept, "of its teacher"))
-    return cards
+    teacher_value = (run.teacher.get("val") or {}).get(metric)
+    score = facts.best_val()
+    which = f"best val {metric}"
+    if facts.exports_its_start():
+        which = f"val {metric} before training"
+    kept = ""
+    if teacher_value and score is not None and is_share(metric):
+        kept = f"{ratio(score, teacher_value):.1%}"
+    return [
+        ("student", format_metric(metric, score), _about(which, run.model_of(""))),
+        ("teacher", format_metric(metric, teacher_value), _about(f"val {metric}", run.teacher)),
+        ("student keeps", kept, "of its teacher"),
+    ]
 
 
 def _speed_cards(facts: Facts) -> list[Card]:
