@@ -138,14 +138,9 @@ def outliers(step_ms: Sequence[float], sigma: float, ignore: int) -> Evidence:
     return {"count": len(slow), "mean": mean_ms, "most": max(slow)}
 
 
-def late_start(seconds: float, limit_s: float) -> Evidence:
-    """More than ``limit_s`` seconds before the first step is done."""
+def too_long(seconds: float, limit_s: float) -> Evidence:
+    """It takes more than ``limit_s`` seconds."""
     return {"minutes": seconds / 60} if seconds > limit_s else None
-
-
-def silent(seconds: float, limit_s: float) -> Evidence:
-    """No step has ended for ``limit_s`` seconds."""
-    return {"minutes": seconds / 60} if seconds >= limit_s else None
 
 
 def loaders(
@@ -516,9 +511,12 @@ def all_zero(zeros: Mapping[str, float], share: float) -> Evidence:
     return {"names": ", ".join(names[:3])} if names else None
 
 
-def far_apart(spread: Mapping[str, float], factor: float) -> Evidence:
+def far_apart(spread: Mapping[str, float | None], factor: float) -> Evidence:
     """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
-    finite = [(value, layer) for layer, value in spread.items() if math.isfinite(value)]
+    finite = []
+    for layer, value in spread.items():
+        if value is not None and math.isfinite(value):
+            finite.append((value, layer))
     if len(finite) < 2:
         return None
     low, lowest = min(finite, key=itemgetter(0))
@@ -547,13 +545,16 @@ def unchanged(names: Sequence[Sequence[str]], times: int) -> Evidence:
     return {"count": len(same), "s": "s" * (len(same) > 1), "name": min(same)}
 
 
-def variance_outside(spread: Mapping[str, float], low: float, high: float) -> Evidence:
+def variance_outside(spread: Mapping[str, float | None], low: float, high: float) -> Evidence:
     """A layer's outputs have a variance below ``low`` or above ``high``; the first by name is named."""
-    outside = [layer for layer, value in spread.items() if not low <= value * value <= high]
+    outside = {}
+    for layer, value in spread.items():
+        if value is not None and not low <= value * value <= high:
+            outside[layer] = value * value
     if not outside:
         return None
     layer = min(outside)
-    return {"name": layer, "variance": spread[layer] ** 2}
+    return {"name": layer, "variance": outside[layer]}
 
 
 def odd_pictures(

@@ -1,7 +1,7 @@
 """The series that rules read, by name: attributes of a machine, of one of its GPUs, and of the run. None: not judged."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -93,6 +93,16 @@ def _complete(readings: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [] if None in values else values  # type: ignore[return-value]
 
 
+class _Named:
+    """Series by their names: ``attribute -> series``."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def __getattr__(self, name: str) -> Any:
+        return self._read(name)
+
+
 class OfRun:
     """The steps, the start, the losses and the student of a run."""
 
@@ -103,6 +113,19 @@ class OfRun:
         self.still_trains = "status" not in self.run.summary
         """Or was killed."""
         self.metric = f"val/{self.run.primary}"
+        health = self.run.health or [{}]
+        self.epoch = _Named(lambda name: list(by_epoch(self.run, name).values()))
+        """A column of ``metrics.csv``: its newest value of each epoch."""
+        self.recorded = _Named(lambda name: [r[name] for r in self.run.health if name in r])
+        """A value of the health records, in order."""
+        self.known = _Named(
+            lambda name: [v for v in getattr(self.recorded, name) if v not in (None, {})]
+        )
+        """Likewise, without readings that were NaN, infinite or empty."""
+        self.first = _Named(lambda name: health[0].get(name, {}))
+        """A value by layer in the first health record."""
+        self.newest = _Named(lambda name: health[-1].get(name, {}))
+        """Likewise, in the newest."""
 
     # -- steps and the machine -----------------------------------------------------------------------------------------
     @cached_property
@@ -182,33 +205,10 @@ class OfRun:
         return self.run.teacher.get("remedy") or ""
 
     # -- the student by epoch ------------------------------------------------------------------------------------------
-    def _by_epoch(self, name: str) -> list[float]:
-        return list(by_epoch(self.run, name).values())
-
-    @cached_property
-    def epoch_loss(self) -> list[float]:
-        """The newest training loss of each epoch."""
-        return self._by_epoch("train/loss")
-
     @cached_property
     def val(self) -> list[float]:
         """The main metric by epoch; [] of an error, as the rules read a metric that should rise."""
-        return [] if less_is_better(self.run.primary) else self._by_epoch(self.metric)
-
-    @cached_property
-    def agreement(self) -> list[float]:
-        """With the teacher, by epoch."""
-        return self._by_epoch("val/agreement")
-
-    @cached_property
-    def kl(self) -> list[float]:
-        """Divergence from the teacher in nats, by epoch."""
-        return self._by_epoch("val/kl")
-
-    @cached_property
-    def rankme(self) -> list[float]:
-        """Directions that the features use, by epoch."""
-        return self._by_epoch("val/rankme")
+        return [] if less_is_better(self.run.primary) else getattr(self.epoch, self.metric)
 
     @cached_property
     def distill_losses(self) -> dict[str, list[float]]:
@@ -217,7 +217,7 @@ class OfRun:
         losses = {}
         for column in columns:
             if column.startswith("train/") and column.endswith("_loss"):
-                losses[column] = self._by_epoch(column)
+                losses[column] = getattr(self.epoch, column)
         losses.pop("train/task_loss", None)
         return losses
 
@@ -262,74 +262,6 @@ class OfRun:
         elif self.run.teacher and model.get("task_loss_weight"):
             levers.append("a smaller model.task_loss_weight")
         return levers
-
-    # -- training health -----------------------------------------------------------------------------------------------
-    def _recorded(self, name: str) -> list[Any]:
-        return [reading[name] for reading in self.run.health if name in reading]
-
-    def _newest(self, name: str) -> dict[str, float]:
-        return self.run.health[-1].get(name, {}) if self.run.health else {}
-
-    @cached_property
-    def all_norms(self) -> list[float | None]:
-        """The gradient's norm before clipping; None: it was NaN or infinite."""
-        return self._recorded("grad_norm")
-
-    @cached_property
-    def norms(self) -> list[float]:
-        """The finite ones."""
-        return [norm for norm in self.all_norms if norm is not None]
-
-    @cached_property
-    def update_ratios(self) -> list[float]:
-        """Norm of the update over that of the weights."""
-        return [value for value in self._recorded("update_ratio") if value is not None]
-
-    @cached_property
-    def entropy(self) -> list[float]:
-        """Of the teacher's softened answers, over its maximum."""
-        return [value for value in self._recorded("teacher_entropy") if value is not None]
-
-    @cached_property
-    def dead(self) -> dict[str, float]:
-        """Share of units that never fire, by layer."""
-        return self._newest("dead")
-
-    @cached_property
-    def saturated(self) -> dict[str, float]:
-        """Share of outputs at their ends, by layer."""
-        return self._newest("saturated")
-
-    @cached_property
-    def zeros(self) -> dict[str, float]:
-        """Share of outputs that are 0, by layer."""
-        return self._newest("zeros")
-
-    @cached_property
-    def spread(self) -> dict[str, float]:
-        """Standard deviation of the outputs by layer, where it is finite; of the newest reading."""
-        return {k: v for k, v in self._newest("spread").items() if v is not None}
-
-    @cached_property
-    def first_spread(self) -> dict[str, float]:
-        """Likewise, of the first reading."""
-        first = self.run.health[0].get("spread", {}) if self.run.health else {}
-        return {layer: value for layer, value in first.items() if value is not None}
-
-    @cached_property
-    def unchanged(self) -> list[list[str]]:
-        """Weights that a step left as they were, a list a reading."""
-        return self._recorded("unchanged")
-
-    @cached_property
-    def inputs(self) -> list[dict[str, Any]]:
-        """What the training pictures are like."""
-        return [reading for reading in self._recorded("inputs") if reading]
-
-    @cached_property
-    def loss_shares(self) -> dict[str, float]:
-        """Each weighted term's share of the loss."""
-        return self._newest("loss_shares")
 
     # -- mistakes ------------------------------------------------------------------------------------------------------
     @cached_property
