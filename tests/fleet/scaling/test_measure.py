@@ -72,6 +72,6 @@ def test_what_is_measured_and_predicted() -> None:
     assert "over a network as fast as between the measured processes" in headline(scale)
     table, chart, reduces = sections(scale)[1:]
     assert table.rows[1][:5] == ["ddp 8 x 64", "weak", 4654.55, 90.91, 110.0]  # type: ignore[union-attr]
-    assert chart["series"]["fsdp, strong"] == [100.0, 6.58]  # type: ignore[union-attr]
+    assert chart.series["fsdp, strong"] == [100.0, 6.58]  # type: ignore[union-attr]
     assert len(reduces.rows) == 2  # type: ignore[union-attr]
     json.dumps(scale)
