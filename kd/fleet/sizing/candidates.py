@@ -1,11 +1,11 @@
 """Which sizes a student may have: a grid below its teacher's size, timm's models by name, the recipe's own student."""
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import inf
 from typing import Any, cast
 
 import torch
@@ -112,7 +112,7 @@ def candidates(
         teacher: whose layers the sizes of the grid start from.
         archs: timm's names of others.
         sizes: sides of the input in pixels; empty: the recipe's.
-        count: how many in all; the grid has what the recipe's student and ``archs`` leave of it.
+        count: how many in all, at most; the grid has what the recipe's student and ``archs`` leave of it.
 
     Raises:
         UserError: a name or a side that no model can have; or, without ``archs``, a teacher from whose layers no size can
@@ -139,8 +139,13 @@ def candidates(
             "archs=NAME,... are scored by a short distillation"
         )
     if parent is not None:
-        for grid in _grids(student, teacher, teacher.members[parent], all_sizes, count):
-            chosen += _evenly_spaced(grid, count - len(chosen))
+        grid = _grid(student, teacher, teacher.members[parent], all_sizes)
+        chosen += _evenly_spaced(grid, count - len(chosen))
+        if len(chosen) < count and count > len(DEPTHS) * len(WIDTHS) * len(all_sizes):
+            print(
+                f"kd-size: candidates: there are {len(chosen)} in all, fewer than {count}",
+                file=sys.stderr,
+            )
     return sorted(chosen, key=_by_cost)
 
 
@@ -211,42 +216,16 @@ def _named(
     return Candidate.of(f"{arch}_{side}" if several_sizes else arch, run_spec, begun)
 
 
-def smallest(sizes: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one of their architecture undercuts in depth and cost; in the order of ``sizes``.
-
-    A budget of latency or file size that is too small for these is taken as too small for all.
-    """
-    return [size for size in sizes if not any(_undercuts(other, size) for other in sizes)]
-
-
-def _undercuts(other: Candidate, size: Candidate) -> bool:
-    """Whether ``other`` has the same architecture, is as shallow and as cheap, and less in one of the two.
-
-    A size whose settings give no ``depth`` counts as the deepest.
-    """
-    if other.spec.arch != size.spec.arch:
-        return False
-    depth = size.spec.kwargs.get("depth", inf)
-    other_depth = other.spec.kwargs.get("depth", inf)
-    if other_depth > depth or other.cost > size.cost:
-        return False
-    return other_depth < depth or other.cost < size.cost
-
-
-def _grids(
-    student: Student, teacher: RunTeacher, parent: FrozenTeacher, sides: Sequence[Any], count: int
-) -> list[list[Candidate]]:
-    """The default sizes; for a larger ``count`` a second list of those between them, also with heads of another size.
+def _grid(
+    student: Student, teacher: RunTeacher, parent: FrozenTeacher, sides: Sequence[Any]
+) -> list[Candidate]:
+    """Sizes below the teacher's, the cheapest first.
 
     Args:
         student: the recipe's.
         teacher: the run's.
         parent: its member whose layers the sizes start from: a ViT.
         sides: of the input in pixels: a number, or height and width.
-        count: candidates in all; the second list is made where the default sizes are fewer.
-
-    Returns:
-        Each list with the cheapest first.
     """
     backbone = backbone_of(parent.model)
     depth = len(backbone.blocks)
@@ -264,29 +243,16 @@ def _grids(
     if _of_shape(base, student, teacher, (width, depth, width // head_dim), sides[0]) is None:
         base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))
 
-    # the default grid: shares of the teacher's width and depth, heads as wide as the teacher's
+    # shares of the teacher's width and depth, heads as wide as the teacher's
     depths = sorted({max(1, round(depth * share)) for share in DEPTHS})
     widths = sorted({_rounded(width * share, width) for share in WIDTHS})
-    default_shapes = [(w, d, _head_counts(w, head_dim)[0]) for w in widths for d in depths]
-    shapes_of_grids = [default_shapes]
-
-    # between them: every width in steps of 32, every depth, all numbers of heads by _head_counts
-    if count > len(default_shapes) * len(sides):
-        between = []
-        for w in sorted({*range(64, width + 1, 32), width}):
-            for d in range(depths[0], depth + 1):
-                between += [(w, d, heads) for heads in _head_counts(w, head_dim)]
-        shapes_of_grids.append([shape for shape in between if shape not in default_shapes])
-
-    grids = []
-    for shapes in shapes_of_grids:
-        grid = []
-        for shape, side in product(shapes, sides):
-            candidate = _of_shape(base, student, teacher, shape, side, len(sides) > 1)
-            if candidate is not None:
-                grid.append(candidate)
-        grids.append(sorted(grid, key=_by_cost))
-    return grids
+    grid = []
+    for w, d, side in product(widths, depths, sides):
+        shape = (w, d, _heads(w, head_dim))
+        candidate = _of_shape(base, student, teacher, shape, side, len(sides) > 1)
+        if candidate is not None:
+            grid.append(candidate)
+    return sorted(grid, key=_by_cost)
 
 
 def _of_shape(
@@ -366,21 +332,12 @@ def _rounded(width: float, most: int) -> int:
     return min(most, max(32, step * round(width / step)))
 
 
-def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
-    """Numbers of heads that divide a width: with the teacher's size of a head first, then with 64 and with 32.
-
-    Args:
-        width: D of the student.
-        teachers_head_dim: width of one of the teacher's heads, which a student's head of this width inherits whole.
-
-    Returns:
-        Each number once; [1] where none of the three widths divides ``width``.
-    """
-    counts = []
-    for head_dim in dict.fromkeys((teachers_head_dim, 64, 32)):
+def _heads(width: int, teachers_head_dim: int) -> int:
+    """How many heads a width has: of the teacher's size, which a student's head inherits whole, else of 64 or 32; else 1."""
+    for head_dim in (teachers_head_dim, 64, 32):
         if width % head_dim == 0:
-            counts.append(width // head_dim)
-    return counts or [1]
+            return width // head_dim
+    return 1
 
 
 def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:

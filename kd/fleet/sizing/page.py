@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from kd.fleet.sizing.plan import EVIDENCE, Conditions
+from kd.fleet.sizing.plan import Conditions
 from kd.report.html import write_page
 from kd.report.metric import duration, format_metric, is_share
 from kd.report.sized import FILE, SETTINGS
@@ -83,7 +83,6 @@ def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
         "rounds (ms)",
         "before training",
         f"after {sizes['steps']} steps",
-        "predicted",
         "parameters (M)",
         "file (MB)",
         "",
@@ -113,7 +112,6 @@ def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:
         rounds,
         format_metric(metric, row["before"]) if "before" in row else "",
         format_metric(metric, row["after"]) if "after" in row else "",
-        " ".join(format_metric(metric, value) for value in row.get("predicted", [])),
         f"{row['params_m']:.2f}" if "params_m" in row else "",
         f"{row['mb']:.1f}" if "mb" in row else "",
         _remarks(row, sizes),
@@ -224,10 +222,6 @@ def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
     if drawn:
         lines.append(
             f"not scored, since they inherit nothing (steps=N distils them first): {drawn}"
-        )
-    if sizes["evidence"] >= EVIDENCE:
-        lines.append(
-            f"predicted: median, lowest and highest gain of {sizes['evidence']} earlier runs of the recipe"
         )
     lines.append(f"it took {duration(sizes['took_s'])}")
     return lines

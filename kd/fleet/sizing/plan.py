@@ -11,8 +11,6 @@ from kd.ship.export.base import find_format
 
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 """Units of the budgets, by key."""
-EVIDENCE = 3
-"""Scored candidates that a prediction needs at least, of whose size the recipe has a finished run."""
 Budget = Annotated[float, Range("> 0")]
 Count = Annotated[int, Range(">= 1")]
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -11,21 +10,19 @@ from typing import Any
 
 from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
-from kd.fleet.sizing.candidates import Candidate, candidates, smallest
-from kd.fleet.sizing.plan import BUDGETS, EVIDENCE, SizingPlan
+from kd.fleet.sizing.candidates import Candidate, candidates
+from kd.fleet.sizing.plan import BUDGETS, SizingPlan
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.machine import processor
 from kd.models import StudentSpec, count_parameters
-from kd.report.facts import Facts
 from kd.report.metric import less_is_better
-from kd.report.records import read_results
 from kd.report.sized import SAME, folder_of_sizes
 from kd.run.build import build
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable
 from kd.storage.elsewhere import mapping_of
-from kd.storage.run_urls import folder_of_recipe, folder_of_runs
+from kd.storage.run_urls import folder_of_runs
 from kd.storage.writing import write_json
 
 Row = dict[str, Any]
@@ -88,7 +85,6 @@ class SizeSearch:
                 "model.teacher: the sizes are those of a teacher's students, and the recipe has no teacher"
             )
         runs_dir = folder_of_runs(config["runs_dir"], "kd-size")
-        self.runs = folder_of_recipe(runs_dir, config["recipe"])
         self.folder = folder_of_sizes(runs_dir, config["recipe"])
         check_writable(self.folder)
         build(run)
@@ -102,10 +98,7 @@ class SizeSearch:
         self.candidates = candidates(self.student, self.teacher, plan.archs, plan.sizes, plan.count)
         self.data = hold_out(run.module, run.data)
         self.metric = self.student.task.primary
-        if less_is_better(self.metric):
-            self.sign = -1
-        else:
-            self.sign = 1
+        self.sign = -1 if less_is_better(self.metric) else 1
         self.results = Results(self.folder / "results.json")
 
     def measure(self) -> dict[str, Any]:
@@ -115,9 +108,8 @@ class SizeSearch:
             The content of ``sizes.json``.
 
         Raises:
-            UserError: no candidate is within the budget. It is refused as early as it can be: by parameters and
-                the MB of the weights before anything is timed, then by the smallest candidates' best round, then by all
-                latencies.
+            UserError: no candidate is within the budget: by parameters and the MB of the weights before anything is
+                timed, then by the latencies.
         """
         budget = self.plan.budget
         teacher_size = self._teacher_size()
@@ -129,9 +121,7 @@ class SizeSearch:
             for candidate in self.candidates
             if candidate.of_recipe or not exceeded(rows[candidate.name], budget)
         ]
-        if budget.keys() - {"params_m"}:
-            self._check_smallest(to_time, rows)
-        for name, numbers in self._times([*to_time, *teacher_size], keep=True).items():
+        for name, numbers in self._times([*to_time, *teacher_size]).items():
             rows[name].update(numbers)
         teacher_row = rows.pop(TEACHER, {})
         check(list(rows.values()), budget)
@@ -143,8 +133,6 @@ class SizeSearch:
             if says_something and not exceeded(rows[candidate.name], budget):
                 to_score.append(candidate)
         self._score(to_score, rows)
-        scored = [row for row in rows.values() if "score" in row]
-        evidence = predict(scored, {row["name"]: self._best_of_runs(row) for row in scored})
         choice = choose(list(rows.values()), budget, self.sign)
 
         return {
@@ -156,8 +144,6 @@ class SizeSearch:
             "steps": self.plan.steps,
             # pictures that score the candidates
             "held_out": len(self.data.split(split_of(self.student)).targets),
-            # how many scored candidates have the size of a finished run
-            "evidence": evidence,
             # training pictures, at most, that inherited layers are fitted on
             "fitted_on": fitted_on(self.student),
             # as a candidate, where it can be timed, with ``before``, where it was scored
@@ -204,27 +190,11 @@ class SizeSearch:
         )
         return [size]
 
-    def _check_smallest(self, to_time: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
-        """Refuses a budget that the smallest candidates exceed even in their best round, before all are timed.
-
-        Args:
-            to_time: candidates that would be timed.
-            rows: of all candidates, by name: parameters and files' sizes.
-        """
-        times = self._times(smallest(to_time))
-        best_rounds = []
-        for name, numbers in times.items():
-            best_ms = numbers["fastest_round_ms"]
-            best_rounds.append({**rows[name], **numbers, "latency_ms": best_ms})
-        check(best_rounds, self.plan.budget)
-
-    def _times(self, timed: Sequence[Candidate], keep: bool = False) -> dict[str, dict[str, float]]:
+    def _times(self, timed: Sequence[Candidate]) -> dict[str, dict[str, float]]:
         """Latencies and files' sizes.
 
         Args:
             timed: candidates; those of earlier searches are read, all others measured together, in turns.
-            keep: remember what was measured for later searches; False for the smallest, which are timed again with all
-                others in turns.
 
         Returns:
             Numbers of :func:`kd.fleet.sizing.timing.latencies` by candidate's name.
@@ -249,9 +219,8 @@ class SizeSearch:
         if not missing:
             return known
         measured = latencies(missing, self.student, self.data, conditions)
-        if keep:
-            for name, numbers in measured.items():
-                self.results.keep(numbers, *keys[name])
+        for name, numbers in measured.items():
+            self.results.keep(numbers, *keys[name])
         return known | measured
 
     def _basis(self) -> dict[str, Any]:
@@ -304,33 +273,6 @@ class SizeSearch:
             values = self.results.of("score", of_candidate, basis)
             rows[name].update(values, score=values[decisive])
 
-    def _best_of_runs(self, row: Row) -> float | None:
-        """The best metric of the recipe's finished runs with this size, the same source of data and the same teachers.
-
-        Read from the run folders in ``runs_dir/RECIPE``; None without any.
-        """
-        config = self.run.config
-        values = []
-        for folder in sorted(file.parent for file in self.runs.glob("*/summary.json")):
-            if folder.is_symlink():
-                continue
-            run = read_results(folder)
-            model = run.config.get("model") or {}
-            data = run.config.get("data") or {}
-            student = model.get("student") or {}
-            if data.get("source") != config["data"]["source"]:
-                continue
-            if any(model.get(key) != config["model"][key] for key in ("teacher", "teachers")):
-                continue
-            if any(student.get(key) != row[key] for key in SAME):
-                continue
-            if run.primary != self.metric or run.summary.get("status") != "done":
-                continue
-            value = Facts(run).best_val()
-            if value is not None:
-                values.append(value)
-        return max(values, key=lambda value: self.sign * value, default=None)
-
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
     """The budget's keys that a candidate exceeds; a number that it lacks, as it was not measured, counts as 0."""
@@ -358,32 +300,7 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
                 f"{least[key]:.4g} {BUDGETS[key]}"
             )
     budgets = " ".join(f"{key}={value:g}" for key, value in budget.items())
-    raise UserError(
-        f"{next(iter(budget))}: no candidate is within {budgets} at once (candidates=N takes more)"
-    )
-
-
-def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
-    """Adds to each scored row ``predicted``: its score with the median, least and largest gain of finished runs.
-
-    Args:
-        scored: rows with a ``score``; ``predicted`` is ``[median, lowest, highest]``, and is not added where fewer
-            than :data:`EVIDENCE` of them have a finished run.
-        reached: the metric of the best finished run with a candidate's size, by the candidate's name; None without one.
-
-    Returns:
-        How many of the candidates have a finished run.
-    """
-    gains = []
-    for row in scored:
-        value = reached[row["name"]]
-        if value is not None:
-            gains.append(value - row["score"])
-    if len(gains) >= EVIDENCE:
-        shown = (statistics.median(gains), min(gains), max(gains))
-        for row in scored:
-            row["predicted"] = [row["score"] + gain for gain in shown]
-    return len(gains)
+    raise UserError(f"{next(iter(budget))}: no candidate is within {budgets} at once")
 
 
 def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
