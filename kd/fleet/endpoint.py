@@ -46,6 +46,8 @@ PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "m
 """What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
 WAITERS = {"endpoint": "endpoint_in_service", "transform_job": "transform_job_completed_or_stopped"}
 """boto3's waiters for an endpoint and for a batch transform."""
+NOT_FOUND = "Could not find"
+"""In what SageMaker says of a part that it does not have."""
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
 """Memory in MB, and requests at a time, of a serverless endpoint."""
 PICTURE = "application/x-image"
@@ -269,11 +271,14 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
     model = calls["create_model"]
     name = model["ModelName"]
     url = model["PrimaryContainer"]["ModelDataUrl"]
-    with boto_errors():
-        # pages: other models may have this name in theirs, and fill the first
-        for page in client.get_paginator("list_models").paginate(NameContains=name):
-            if name in [listed["ModelName"] for listed in page["Models"]]:
-                raise UserError(f"job: there is a model '{name}' already; --delete removes it")
+    try:
+        with boto_errors():
+            client.describe_model(ModelName=name)
+    except UserError as error:
+        if NOT_FOUND not in str(error):
+            raise
+    else:
+        raise UserError(f"job: there is a model '{name}' already; --delete removes it")
     bucket, _, key = url.removeprefix("s3://").partition("/")
     made: list[str] = []
     is_uploaded = False
@@ -426,7 +431,7 @@ def delete(name: str) -> int:
                 getattr(client, f"delete_{part}")(**{key: name})
                 print(f"kd-launch: {name}: {part} removed")
             except ClientError as error:
-                if "Could not find" in str(error):
+                if NOT_FOUND in str(error):
                     print(f"kd-launch: {name}: {part} not found")
                 else:
                     left = True

@@ -365,87 +365,72 @@ def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...
         UserError: a choice, or an end of a range, that no run takes.
     """
     ordered: list[Space] = []
+    words: dict[str, list[str]] = {}  # by key: words of a command line under which it exists
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
         above = None  # the nearest searched key whose choices this key lies below
         for earlier in ordered:
             if earlier.choices and space.key.startswith(f"{earlier.key}."):
                 above = earlier
         if above is None:
-            as_resolved = _as_resolved(request, [], space)
+            words[space.key] = []
+            values = _as_resolved(request, [], space)
         else:
-            under, as_resolved = _under(above, space, request, _choices_for(above, ordered))
-            space = replace(space, above=above.key, under=under)
-        if space.integer and any(isinstance(value, float) for value in as_resolved):
+            space, values, words[space.key] = _below(above, words[above.key], space, request)
+        if space.integer and any(isinstance(value, float) for value in values):
             # 0..1 of a key whose value is a float
             space = replace(space, low=float(space.low), high=float(space.high))
         ordered.append(space)
     return tuple(ordered)
 
 
-def _choices_for(space: Space, spaces: Sequence[Space]) -> list[tuple[str, Any]]:
-    """The keys that a space lies below, from the top, each with a choice under which the next one exists.
+def _below(
+    above: Space, words: list[str], space: Space, request: Request
+) -> tuple[Space, list[Any], list[str]]:
+    """A key below another searched key: with the choices under which it exists.
 
     Args:
-        space: any of ``spaces``.
-        spaces: whose ``above`` and ``under`` are set.
-    """
-    by_key = {other.key: other for other in spaces}
-    chosen: list[tuple[str, Any]] = []
-    while space.above is not None:
-        chosen.insert(0, (space.above, space.under[0]))
-        space = by_key[space.above]
-    return chosen
-
-
-def _under(
-    above: Space, space: Space, request: Request, chosen: Sequence[tuple[str, Any]]
-) -> tuple[tuple[Any, ...], list[Any]]:
-    """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them
-    under the last of these.
-
-    Args:
-        above: the nearest searched key that ``space`` lies below.
-        space: is tried.
+        above: the other key.
+        words: under which that exists.
+        space: of the key.
         request: the trials' command line.
-        chosen: the keys that ``above`` lies below, with a choice each under which it exists.
+
+    Returns:
+        The space with its choices of ``above``, its examples as resolved, and words under which it exists.
 
     Raises:
         UserError: no choice allows it; the message has the last refusal.
     """
-    allowed = []
-    as_resolved: list[Any] = []
+    under = []
+    values: list[Any] = []
     refusal = None
     for choice in above.choices or ():
         try:
-            as_resolved = _as_resolved(request, [*chosen, (above.key, choice)], space)
-            allowed.append(choice)
+            values = _as_resolved(request, [*words, item(above.key, choice)], space)
+            under.append(choice)
         except UserError as error:
             refusal = error
-    if not allowed:
+    if not under:
         raise UserError(f"search.{space.key}: no choice of search.{above.key} takes it: {refusal}")
-    return tuple(allowed), as_resolved
+    placed = replace(space, above=above.key, under=tuple(under))
+    return placed, values, [*words, item(above.key, under[-1])]
 
 
-def _as_resolved(request: Request, chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
-    """The examples of a space as a run's configuration has them.
+def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
+    """The examples of a space (all choices, or both ends) as a run's configuration has them, resolved one by one.
 
     Args:
         request: the run's command line.
-        chosen: keys that the space lies below, with a value each.
-        space: its examples (all choices, or both ends) are resolved one by one.
+        words: settings under which the key exists.
+        space: of the key.
 
     Raises:
         UserError: a run refuses an example.
     """
     resolved = []
     for example in space.examples():
-        pairs = [*chosen, (space.key, example)]
-        items = [item(key, value) for key, value in pairs]
-        run = Run.of(replace(request, overrides=[*request.overrides, *items]))
-        by_short_key = {}
-        for key, value in flatten(run.config).items():
-            short_key = key.replace(".init_args.", ".")
-            by_short_key[short_key] = value
+        given = [*request.overrides, *words, item(space.key, example)]
+        config = flatten(Run.of(replace(request, overrides=given)).config)
+        by_short_key = {key.replace(".init_args.", "."): value for key, value in config.items()}
         resolved.append(by_short_key.get(space.key))
     return resolved
 

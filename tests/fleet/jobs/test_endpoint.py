@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from tests._helpers import ROOT
 
 boto3 = pytest.importorskip("boto3")
 moto = pytest.importorskip("moto")
-from botocore.stub import Stubber  # noqa: E402
 
 PLACE = ["role=arn:aws:iam::123456789012:role/kd-endpoint", "bucket=s3://kd-test/models",
          "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1"]  # fmt: skip
@@ -231,21 +229,14 @@ def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> N
     assert endpoint.delete("food") == 0 and not cloud.list_models()["Models"]
 
 
-def test_a_model_of_this_name_on_the_second_page_is_left_alone(
-    cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_this_name_is_left_alone(cloud: Any, tmp_path: Path) -> None:
     """Its archive in the bucket has the same place: an upload would overwrite it."""
     own = {"role": PLACE[0][5:], "image": PLACE[2][6:], "bucket": "s3://kd-test"}
-    stub = Stubber(cloud)
-    for page, name in ({"NextToken": "2"}, "food-2"), ({}, "food"):
-        arn = f"arn:aws:sagemaker:eu-west-1:123456789012:model/{name}"
-        listed = {"ModelName": name, "ModelArn": arn, "CreationTime": 0}
-        stub.add_response("list_models", {"Models": [listed], **page})
-    clients = {"sagemaker": cloud, "s3": boto3.client("s3")}
-    monkeypatch.setattr(endpoint, "aws_session", lambda: SimpleNamespace(client=clients.get))
     requests = endpoint.Endpoint("food", None, own).requests()
-    with stub, pytest.raises(UserError, match="job: there is a model 'food' already"):
+    cloud.create_model(**requests["create_model"])
+    with pytest.raises(UserError, match="job: there is a model 'food' already"):
         endpoint._create(requests, tmp_path / "model.tar.gz")
+    assert cloud.describe_model(ModelName="food")
 
 
 def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> None:
