@@ -139,7 +139,7 @@ def test_one_engine_reads_settings() -> None:
         for file in FILES
         if re.search(r"^from pydantic", file.read_text(), re.M)
     }
-    assert users - {"tables"} == {"kinds", "parts", "resolve", "spec"}  # tables: results from disk
+    assert users == {"kinds", "parts", "resolve", "spec"}
 
 
 def test_the_public_names() -> None:

@@ -24,27 +24,11 @@ kd-export: a run's student for other programs, compared with the student in torc
 
   kd-export RUN_FOLDER to=FORMAT [int8=true] [out=FOLDER] [key=value ...]
 
-  to=onnx           model.onnx: uint8 pictures in, preprocessing inside, any batch (extra export)
-  to=openvino       model.xml, model.bin: likewise (extra openvino)
-  to=executorch     model.pte: likewise, for phones and small machines, batches up to max_batch (extra executorch)
-  to=litert         model.tflite (TensorFlow Lite): likewise, one picture at a time (extra litert)
-  to=coreml         model.mlpackage: an RGB image in, one at a time; written anywhere, runs on macOS (extra coreml)
-  to=torch_export   model.pt2: likewise, for torch.export.load
-  to=triton         a model repository for NVIDIA Triton
-  to=sagemaker      model.tar.gz for SageMaker's Triton images
-  to=hub            config.json, model.safetensors: timm.create_model("local-dir:FOLDER", pretrained=True)
-  to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm or by your builder
-  to=cascade        student, teacher (each a model.onnx) and the rule of kd-eval cascade=true, with ten lines of Python
 {options}
   data.key=...       as for kd-train: data.source.root=DIR, ...
 
 An export that loses more is not kept: exit status 1. The comparison goes to RUN_FOLDER/export/export.json either way.
 """
-
-QUANTISE = "to=onnx, openvino, executorch, litert, triton, sagemaker"
-"""Formats that have int8, for the message."""
-HALVES = "to=onnx, openvino, executorch, coreml, triton, sagemaker"
-"""Formats that have FP16, for the message."""
 
 Percent = Annotated[float, Range(">= 0 and <= 100")]
 
@@ -60,7 +44,7 @@ class ExportOptions(CertificateOptions):
     }
     EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {"fp16": ("int8",)}
     to: str | None = None
-    """The format, of those above."""
+    """The format, of those below."""
     int8: bool = False
     """int8 weights and activations, calibrated on training pictures (extra openvino, or the format's own)."""
     fp16: bool | Literal["all"] = False
@@ -90,6 +74,21 @@ class ExportOptions(CertificateOptions):
 
 
 OPTIONS = ExportOptions
+
+
+def usage() -> str:
+    """The help of ``kd-export``, with a line for each format; :mod:`kd.cli` prints it in place of ``HELP``."""
+    from kd.ship.export.base import about_formats
+
+    lines = [f"  {f'to={name}':<17} {about}\n" for name, about in about_formats().items()]
+    return f"{HELP}\nFormats:\n{''.join(lines)}"
+
+
+def _formats_that(ability: str) -> str:
+    """The formats with an ability, for a message."""
+    from kd.ship.export.base import formats_with
+
+    return ", ".join(formats_with(ability))
 
 
 def run(request: Request) -> int | None:
@@ -170,12 +169,12 @@ def _check_abilities(export_format: "Format", options: ExportOptions) -> None:
     """Raises a UserError where a format lacks what was requested, or a key was given that changes nothing of it."""
     name = options.to
     if options.int8 and not export_format.quantises:
-        raise UserError(f"int8: to={name} has no int8 ({QUANTISE} have)")
+        raise UserError(f"int8: to={name} has no int8 (to={_formats_that('quantises')} have)")
     if options.fp16 and not export_format.halves:
-        raise UserError(f"fp16: to={name} has no FP16 ({HALVES} have)")
+        raise UserError(f"fp16: to={name} has no FP16 (to={_formats_that('halves')} have)")
     if "max_batch" in options.given and not export_format.bounded:
         raise UserError(
-            f"max_batch: has no effect with to={name} (to=executorch has a largest batch)"
+            f"max_batch: has no effect with to={name} (to={_formats_that('bounded')} has a largest batch)"
         )
     if "layout" in options.given and not export_format.has_layout:
         raise UserError(f"layout: has no effect with to={name}, whose file holds weights alone")

@@ -94,7 +94,7 @@ def run(request: Request) -> int | None:
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
         need(package, "serve", "kd-serve")
-    from kd.ship.export.onnx import open_model
+    from kd.ship.export.formats.onnx import open_model
     from kd.ship.serving.answers import try_out
     from kd.ship.serving.app import Server
     from kd.ship.serving.bodies import Limits

@@ -14,6 +14,7 @@ from kd.errors import UserError
 from kd.machine import processor
 from kd.progress import CALM_AT_START, bar
 from kd.report.records import percentile
+from kd.ship.export.base import formats_with
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.finished import FinishedRun
 from kd.storage.of_weights import exports, on_stderr
@@ -22,8 +23,6 @@ ROUNDS = 5
 """Each model is timed so often at each batch, in turns with the others."""
 TURNS = ROUNDS + 1
 """A model's steps of the bar at one batch: one warms up and finds out how long a run takes, then come the rounds."""
-RUNNABLE = ("onnx", "openvino", "executorch", "litert", "torch_export", "triton")
-"""Formats whose exports can be timed here."""
 Row = dict[str, Any]
 """One line of the table: a model at a batch size and number of threads."""
 Runtimes = dict[str, dict[str, Any]]
@@ -107,10 +106,11 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
     Raises:
         UserError: a name that the run has no export of.
     """
+    runnable = formats_with("timed")
     found: Runtimes = {}
     for name, export in exports(run, on_stderr).items():
         file = Path(export["file"])
-        if export["to"] not in RUNNABLE or not file.exists():
+        if export["to"] not in runnable or not file.exists():
             continue
         if export["to"] != "torch_export" or made_here(file):
             found[name] = export

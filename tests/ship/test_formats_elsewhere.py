@@ -3,7 +3,15 @@
 import pytest
 
 from kd.cli import export_main
-from kd.ship.export.base import ELSEWHERE, FORMATS, OLD_NAMES, OTHER_NAMES
+from kd.commands.export import usage
+from kd.ship.export.base import (
+    ELSEWHERE,
+    FORMATS,
+    OLD_NAMES,
+    OTHER_NAMES,
+    find_format,
+    formats_with,
+)
 from tests._helpers import ROOT
 
 
@@ -28,3 +36,16 @@ def test_a_name_of_a_file_leads_to_its_format(
 def test_the_page_has_a_row_for_each() -> None:
     page = (ROOT / "kd/ship/export/README.md").read_text().lower()
     assert all(f"| {name}" in page for name in ELSEWHERE)
+
+
+def test_a_format_is_one_file() -> None:
+    """Its name is in kd-export's help, and leads to the class in it; nothing else lists the formats."""
+    files = sorted(file.stem for file in (ROOT / "kd/ship/export/formats").glob("[a-z]*.py"))
+    assert [*FORMATS] == files
+    for name in files:
+        assert f"  to={name} " in usage()
+        assert type(find_format(name)).__module__ == f"kd.ship.export.formats.{name}"
+    for ability in ("quantises", "halves", "bounded", "timed"):
+        assert formats_with(ability) == [
+            name for name in files if getattr(find_format(name), ability)
+        ]

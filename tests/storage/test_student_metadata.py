@@ -15,7 +15,7 @@ from kd.errors import UserError
 from kd.models.weights import describe
 from kd.run.build import student_in, task_in
 from kd.run.trust import Trust
-from kd.ship.export.hub import made_by_timm
+from kd.ship.export.formats.hub import made_by_timm
 from kd.ship.export.student import builder_in, load_student, untrained_student
 from kd.ship.predict_words import answers_of
 from kd.storage.student_metadata import CHECKS, FIELDS, StudentMetadata, student_metadata_in
@@ -82,11 +82,14 @@ def test_metadata_is_read_in_one_place() -> None:
             called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             if called and node.func.id == "read_metadata":  # type: ignore[attr-defined]
                 callers.add(str(file.relative_to(ROOT)))
-    assert callers == {
-        "kd/storage/student_metadata.py",
-        "kd/ship/export/backbone.py",  # the export's own part of it, which from_metadata checks
-        "kd/run/measure.py",  # whether it is ours at all
-    }
+    assert (
+        callers
+        == {
+            "kd/storage/student_metadata.py",
+            "kd/ship/export/formats/backbone.py",  # the export's own part of it, which from_metadata checks
+            "kd/run/measure.py",  # whether it is ours at all
+        }
+    )
 
 
 def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path) -> None:

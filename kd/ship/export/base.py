@@ -1,5 +1,6 @@
 """What a format is, and what runs its files."""
 
+import ast
 import logging
 import re
 import warnings
@@ -27,20 +28,9 @@ if TYPE_CHECKING:
 
 INPUT, OUTPUT = "pictures", "answer"  # Names of the exported graph's input and output
 
-FORMATS = {
-    "onnx": "kd.ship.export.onnx.Onnx",
-    "openvino": "kd.ship.export.openvino.OpenVino",
-    "executorch": "kd.ship.export.executorch.ExecuTorch",
-    "litert": "kd.ship.export.litert.LiteRT",
-    "coreml": "kd.ship.export.coreml.CoreML",
-    "torch_export": "kd.ship.export.torch_export.TorchExport",
-    "triton": "kd.ship.export.triton.Triton",
-    "sagemaker": "kd.ship.export.sagemaker.SageMakerArchive",
-    "hub": "kd.ship.export.hub.Hub",
-    "backbone": "kd.ship.export.backbone.Backbone",
-    "cascade": "kd.ship.export.cascade.Cascade",
-}
-"""By the names that ``kd-export to=`` takes; another format is given by its class path."""
+_FOLDER = Path(__file__).with_name("formats")
+FORMATS = tuple(sorted(file.stem for file in _FOLDER.glob("[a-z]*.py")))
+"""The names that ``kd-export to=`` takes, the files of ``formats/``; another format is given by its class path."""
 
 ELSEWHERE = {
     "tensorrt": "to=onnx, then trtexec --onnx=model.onnx --saveEngine=model.plan, on the GPU that runs it",
@@ -105,6 +95,7 @@ class Format(ABC):
         mixes: whether its FP16 files can keep layers in float32.
         bounded: whether its files have a largest batch (``max_batch``).
         has_layout: whether its files take pictures in an order in memory (``layout``).
+        timed: whether ``kd-latency`` runs its files.
         features: its answer is the features below the classifier.
         compared: what :meth:`reference` is, for the printed table.
         needs: modules by the extra that brings them.
@@ -116,6 +107,7 @@ class Format(ABC):
     mixes = True
     bounded = False
     has_layout = True
+    timed = False
     features = False
     compared = "the student"
     needs: Mapping[str, Sequence[str]] = {}
@@ -156,8 +148,7 @@ class Format(ABC):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime.
 
-        Timing calls it in a process of its own, on an object that has written nothing; not of all formats
-        (``kd.ship.latency.RUNNABLE``).
+        Timing calls it in a process of its own, on an object that has written nothing, of formats that are :attr:`timed`.
         """
 
     def open_written(self, job: ExportJob, file: Path) -> Runtime:
@@ -196,12 +187,47 @@ def find_format(name: str) -> Format:
         )
     if name.lower() in OLD_NAMES:
         raise UserError(f"to: '{name}' is written by to={OLD_NAMES[name.lower()]}")
-    module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:
+        if name in FORMATS:
+            return _format_in(import_module(f"kd.ship.export.formats.{name}"))
+        module, _, kind = name.rpartition(".")
         return getattr(import_module(module), kind)()
     except (ImportError, AttributeError, ValueError) as error:
         hint = did_you_mean(name, FORMATS)
         raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
+
+
+def _format_in(module: ModuleType) -> Format:
+    """The format that a file of ``formats/`` defines."""
+    for kind in vars(module).values():
+        own = isinstance(kind, type) and kind.__module__ == module.__name__
+        if own and issubclass(kind, Format):
+            return kind()
+    raise AttributeError(f"{module.__name__} has no Format")
+
+
+def about_formats() -> dict[str, str]:
+    """What each format is, by name: the first line of its file, which is not imported."""
+    about = {}
+    for name in FORMATS:
+        first_line, _, _ = (ast.get_docstring(_source(name)) or "").partition("\n")
+        about[name] = first_line.replace("``", "")
+    return about
+
+
+def formats_with(ability: str) -> list[str]:
+    """The formats with an ability, an attribute of :class:`Format` that is True, as their files say; none is imported."""
+    names = []
+    for name in FORMATS:
+        settings = [node for node in ast.walk(_source(name)) if isinstance(node, ast.Assign)]
+        if f"{ability} = True" in map(ast.unparse, settings):
+            names.append(name)
+    return names
+
+
+def _source(name: str) -> ast.Module:
+    """The file of a format."""
+    return ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))
 
 
 @contextmanager

@@ -2,12 +2,10 @@
 
 import copy
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import mkdtemp
 from typing import Any, Literal
 
@@ -20,12 +18,12 @@ from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar, uncounted
 from kd.proof.certificate import ProofMargin, certify
-from kd.report.evaluated import exports_parts
-from kd.report.tables import write_parts
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.fp16 import HalfPrecision, shortened
 from kd.ship.export.manifest import FILE, ExportManifest, Layout
+from kd.ship.export.stopwatch import timed
 from kd.ship.finished import FinishedRun
+from kd.ship.latency import TURNS, Measure, in_turns, medians
 from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of
 from kd.storage.of_weights import EXPORTS, on_stderr, read_of_weights, write_of_weights
 from kd.storage.writing import make_folder, move, remove, write_json
@@ -33,8 +31,8 @@ from kd.tasks import Features, Task
 
 Fp16 = Literal["", "mixed", "all"]
 
-REPEATS = 15
-"""Batches of one picture: the first warms up, of the others the two latencies are medians."""
+SECONDS = 0.2
+"""Seconds for which the student, and its export, are timed on one picture."""
 
 LAYERS = "fp16.json"
 """In the folder of an FP16 export: what each layer's numbers reach."""
@@ -168,19 +166,13 @@ def _latency(student: nn.Module, runtime: Runtime, picture: torch.Tensor) -> dic
         runtime: runs the export.
         picture: uint8, a batch of one.
     """
-    student_ms, export_ms = [], []
-    for _ in bar(range(REPEATS), label="timing one picture", unit=" turns"):
-        start = time.perf_counter()
-        student(picture)
-        between = time.perf_counter()
-        runtime(picture.numpy())
-        end = time.perf_counter()
-        student_ms.append(1000 * (between - start))
-        export_ms.append(1000 * (end - between))
-    return {
-        "student_ms": round(median(student_ms[1:]), 3),  # the first warms up
-        "export_ms": round(median(export_ms[1:]), 3),
+    measures: dict[str, Measure] = {
+        "student_ms": lambda runs: (timed(student, picture, runs), 0.0),
+        "export_ms": lambda runs: (timed(runtime, picture.numpy(), runs), 0.0),
     }
+    with bar(label="timing one picture", unit=" turns", total=2 * TURNS) as shown:
+        turns = in_turns(measures, SECONDS, shown)
+    return {name: medians(rounds)["median_ms"] for name, (rounds, _) in turns.items()}
 
 
 def failure(measured: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
@@ -346,9 +338,8 @@ def export(
                 vouch(bytes_of(written, LARGEST_STUDENT))
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    records = {**read_of_weights(run.folder, EXPORTS, on_stderr), wanted.name: record}
-    write_of_weights(run.folder, EXPORTS, records)
-    write_parts(run.folder, "exports", exports_parts(records))
+    before = read_of_weights(run.folder, EXPORTS, on_stderr)
+    write_of_weights(run.folder, EXPORTS, {**before, wanted.name: record})
     return problem, record
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -100,12 +101,17 @@ def serve(number: int) -> None:
             pictures, repeats = pipe.recv()
         except EOFError:
             return
-        milliseconds = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            call(pictures)
-            milliseconds.append(1000 * (time.perf_counter() - start))
-        pipe.send((milliseconds, _peak_mb()))
+        pipe.send((timed(call, pictures, repeats), _peak_mb()))
+
+
+def timed(call: Callable[[Any], object], pictures: object, repeats: int) -> list[float]:
+    """Milliseconds of each of ``repeats`` calls with the same pictures."""
+    milliseconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call(pictures)
+        milliseconds.append(1000 * (time.perf_counter() - start))
+    return milliseconds
 
 
 def _peak_mb() -> float:

@@ -17,8 +17,8 @@ from timm.models import register_model
 from kd.cli import main
 from kd.errors import needs_extra
 from kd.run.open import open_run
-from kd.ship.export import onnx
 from kd.ship.export.base import ExportJob, find_format
+from kd.ship.export.formats import onnx
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
 
 EXTRAS = {

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from kd.cli import main
 from kd.ship.export import fp16
-from kd.ship.export import onnx as onnx_format
 from kd.ship.export.base import ExportJob
+from kd.ship.export.formats import onnx as onnx_format
 from tests._helpers import ARCH
 
 onnx = pytest.importorskip("onnx")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kd.cli import main
+from kd.ship.export.formats.onnx import open_model
+from kd.ship.export.formats.triton import config
 from kd.ship.export.manifest import ExportManifest
-from kd.ship.export.onnx import open_model
-from kd.ship.export.triton import config
 
 
 @pytest.mark.parametrize(("task", "answer", "labels"), [

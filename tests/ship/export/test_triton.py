@@ -2,9 +2,9 @@
 
 import pytest
 
-from kd.ship.export.cascade import BY_TEACHER
+from kd.ship.export.formats.cascade import BY_TEACHER
+from kd.ship.export.formats.triton import config
 from kd.ship.export.manifest import ExportManifest
-from kd.ship.export.triton import config
 
 
 def test_triton_is_told_the_shapes_and_the_labels() -> None:

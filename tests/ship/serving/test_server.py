@@ -325,7 +325,7 @@ def test_int8_of_an_export_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_server_loads_no_torch() -> None:
-    code = "import sys, kd.commands.serve, kd.ship.serving.run, kd.ship.export.onnx; print('torch' in sys.modules)"
+    code = "import sys, kd.commands.serve, kd.ship.serving.run, kd.ship.export.formats.onnx; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

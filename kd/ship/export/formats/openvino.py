@@ -1,4 +1,4 @@
-"""OpenVINO: ``model.xml`` and ``model.bin``, for Intel's and other CPUs."""
+"""OpenVINO (extra openvino): ``model.xml`` and ``model.bin``, for Intel's and other CPUs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, need
+from kd.ship.export.formats.onnx import Onnx
 from kd.ship.export.fp16 import simulate
 from kd.ship.export.nncf import quantized
-from kd.ship.export.onnx import Onnx
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 EXTRA = "openvino"
@@ -18,6 +18,7 @@ class OpenVino(Format):
     """Converted from ONNX, so that both hold the same graph; weights keep the type that they have there."""
 
     quantises = True
+    timed = True
     halves = True
     needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime
+from kd.ship.export.formats.onnx import Onnx
 from kd.ship.export.manifest import ExportManifest, as_lines
-from kd.ship.export.onnx import Onnx
 from kd.storage.writing import make_folder, write_text
 
 NAME = "student"
@@ -41,6 +41,7 @@ class Triton(Format):
     """The ONNX file in Triton's model repository, with its configuration and the class names."""
 
     quantises = True
+    timed = True
     halves = True
     needs = Onnx.needs
 
@@ -48,7 +49,7 @@ class Triton(Format):
         """The repository in ``folder``, which is returned; the answer's shape is measured by running the ONNX file once.
 
         Raises:
-            UserError: as of :meth:`kd.ship.export.onnx.Onnx.write`.
+            UserError: as of :meth:`kd.ship.export.formats.onnx.Onnx.write`.
         """
         manifest = job.manifest
         model = folder / NAME

@@ -1,15 +1,14 @@
-"""CoreML: ``model.mlpackage`` for iPhones, iPads and Macs. It is written anywhere and runs on macOS alone."""
+"""CoreML (extra coreml): ``model.mlpackage`` for iPhones, iPads and Macs, an RGB image in, one at a time."""
 
 import contextlib
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kd.errors import UserError, first_line
+from kd.errors import UserError
 from kd.ship.export.base import (
     INPUT,
     OUTPUT,
@@ -21,18 +20,17 @@ from kd.ship.export.base import (
     need,
     quiet,
 )
-from kd.ship.export.onnx import prove_half
+from kd.ship.export.formats.onnx import prove_half
 
 EXTRA = "coreml"
 KEY = "to=coreml"
-MACOS = "darwin"
 
 
 class CoreML(Format):
     """``model.mlpackage`` with an image input: one RGB picture of the manifest's size.
 
-    The file's input and output are checked for name, shape and type. Elsewhere than on a Mac the gate runs the traced
-    graph that CoreML converts in the file's place.
+    The file's input and output are checked for name, shape and type. kd does not run the file, on a Mac neither: the gate
+    runs the traced graph that CoreML converts in the file's place.
     """
 
     halves = True
@@ -77,15 +75,13 @@ class CoreML(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """On a Mac the file; elsewhere the traced graph that :meth:`write` has just converted, in torch.
+        """The traced graph that :meth:`write` has just converted, in torch.
 
         Raises:
-            UserError: not a Mac, and the file is not of this process.
+            UserError: the file is not of this process.
         """
-        if sys.platform == MACOS:
-            return _on_a_mac(file)
         if not hasattr(self, "_trace"):
-            raise UserError(f"{file}: CoreML runs on macOS alone")
+            raise UserError(f"{file}: CoreML runs on macOS alone, and kd runs no CoreML")
         run = in_torch(lambda images: self._trace(images.float()), self._layout_of(file))
 
         def one_by_one(pictures: np.ndarray) -> np.ndarray:
@@ -96,9 +92,7 @@ class CoreML(Format):
         return one_by_one
 
     def note(self) -> str:
-        """What the comparison could not see on this machine; "" on macOS."""
-        if sys.platform == MACOS:
-            return ""
+        """What the comparison could not see."""
         return (
             "CoreML runs on macOS alone: compared was the graph that it converts; the file's input and output "
             "were checked for shape and type"
@@ -171,26 +165,3 @@ def _image_first(job: ExportJob) -> Any:
             return self.prepared(pictures)
 
     return ImageFirst(job.prepared, job.manifest.layout == "nhwc").eval()
-
-
-def _on_a_mac(file: Path) -> Runtime:
-    """Runs a package with CoreML, one picture after another; written after its documentation and never run."""
-    from PIL import Image
-
-    tools = need("coremltools", EXTRA, str(file))
-    try:
-        model = tools.models.MLModel(str(file))
-    except Exception as error:  # what its loader raises has no common class
-        raise UserError(f"{file} is not a CoreML model: {first_line(error)}") from error
-
-    def run(pictures: np.ndarray) -> np.ndarray:
-        """uint8 pictures in either layout -> answers, one picture at a time: the file's input is an image."""
-        answers = []
-        for picture in pictures:
-            if picture.shape[0] == 3:
-                picture = picture.transpose(1, 2, 0)
-            answer = model.predict({INPUT: Image.fromarray(picture)})[OUTPUT]
-            answers.append(answer)
-        return np.concatenate(answers)
-
-    return run

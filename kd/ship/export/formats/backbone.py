@@ -1,4 +1,4 @@
-"""The layers below the classifier, for detectors and other heads that build on timm, or on the student's own package."""
+"""``backbone.safetensors``: the layers below the classifier, for detectors on timm, or on the student's own package."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from kd.models.arguments import check_arguments
 from kd.models.loading import classifier_names
 from kd.models.segmenter import backbone_of
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
-from kd.ship.export.hub import made_by_timm
+from kd.ship.export.formats.hub import made_by_timm
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.own_backbone import AllMaps, backbone_of_builder, same_with_weights
 from kd.ship.export.student import in_order, input_size, tensors_in

@@ -5,8 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kd.ship.export.base import ExportJob, Format, Runtime
-from kd.ship.export.onnx import Onnx
-from kd.ship.export.triton import NAME, Triton
+from kd.ship.export.formats.onnx import Onnx
+from kd.ship.export.formats.triton import NAME, Triton
 from kd.storage.archives import unpack
 
 

@@ -1,4 +1,4 @@
-"""Student and teacher with the rule of who answers: a model repository of Triton, and ten lines for ONNX Runtime alone."""
+"""Student, teacher (each a ``model.onnx``) and the rule of kd-eval cascade=true, for Triton, and ten lines of Python."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ import numpy as np
 from kd.errors import UserError
 from kd.ship.cascade_rule import CascadeRule, read_rule
 from kd.ship.export.base import ExportJob, Format, Runtime
+from kd.ship.export.formats.onnx import EXTRA, as_runtime, onnx_program, open_session
+from kd.ship.export.formats.triton import NAME, config
 from kd.ship.export.manifest import as_lines
-from kd.ship.export.onnx import EXTRA, as_runtime, onnx_program, open_session
-from kd.ship.export.triton import NAME, config
 from kd.storage.writing import make_folder, write_json, write_text
 
 if TYPE_CHECKING:

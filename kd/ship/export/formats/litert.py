@@ -1,4 +1,4 @@
-"""LiteRT (TensorFlow Lite): ``model.tflite`` for Android, iOS and small machines."""
+"""LiteRT, once TensorFlow Lite (extra litert): ``model.tflite`` for Android and iOS, one picture at a time."""
 
 import contextlib
 import io
@@ -22,6 +22,7 @@ class LiteRT(Format):
     """``model.tflite``: one uint8 picture in; the converter takes no dynamic batch."""
 
     quantises = True
+    timed = True
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("litert_torch", "ai_edge_litert.interpreter")}
     quantiser: Mapping[str, Sequence[str]] = {EXTRA: ("ai_edge_quantizer",)}
 
@@ -81,7 +82,7 @@ def _quantized(file: Path, job: ExportJob) -> bytes:
     """An int8 copy of a float file, by LiteRT's own quantiser.
 
     Weights have one scale for each output channel. A CNN's activations have scales calibrated on training
-    pictures, a transformer's are scaled when the file runs (as in :mod:`kd.ship.export.executorch`).
+    pictures, a transformer's are scaled when the file runs (as in :mod:`kd.ship.export.formats.executorch`).
 
     Args:
         file: ``model.tflite`` in float32.

@@ -1,4 +1,4 @@
-"""ExecuTorch: ``model.pte`` for phones and small machines, run by XNNPACK on their CPUs."""
+"""ExecuTorch (extra executorch): ``model.pte`` for phones and small machines, batches up to max_batch."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from kd.errors import UserError, first_line
 from kd.ship.export.base import ExportJob, Format, Runtime, attends, converting, need, quiet
-from kd.ship.export.onnx import prove_half
+from kd.ship.export.formats.onnx import prove_half
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.writing import write_bytes
 
@@ -27,6 +27,7 @@ class ExecuTorch(Format):
     """
 
     quantises = True
+    timed = True
     halves = True
     mixes = False
     bounded = True

@@ -9,6 +9,8 @@ from kd.storage.elsewhere import LARGEST_STUDENT, regular
 class TorchExport(Format):
     """``torch.export.load("model.pt2").module()(pictures)``; the manifest is in its extra files."""
 
+    timed = True
+
     def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.pt2`` with a dynamic batch and the manifest beside it in the archive.
 

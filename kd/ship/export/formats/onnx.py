@@ -1,4 +1,4 @@
-"""ONNX: one file with the preprocessing, for ONNX Runtime and most else."""
+"""ONNX (extra export): ``model.onnx`` with the preprocessing, for ONNX Runtime and most else; any batch."""
 
 import logging
 import warnings
@@ -28,6 +28,7 @@ class Onnx(Format):
     """``model.onnx``: uint8 pictures in, a dynamic batch, the manifest in the metadata."""
 
     quantises = True
+    timed = True
     halves = True
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
