@@ -31,26 +31,19 @@ class RunResult:
     summary: dict[str, Any]
     """The content of ``summary.json``, which the first process writes: {} in the other processes of a run that trained."""
 
-    def student(self, name: str = "") -> nn.Module:
+    def student(self) -> nn.Module:
         """The student in eval mode, with the weights that ``student.safetensors`` holds (the best epoch's; the last ones of
         a run without validation), on the CPU.
 
         It takes float pictures ``(N, 3, H, W)``, resized and normalised already:
         ``kd.load_student(folder / "student.safetensors")`` also gives how, and the classes.
 
-        Args:
-            name: which one, of several students; "" for the only one.
-
         Raises:
-            UserError: there is no such student, or the run has not trained a step.
+            UserError: the run has not trained a step.
         """
-        if name:
-            folder = self.folder / "students" / name
-        else:
-            folder = self.folder
-        file = folder / "student.safetensors"
+        file = self.folder / "student.safetensors"
         if not file.is_file():
-            raise UserError(f"name: {file} not found")
+            raise UserError(f"{file} not found")
         _, trusted = Run.settings(file.with_name("config.yaml"), Request())
         return student_in(trusted.of(file))[0]
 

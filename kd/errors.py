@@ -112,9 +112,8 @@ def builder_hint(name: str, key: str) -> str:
 
     Args:
         name: what was given as ``arch``.
-        key: of the model's settings: ``model.student``, ``model.teacher`` or ``model.teachers.NAME``, of one of several
-            students after ``students.NAME.``; or ``weights``, of a file that ``kd-eval`` measures, which takes it away
-            again.
+        key: of the model's settings: ``model.student``, ``model.teacher`` or ``model.teachers.NAME``; or ``weights``, of a
+            file that ``kd-eval`` measures, which takes it away again.
     """
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
         return f"; a class path goes to {key}.builder={name}"

@@ -485,69 +485,6 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
     )
 
 
-class Together(Optimizer):
-    """Several students' optimizers over different parameters, stepped as one: Lightning then has a single one.
-
-    Args:
-        optimizers: at least one. Their parameter groups are shared, so that a schedule of the whole reaches them.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        """Joins the parameter groups of all optimizers, in order: schedules change them there."""
-        self.optimizers = list(optimizers)
-        super().__init__(
-            [group for optimizer in optimizers for group in optimizer.param_groups], {}
-        )
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Evaluates the closure once, with gradients, then steps each optimizer; returns the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for optimizer in self.optimizers:
-            optimizer.step()
-        return loss
-
-    def consolidate_state_dict(self) -> None:
-        """Collects the sharded states of ZeRO's optimizers on the first rank; all ranks must call it.
-
-        Lightning calls it on every rank before it saves. Optimizers that are not sharded need nothing.
-        """
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, ZeroRedundancyOptimizer):
-                optimizer.consolidate_state_dict()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all, in order, as a list under ``optimizers``: another form than that of one optimizer.
-
-        Those of ZeRO (``optim.zero``) must be consolidated first: :meth:`consolidate_state_dict`.
-        """
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the states of all optimizers from :meth:`state_dict`, and joins their groups again.
-
-        torch replaces the groups on loading, so a schedule would change the old ones.
-        """
-        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        self.param_groups = [
-            group for optimizer in self.optimizers for group in optimizer.param_groups
-        ]
-
-
-def each_of(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that :class:`Together` steps as one, as its own list; of any other optimizer a list of it alone.
-
-    Several are one for each student, in the order of ``Students.named()``, by which callers pair them. With
-    ``optim.zero`` each is ZeRO's wrapper, whose ``optim`` holds this rank's state.
-    """
-    if isinstance(optimizer, Together):
-        return optimizer.optimizers
-    return [optimizer]
-
-
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of each parameter group (rate, weight decay, betas, ...) by name, without the parameters."""
     return [
@@ -589,8 +526,7 @@ def settle_resumed(
     ):
         group.update({key: value for key, value in of_group.items() if key in taken_over})
         group["lr"] = lr
-    for of_student in each_of(optimizer):
-        _order_state_as_weights(getattr(of_student, "optim", of_student))  # optim: below ZeRO
+    _order_state_as_weights(getattr(optimizer, "optim", optimizer))  # optim: below ZeRO
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:

@@ -806,11 +806,6 @@ class Settings(Checked):
     names it.
     """
 
-    students: dict[str, dict] | None = None
-    """Several students in one run: name -> the settings in which it differs (model.student.arch:
-    ...).
-    """
-
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     model: LearningSettings = field(kw_only=True)
     data: DataSettings = field(default_factory=DataSettings)

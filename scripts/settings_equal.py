@@ -50,7 +50,7 @@ name=run007 runs_dir=007 data.source.root=${recipe}
 model.teacher=null model.distill_losses={} model.taps={}
 model.student.builder=mine.Nets model.student.builder.width=8 trust=mine
 data.source=mine.Listed data.source.folder=DIR --trust
-students.a.model.student.arch=vit_tiny_patch16_224 students.b.optim.lr=1e-4
+model.student.arch=vit_tiny_patch16_224 optim.lr=1e-4
 model.distill_losses.kd.weight=.5 model.taps.summary.student=norm
 trainer.logger=CSVLogger trainer.profiler=simple trainer.max_time=0:30:00 trainer.val_check_interval=0.5
 trainer.callbacks={"class_path":"EarlyStopping","init_args":{"monitor":"val/acc1"}} trainer.callbacks+=ModelSummary
@@ -63,15 +63,15 @@ config=overlay.yaml model.teacher={"arch":"vit_tiny_patch16_224","pretrained":tr
 WRONG = """
 optim.lrr=1;optim.lr=abc;optim.lr=-1;data.engine=tourch;lr=0.1;trainer.max_epoch=3;model.distill_losses.kd.temperature=hot
 model.distill_losses.kd=KDLos;data.source=ImageFoldr;trainer.precision=fp16;data.img_size=[1,2,3];model.student.kwargs=3
-seed=1.5;trainer.callbacks+=EarlyStoping;data.augment=3;students.a.data.img_size=3;optim.milestones=[1];model.teacher=x.pth
-data.unlabeled_ratio=2;optim.warmup_epochs=9999;trainer.plugins=x;students.a.optim.lrr=1;model.task.class_weights=balanced
+seed=1.5;trainer.callbacks+=EarlyStoping;data.augment=3;students.a.optim.lr=3;optim.milestones=[1];model.teacher=x.pth
+data.unlabeled_ratio=2;optim.warmup_epochs=9999;trainer.plugins=x;data.lr=1;model.task.class_weights=balanced
 """
 """Words that are refused, one at a time on each recipe."""
 VALUES: list[dict[str, Any]] = [
     {}, {"optim.lr": 1e-3, "data": {"batch_size": 16}}, {"name": "007", "seed": "3"}, {"config": ["cpu", "debug"]},
     {"model.teacher": None, "model.distill_losses": {}}, {"data.img_size": (112, 96), "optim.lr": "1e-3"},
     {"trainer": {"callbacks": [{"class_path": "ModelSummary"}]}}, {"data.source": "ImageFolder", "data.source.root": "/x"},
-    {"students": {"a": {"optim.lr": 0.1}}}, {"lr": 1}, {"optim": 3}, {"data.batch_size": None}, {"seed": 1.5},
+    {"students": {"a": {}}}, {"lr": 1}, {"optim": 3}, {"data.batch_size": None}, {"seed": 1.5},
     {"config": "no"},
 ]  # fmt: skip
 """Settings of ``kd.train``."""

@@ -220,8 +220,6 @@ def hostile_runs(trials: Trials, names: Iterator[str], count: int) -> None:
     for number, (key, value) in enumerate(islice(zip(cycle(places()), names, strict=False), count)):
         tree = yaml.safe_load(settings)
         node, parts = tree, key.removesuffix("+").split(".")
-        if parts[0] == "students":
-            continue
         for part in parts[:-1]:
             node = node.setdefault(part, {}) if isinstance(node.get(part), dict) else {}
         node[parts[-1]] = forms(value)[number % 10]

@@ -119,11 +119,11 @@ class BreakWeights(Callback):
             and trainer.global_rank == self.rank
             and not self.gradient
         ):
-            next(pl_module.student.parameters()).data.fill_(float("nan"))
+            next(pl_module.student.model.parameters()).data.fill_(float("nan"))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
         if trainer.global_step == self.step and self.gradient:
-            next(pl_module.student.parameters()).grad.fill_(float("nan"))
+            next(pl_module.student.model.parameters()).grad.fill_(float("nan"))
 
 
 class BreakGradient(Callback):
@@ -136,7 +136,7 @@ class BreakGradient(Callback):
         self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self.step:
-            next(pl_module.student.parameters()).register_hook(
+            next(pl_module.student.model.parameters()).register_hook(
                 lambda gradient: gradient * float("nan")
             )
 

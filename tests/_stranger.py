@@ -129,7 +129,7 @@ def forms(name: str) -> list[object]:
 
 
 def places() -> list[str]:
-    """Each setting that there is, those of named entries and of several students too, and one below each class."""
+    """Each setting that there is, those of named entries too, and one below each class."""
     own = [*keys.schema()]
     own += [
         "model.distill_losses.kd",
@@ -137,7 +137,6 @@ def places() -> list[str]:
         "model.taps.kd",
         "trainer.callbacks+",
     ]
-    own += [f"students.a.{key}" for key in own if key.startswith(("model.", "optim."))]
     return own
 
 
@@ -160,11 +159,8 @@ def below_classes(names: Iterator[str]) -> Iterator[tuple[str, object]]:
 
 
 def nested(key: str, value: object) -> dict[str, Any]:
-    """``{"a": {"b": value}}`` of ``a.b``; a student's settings stay dotted."""
+    """``{"a": {"b": value}}`` of ``a.b``."""
     head, _, rest = key.partition(".")
-    if head == "students":
-        name, _, rest = rest.partition(".")
-        return {head: {name: {rest: value}, "b": {}}}
     return {head: nested(rest, value) if rest else value}
 
 
@@ -263,7 +259,7 @@ def try_files(trial: Trial, classes: list[str]) -> None:
 
 def try_parser(trial: Trial) -> None:
     """What the parser, and what builds, do where the check of files lets something through."""
-    of_classes = [key for key in places() if keys.kind_at(key) and not key.startswith("students.")]
+    of_classes = [key for key in places() if keys.kind_at(key)]
     for number, key in enumerate(of_classes):
         for value in forms(NAMED[number % len(NAMED)])[:3]:
             trial.parsed(key, value)

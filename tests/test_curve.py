@@ -14,10 +14,9 @@ from pytorch_lightning import Trainer
 import kd
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder, SegmentationFolder
-from kd.distill.students import StepOutput
 from kd.losses import CWDLoss, DistillLoss, HintLoss, KDLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
-from kd.module.distillation import DistillationModule
+from kd.module.distillation import DistillationModule, StepOutput
 from kd.optim import OptimSpec
 from kd.run.assemble import assemble
 from kd.settings import Augment, TapSpec

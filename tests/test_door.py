@@ -77,10 +77,10 @@ def test_any_model_any_loader(tmp_path: Any, teacher: Any, as_dict: bool) -> Non
         Plain(), teacher, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(temperature=4.0)},
         task_loss_weight=0.1,
     )  # fmt: skip
-    before = module.student.fc.weight.clone()
+    before = module.student.model.fc.weight.clone()
     fit = trainer(tmp_path)
     fit.fit(module, loader(as_dict=as_dict), loader(as_dict=as_dict))
-    assert not torch.equal(before, module.student.fc.weight)
+    assert not torch.equal(before, module.student.model.fc.weight)
     assert {"val/acc1", "val/agreement", "train/kd_loss", "train/loss"} <= set(fit.callback_metrics)
 
 
@@ -217,7 +217,7 @@ def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
     assert classes == ["0", "1", "2", "3"]
     with torch.no_grad():
         torch.testing.assert_close(
-            model(prepare(images)), module.student_of_one.model.eval()(prepare(images))
+            model(prepare(images)), module.student.model.eval()(prepare(images))
         )
     own = kd.DistillationModule(Plain(), task=kd.Classification(CLASSES))
     kd.save_student(own, tmp_path / "own.safetensors")
@@ -308,7 +308,7 @@ def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path: Pa
     for name, value in module.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=0)
     images = torch.cat([batch[0] for batch in loader()])
-    expected = module.eval().student_of_one.logits(images)
+    expected = module.eval().student.logits(images)
     torch.testing.assert_close(loaded.eval()(images), expected)
     for batches in (loader(), DataLoader(images, batch_size=8)):
         predicted = trainer(tmp_path).predict(loaded, batches)
@@ -342,7 +342,7 @@ def test_a_checkpoint_gives_weights_and_no_arguments(key: str, tmp_path: Path) -
                "DistillationDataModule": {"epoch": 3, "samples": 8}}  # fmt: skip
     torch.save(content, tmp_path / "a.ckpt")
     loaded = kd.DistillationModule.load_from_checkpoint(tmp_path / "a.ckpt", **made)
-    assert loaded.student_of_one.objective.task_loss_weight == 1.0
+    assert loaded.student.objective.task_loss_weight == 1.0
     data = kd.DistillationDataModule.load_from_checkpoint(tmp_path / "a.ckpt", img_size=32)
     assert (data.size, data.position.at) == ((32, 32), (3, 8))
     assert Planted.calls == 0
@@ -362,11 +362,11 @@ def test_lightnings_own_average_of_weights(tmp_path: Path) -> None:
     module = kd.DistillationModule(
         Plain(), Plain(), losses=KD, optim=lambda p: torch.optim.SGD(p, lr=0.5)
     )
-    before = module.student.fc.bias.detach().clone()
+    before = module.student.model.fc.bias.detach().clone()
     average = EMAWeightAveraging(decay=0.5)
     fit = trainer(tmp_path, callbacks=[average])
     fit.fit(module, loader(), loader())
-    assert not torch.equal(module.student.fc.bias, before)
+    assert not torch.equal(module.student.model.fc.bias, before)
     assert fit.optimizers[0].param_groups[0]["lr"] == 0.5
 
 
@@ -375,7 +375,7 @@ def test_a_function_makes_the_optimizer() -> None:
         kd.DistillationModule(Plain(), optim={"lrr": 1})
     module = kd.DistillationModule(Plain(), optim=lambda p: p)
     with pytest.raises(TypeError, match="must give a torch.optim.Optimizer, got list"):
-        module.student_of_one.build_optimizer(Pace(10, 5))
+        module.student.build_optimizer(Pace(10, 5))
 
 
 def test_float_pictures_that_nobody_has_scaled_are_warned_of_once() -> None:

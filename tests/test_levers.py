@@ -248,6 +248,7 @@ def test_a_containers_quota_counts_as_its_cores(tmp_path: Path) -> None:
 def test_a_teacher_that_all_processes_hold_together_tries_no_batches() -> None:
     """One process would try batches with it, while the others wait: it would hang."""
     teacher = SimpleNamespace(is_shared_out=True)
-    run = SimpleNamespace(students=SimpleNamespace(named=dict), teacher=teacher)
+    student = SimpleNamespace(optim=SimpleNamespace(lr_batch=8))
+    run = SimpleNamespace(student=student, teacher=teacher)
     with pytest.raises(UserError, match="data.batch_size: auto is not available beside placement"):
         _tune(run, SimpleNamespace(auto={"batch_size"}))  # type: ignore[arg-type]

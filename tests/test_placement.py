@@ -101,20 +101,16 @@ def test_a_teacher_in_shards_teaches_the_same(recipe: Path, ranks: int, precisio
     assert eval_main([str(shards)]) == 0  # one process, the teacher whole
 
 
-def test_several_students_of_a_teacher_in_shards(recipe: Path) -> None:
-    """Two teachers, one of them whole; both students begin with the same answers."""
+def test_one_of_two_teachers_in_shards(recipe: Path) -> None:
+    """The other one is whole."""
     spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
     folders = []
     for placement in ("same", "shard"):
         teachers = json.dumps(
             {"a": {**spec, "placement": placement}, "b": {**spec, "kwargs": {**TINY, "depth": 1}}}
         )
-        students = 'students={"x": {"optim.lr": 0.0005}, "y": {}}'
-        folders.append(
-            train(recipe, 2, "model.teacher=null", f"model.teachers={teachers}", students)
-        )
+        folders.append(train(recipe, 2, "model.teacher=null", f"model.teachers={teachers}"))
     whole, shards = map(result, folders)
-    assert {student for student, _ in whole["weights"]} >= {"x", "y"}
     assert shards == whole
 
 

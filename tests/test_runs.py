@@ -69,9 +69,9 @@ def test_runs_behind_a_link_are_left_out(
 def test_of_a_runs_own_folder_that_run_alone_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A student's folder looks like a run, and nobody holds it while the run trains."""
+    """A folder in it may look like a run."""
     run = tmp_path / "runs" / "tiny" / "000"
-    for folder in (run, run / "students" / "small"):
+    for folder in (run, run / "copies" / "small"):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(CONFIG)
     assert main("runs", [str(run), "--json"]) == 0

@@ -22,7 +22,7 @@ from tests._forks import as_program, run_ranks, start, start_ranks, status_of
 from tests._helpers import ACCELERATOR, ROOT, write_recipe
 from tests._runs import assert_good, assert_same, disturb, losses, run, run_folders, student_of
 
-MODEL = "students.student.model."  # the student's part of a checkpoint
+MODEL = "student.model."  # the student's part of a checkpoint
 
 RUN_FILES = {
     "config.yaml",
@@ -143,7 +143,7 @@ def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> N
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     own = {k.removeprefix(MODEL): v for k, v in state.items() if k.startswith(MODEL)}
     assert own
-    assert_same({k: state[f"students.student.average.module.{k}"] for k in own}, own)
+    assert_same({k: state[f"student.average.module.{k}"] for k in own}, own)
 
 
 def test_more_epochs_of_a_run_that_its_steps_have_ended(
@@ -406,7 +406,7 @@ def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path
     folder = run(recipe, "trainer.max_epochs=1")
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert checkpoint["state_dict"][
-        "students.student.objective.losses.hint.projection.layers.weight"
+        "student.objective.losses.hint.projection.layers.weight"
     ].shape == (32, 32)
     assert not any("projection" in key for key in student_of(folder))
     assert "train/hint_loss" in (folder / "metrics.csv").read_text().splitlines()[0]

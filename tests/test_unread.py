@@ -125,7 +125,7 @@ def test_a_setting_that_nothing_reads_is_refused(
         ["data.augment.cutmix=1", "data.augment.mix_probability=0.5"],
         ["monitor.enabled=false", "monitor.rules_every_s=0"],  # asks for nothing
         ["trainer.default_root_dir=x", "trainer.callbacks+=tests._stop.Slow"],
-        ["config=debug"],  # inherit_pictures, for recipes whose students inherit
+        ["config=debug"],  # inherit_pictures, for recipes whose student inherits
     ],
     ids=lambda items: items[-1],
 )
@@ -146,7 +146,7 @@ def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> Non
     with pytest.raises(UserError, match=r"label_smoothing: 0\.1 has no effect"):
         check([f"recipe={recipe}"])
     recipe.write_text(
-        yaml.safe_dump({**config, "name": None, "resume": None, "students": None})
+        yaml.safe_dump({**config, "name": None, "resume": None, "rank_timeout_s": 600})
     )  # as a run saves it
     check([f"recipe={recipe}"])
 

@@ -142,13 +142,6 @@ def numbers(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
     return pair(distill, task=Regression(CLASSES), data=info)
 
 
-def together() -> kd.DistillationModule:
-    teacher = FrozenTeacher(vit(seed=1), prepare())
-    each = {n: kd.DistillationModule(vit(), teacher, losses={"kd": kd.KDLoss()}, task=kd.Classification(CLASSES),
-                                     prepare=prepare()) for n in "ab"}  # fmt: skip
-    return kd.DistillationModule.together(each)
-
-
 def place(module: kd.DistillationModule, waits: Waits) -> None:
     """Everything to the device, as ``setup`` does."""
     module.to(CUDA)
@@ -189,7 +182,7 @@ def waits_of_third_step(
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            module.students.move_averages(number + 1)
+            module.student.move_average(number + 1)
             finite.on_train_batch_end(trainer_at(number), module, out, batch, number)
         return set(waits.found)
 
@@ -269,7 +262,6 @@ KINDS: dict[str, tuple[Callable[[], kd.DistillationModule], str, int]] = {
     "no labels": (lambda: label_free("a"), "ids", SIDE),
     "no labels, two teachers": (lambda: label_free("a", "b"), "ids", SIDE),
     "no labels, a teacher dropped": (lambda: label_free("a", "b", drop=0.5), "ids", SIDE),
-    "two students": (together, "ids", SIDE),
 }  # fmt: skip
 
 
@@ -357,7 +349,6 @@ def test_the_next_batch_is_copied_and_answered_without_a_wait(overlap: bool) -> 
     """On a second stream: batches from the host, views made on the device, the teacher's answer."""
     module = pair({"kd": kd.KDLoss()})
     module.teacher.identity()
-    teacher, students = module.answering_teacher, module.students
     views = device.DeviceViews((SIDE, SIDE), Augment(), MixPairs(Augment(), CLASSES, 0))
     recipes = [device.draw(views.chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
     ids = torch.zeros(N, dtype=torch.long)
@@ -378,9 +369,7 @@ def test_the_next_batch_is_copied_and_answered_without_a_wait(overlap: bool) -> 
     loader: Any = Batches([host] * 3)
     with gpu() as waits:
         place(module, waits)
-        for ready in Ahead(
-            loader, owner, (lambda batch: students.ask(teacher, batch)) if overlap else None
-        ):
+        for ready in Ahead(loader, owner, module.ask if overlap else None):
             waits.found.clear()
             batch = module.on_before_batch_transfer(ready, 0)
             module.training_step(batch, 0)
@@ -440,7 +429,7 @@ def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
     with gpu() as waits:
         place(module, waits)
         fidelity = FidelityRecord(SimpleNamespace(keep_as_it_comes=lambda run: None), None)  # type: ignore[arg-type]
-        run = SimpleNamespace(module=module, students=module.students, device=CUDA)
+        run = SimpleNamespace(module=module, student=module.student, device=CUDA)
         confusion = Confusion()
         with mock.patch("kd.callbacks.fidelity.RunContext.of", lambda trainer: run), mock.patch(
                 "kd.monitor.confusion.RunContext.of", lambda trainer: run):  # fmt: skip
@@ -515,7 +504,7 @@ def test_a_read_value_planted_in_a_loss_is_found(
 ) -> None:
     """Else the list of losses would prove nothing."""
     module, target = with_loss(name)
-    (loss,) = module.student_of_one.objective.losses.values()
+    (loss,) = module.student.objective.losses.values()
     forward = type(loss).forward
 
     def planted(self: nn.Module, *given: Any, **more: Any) -> Tensor:
@@ -532,7 +521,7 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
     module.teacher.identity()
     with gpu() as waits:
         place(module, waits)
-        student, batch = module.student_of_one, batch_of("ids")
+        student, batch = module.student, batch_of("ids")
         layers = list(health._layers_to_read(student.model))
         trained = list(student.parameters())
         reading = health._Reading("", student.model, trained, layers)

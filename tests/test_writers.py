@@ -57,7 +57,6 @@ STORE = "an object store"
 OWN_FILES = "opened without links, and refused unless regular and of one name (_plain_file)"
 JOB = "a folder that kd-launch or kd-tune has just made, or the container's"
 ALLOWED = {  # module -> call -> why it need not go by a door
-    "kd.callbacks.best": {"self.save": STREAM},
     "kd.callbacks.export": {"self.save": STREAM},
     "kd.callbacks.fidelity": {"small.save": STREAM},
     "kd.callbacks.last_checkpoint": {"self.save": STREAM},

@@ -1,20 +1,15 @@
 """Which validation is a student's best so far: decided here alone, read by whatever keeps or reports it."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext, is_trial_validation
 from kd.module.fits import why_trial
-from kd.processes import all_processes, by_first, from_first
-from kd.storage.writing import write_text
+from kd.processes import all_processes, from_first
 
 Metrics = dict[str, float]
-"""A student's validation metrics by name."""
+"""Validation metrics by name."""
 
 
 class Best(Callback):
@@ -26,108 +21,86 @@ class Best(Callback):
     A student whose first weights answer already (its teacher's layers, a fitted classifier) is validated before the first
     step too: epoch 0. This start is the best only as long as each epoch is more than that error below it, and no such
     epoch is kept: training may cost nothing that the student began with.
-    A single student's weights go to ``best.ckpt``; those of several to ``students/<name>``, beside a ``config.yaml``
-    that repeats that student's run alone. Must precede the callbacks that read it.
+    The weights go to ``best.ckpt``. Must precede the callbacks that read it.
 
     Args:
         monitor: the metric, as ``val/acc1``.
         mode: ``min`` or ``max``: which way it is better.
-        configs: of several students, the text of each one's ``config.yaml``, by name; {} for a single one.
-        save: writes a student to a file; called by the first process, of several students, after each validation that
-            was the student's best.
     """
 
-    def __init__(
-        self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]
-    ) -> None:
+    def __init__(self, monitor: str, mode: str) -> None:
         """Nothing is validated yet; arguments as of the class."""
-        self.configs = configs
-        self.save = save
         self.metric = monitor.removeprefix("val/")
         self.sign = -1 if mode == "min" else 1
-        self.newest: dict[str, Metrics] = {}
-        """By student ("" for a single one): the metrics of its newest validation, without ``val/``."""
-        self.best: dict[str, Metrics] = {}
-        """Likewise of its best one, with ``epoch`` (from 1; 0: the start) and ``step`` (optimizer steps done); a student is
-        missing until an epoch of it was validated with a metric that is not NaN (with a start: with any)."""
-        self.start: dict[str, Metrics] = {}
-        """Likewise of the validation before the first step, where that may be the best."""
-        self.top: Metrics = {}
-        """By student: the highest value of the metric so far, negated where lower is better; the best may miss it by its
-        error."""
-        self.improved: set[str] = set()
-        """The students for which the newest validation was the best."""
+        self.newest: Metrics = {}
+        """The metrics of the newest validation, without ``val/``."""
+        self.best: Metrics = {}
+        """Likewise of the best one, with ``epoch`` (from 1; 0: the start) and ``step`` (optimizer steps done); {} until an
+        epoch was validated with a metric that is not NaN (with a start: with any)."""
+        self.start: Metrics = {}
+        """Likewise of the validation before the first step, where that may be the best; else {}."""
+        self.top: float | None = None
+        """The highest value of the metric so far, negated where lower is better; the best may miss it by its error."""
+        self.improved = False
+        """Whether the newest validation was the best."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Has a start that may be the best validated: makes Lightning's trial validation one of the whole set.
 
-        Not in a resumed run, nor in a trial run. The first process decides for all, as it alone knows how the students
-        start (:attr:`kd.distill.student.Student.answers_at_its_start`).
+        Not in a resumed run, nor in a trial run. The first process decides for all, as it alone knows how the student
+        starts (:attr:`kd.distill.student.Student.answers_at_its_start`).
         """
         run = RunContext.of(trainer)
-        measured = run.students.measured.values()
-        begins_well = any(student.answers_at_its_start for student in measured)
+        begins_well = run.student.is_measured and run.student.answers_at_its_start
         whole = not run.module.resumed and not why_trial(trainer)
         if from_first(trainer.strategy, begins_well and whole):
             trainer.num_sanity_val_steps = math.inf
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes each student's ``config.yaml`` on rank 0, where there are several."""
-        for name, config in self.configs.items() if trainer.is_global_zero else ():
-            write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes each student's newest metrics, and writes its weights where they are its best; all ranks must call it.
+        """Notes the newest metrics, and writes the weights where they are the best; all ranks must call it.
 
         A validation is the best only where all ranks find so. A trial validation of a few batches is passed over.
         """
-        self.improved = set()
+        self.improved = False
         if is_trial_validation(trainer):
             return
         run = RunContext.of(trainer)
         # kl last, as summaries show metrics in this order
         logged = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
-        for name, student in run.students.named().items():
-            place = f"{name}/val/" if name else "val/"
-            now = {k.removeprefix(place): float(v) for k, v in logged if k.startswith(place)}
-            if trainer.sanity_checking:
-                answers = from_first(trainer.strategy, student.answers_at_its_start)
-                is_better = answers and self._note_start(name, now)
-            else:
-                self.newest[name] = now
-                if name in self.start and name not in self.best:
-                    self.best[name] = {**self.start[name], "epoch": 0, "step": 0}
-                seen = _pictures(run, student.data.val)
-                is_better = self.metric in now and self._is_better(name, seen)
-            if not all_processes(trainer.strategy, is_better):
-                continue
-            self.improved.add(name)
-            if not trainer.sanity_checking:
-                epoch = trainer.current_epoch + 1
-                self.best[name] = {**now, "epoch": epoch, "step": trainer.global_step}
-            if name:
-                by_first(trainer.strategy, partial(self._write, run, name))
-        if "" in self.improved:
-            trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
+        now = {}
+        for name, value in logged:
+            if name.startswith("val/"):
+                now[name.removeprefix("val/")] = float(value)
+        if trainer.sanity_checking:
+            answers = from_first(trainer.strategy, run.student.answers_at_its_start)
+            is_better = answers and self._note_start(now)
+        else:
+            self.newest = now
+            if self.start and not self.best:
+                self.best = {**self.start, "epoch": 0, "step": 0}
+            seen = _pictures(run, run.student.data.val)
+            is_better = self.metric in now and self._is_better(seen)
+        if not all_processes(trainer.strategy, is_better):
+            return
+        self.improved = True
+        if not trainer.sanity_checking:
+            epoch = trainer.current_epoch + 1
+            self.best = {**now, "epoch": epoch, "step": trainer.global_step}
+        trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
-    def _write(self, run: RunContext, name: str) -> None:
-        """Writes the file of one of several students; the first process alone calls it."""
-        student = run.students.named()[name]
-        self.save(student, run.student_folder(name) / "student.safetensors")
-
-    def _note_start(self, name: str, metrics: Metrics) -> bool:
-        """Keeps a student's metrics before the first step; False where the monitored one is missing or not finite.
+    def _note_start(self, metrics: Metrics) -> bool:
+        """Keeps the metrics before the first step; False where the monitored one is missing or not finite.
 
         It becomes the best at the first validation of an epoch: without any the last weights are exported.
         """
         if not math.isfinite(metrics.get(self.metric, math.nan)):
             return False
-        self.start[name] = metrics
-        self.top[name] = self.sign * metrics[self.metric]
+        self.start = metrics
+        self.top = self.sign * metrics[self.metric]
         return True
 
-    def _is_better(self, name: str, pictures: int) -> bool:
-        """Whether a student's newest metrics are better than its best ones; updates :attr:`top`.
+    def _is_better(self, pictures: int) -> bool:
+        """Whether the newest metrics are better than the best ones; updates :attr:`top`.
 
         The first epoch is, unless its metric is NaN; of a start (``epoch`` 0) see the class. ``pictures`` were validated:
         the standard error is that of accuracy (``acc1``, in 0..1) on so many, 0 for any other metric.
@@ -135,14 +108,14 @@ class Best(Callback):
         Within that error of the highest value the closeness to the teacher decides first, else the metric does. An epoch
         that is at most that error below the start replaces it, since training moves a student away from the start's answers.
         """
-        newest = self.newest[name]
-        best = self.best.get(name) or newest
+        newest = self.newest
+        best = self.best or newest
         new = self.sign * newest[self.metric]
         old = self.sign * best[self.metric]
         if math.isnan(new):
             return False
-        top = self.top[name] = max(new, self.top.get(name, old))
-        if name not in self.best:
+        top = self.top = max(new, old if self.top is None else self.top)
+        if not self.best:
             return True
 
         # KL where both have it (lower is closer), else the share of equal answers
@@ -157,8 +130,8 @@ class Best(Callback):
         # a user's own task may give another number by this name, which has no such error
         if self.metric == "acc1" and pictures and 0 <= top <= 1:
             error = math.sqrt(top * (1 - top) / pictures)
-        if name in self.start:
-            of_start = self.sign * self.start[name][self.metric]
+        if self.start:
+            of_start = self.sign * self.start[self.metric]
             if new < of_start - error:
                 return False
             if best.get("epoch") == 0:

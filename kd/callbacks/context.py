@@ -11,8 +11,8 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 
 from kd.data.datamodule import DistillationDataModule
-from kd.distill.students import StepOutput, Students
-from kd.module.distillation import DistillationModule
+from kd.distill.student import Student
+from kd.module.distillation import DistillationModule, StepOutput
 from kd.module.evaluation import ValidationLogits
 from kd.teachers import RunTeacher
 
@@ -23,27 +23,27 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
     return cast(StepOutput, outputs)
 
 
-def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
-    """Our validation step's output, typed; empty where it gave none."""
-    return cast(ValidationLogits, outputs or {})
+def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits | None:
+    """Our validation step's output, typed; None where it gave none."""
+    return cast("ValidationLogits | None", outputs)
 
 
 def is_trial_validation(trainer: Trainer) -> bool:
     """Whether Lightning tries a few validation batches before training, which say nothing of a student.
 
-    A validation of all of them there measures the students' start (:class:`kd.callbacks.best.Best`).
+    A validation of all of them there measures the student's start (:class:`kd.callbacks.best.Best`).
     """
     return trainer.sanity_checking and not math.isinf(trainer.num_sanity_val_steps)
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Typed access to a run's trainer, module, students, teacher, data and folder."""
+    """Typed access to a run's trainer, module, student, teacher, data and folder."""
 
     trainer: Trainer
     """The run's trainer."""
     module: DistillationModule
-    """The run's module, which holds students, teacher and data."""
+    """The run's module, which holds student, teacher and data."""
 
     @classmethod
     def of(cls, trainer: Trainer) -> "RunContext":
@@ -53,9 +53,9 @@ class RunContext:
         return cls(trainer, module)
 
     @property
-    def students(self) -> Students:
-        """The models that are trained, each with its losses and optimizer."""
-        return self.module.students
+    def student(self) -> Student:
+        """The model that is trained, with its losses and optimizer."""
+        return self.module.student
 
     @property
     def data(self) -> DistillationDataModule:
@@ -79,13 +79,7 @@ class RunContext:
         """Path of ``best.ckpt``, whether or not it exists yet."""
         return self.folder / "checkpoints" / "best.ckpt"
 
-    def student_folder(self, name: str) -> Path:
-        """The folder of one of several students; the run's own folder for a single student (no name)."""
-        if name:
-            return self.folder / "students" / name
-        return self.folder
-
     @property
     def device(self) -> torch.device:
-        """The device that this process trains on; after the training the students lie in the host's memory."""
+        """The device that this process trains on; after the training the student lies in the host's memory."""
         return self.trainer.strategy.root_device

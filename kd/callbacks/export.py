@@ -17,7 +17,7 @@ from kd.storage.checkpoints import damage, newest_whole
 
 @dataclass
 class Export(Callback):
-    """Writes the student of its best epoch, or each of several. Must precede the callbacks that report."""
+    """Writes the student of its best epoch. Must precede the callbacks that report."""
 
     best: Best
     """Which validation is the best."""
@@ -27,7 +27,7 @@ class Export(Callback):
     """Whether the end of the training was seen, on whichever process."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the file on rank 0; of several students those that have no file of a best epoch yet."""
+        """Writes the file on rank 0."""
         self._write(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -45,27 +45,20 @@ class Export(Callback):
             self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        """Writes each student's ``student.safetensors``, on the first process; nothing where no step was made.
+        """Writes ``student.safetensors`` on the first process; nothing where no step was made.
 
-        A single student is always written: from the checkpoint that :meth:`_best` finds, else as it is in memory. Of
-        several only those that have no file of a best epoch, which :class:`kd.callbacks.best.Best` writes during training:
-        by their last weights.
+        It is written from the checkpoint that :meth:`_best` finds, else as the student is in memory.
         """
         self._written = True
         if not trainer.is_global_zero or not trainer.global_step:  # nothing was trained
             return
         trainer.strategy.checkpoint_io.teardown()  # waits for a file that is being written
         run = RunContext.of(trainer)
-        for name, module in run.students.named().items():
-            file = run.student_folder(name) / "student.safetensors"
-            is_written = name in self.best.best and file.is_file()
-            if not name or not is_written:
-                self.save(
-                    module, file, self._best(trainer, run.best_checkpoint) if not name else None
-                )
+        best = self._best(trainer, run.best_checkpoint)
+        self.save(run.student, run.folder / "student.safetensors", best)
 
     def _best(self, trainer: Trainer, path: Path) -> Path | None:
-        """The checkpoint that a single student's file is written from: the best epoch's, or the last whole one where that
+        """The checkpoint that the student's file is written from: the best epoch's, or the last whole one where that
         is damaged.
 
         None: the student in memory is the one, as no validation has chosen an epoch, or no whole checkpoint is left. Of a
@@ -75,7 +68,7 @@ class Export(Callback):
             trainer: of the run.
             path: of the best epoch's checkpoint.
         """
-        if "" not in self.best.best:
+        if not self.best.best:
             sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights
             if sharded:
                 return newest_whole(path.parent)[0]

@@ -44,40 +44,43 @@ class FidelityRecord(Callback):
 
         Args:
             preflight: holds the teacher's logits of the validation pictures.
-            best: decides which epoch is a student's best.
+            best: decides which epoch is the best.
         """
         self.preflight = preflight
         self.best = best
-        self._comparisons: dict[str, Compared | None] = {}
-        """By student: the comparison of the present validation; None of a task that has none."""
+        self._comparison: Compared | None = None
+        """Of the present validation; None before its first batch, and of a task that has none."""
         self._seen: HostCopies[Compared] = HostCopies()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forgets what the last validation has counted."""
-        self._comparisons = {}
+        self._comparison = None
         self._seen.clear()
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
-        """Takes in the students' logits that the validation step returns, by name.
+        """Takes in the student's logits that the validation step returns.
 
         Logits ``(N, C)`` are compared on the host once they have come there, without a wait; maps, too large to copy, at
         once where they are.
         """
         run = RunContext.of(trainer)
-        classes = len(run.students.data_info.classes)
+        classes = len(run.student.data.classes)
         self.preflight.keep_as_it_comes(run)
         self._add(wait=False)
-        for name, (logits, target, index) in validation_logits(outputs).items():
-            assert index is not None, "our loaders give every picture its number"
-            if name not in self._comparisons:
-                self._comparisons[name] = run.module.task.fidelity(classes)
-            comparison = self._comparisons[name]
-            if comparison is not None and logits.ndim == 2:
-                self._seen.add(comparison, logits, target, index)
-            elif comparison is not None:
-                self._compare(comparison, logits, target, index)
+        seen = validation_logits(outputs)
+        if seen is None:
+            return
+        logits, target, index = seen["logits"], seen["target"], seen["index"]
+        assert index is not None, "our loaders give every picture its number"
+        if self._comparison is None:
+            self._comparison = run.module.task.fidelity(classes)
+        comparison = self._comparison
+        if comparison is not None and logits.ndim == 2:
+            self._seen.add(comparison, logits, target, index)
+        elif comparison is not None:
+            self._compare(comparison, logits, target, index)
 
     def _add(self, wait: bool) -> None:
         """Compares the batches that have come to the host; with ``wait`` all."""
@@ -103,48 +106,39 @@ class FidelityRecord(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges the ranks' counts, and logs ``val/kl`` (nats) where a teacher was compared by its classes.
 
-        Of several students each is logged as ``<student>/val/kl``; of a regression nothing is. All ranks must call it.
+        Of a regression nothing is. All ranks must call it.
         """
         self._add(wait=True)
         if not is_trial_validation(trainer):
             self.preflight.all_came(trainer)
-        for name in RunContext.of(trainer).students.named():
-            comparison = self._comparisons[name] = _merged(
-                of_all_processes(self._comparisons.get(name))
-            )
-            if (
-                isinstance(comparison, Fidelity) and comparison.compared
-            ):  # NaN too: Lightning keeps the last value logged
-                pl_module.log(f"{name}/val/kl" if name else "val/kl", comparison.kl)
+        comparison = self._comparison = _merged(of_all_processes(self._comparison))
+        # NaN too: Lightning keeps the last value logged
+        if isinstance(comparison, Fidelity) and comparison.compared:
+            pl_module.log("val/kl", comparison.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes ``fidelity.json`` of each student whose validation was its best, on rank 0."""
+        """Writes ``fidelity.json`` where the validation was the best, on rank 0."""
         run = RunContext.of(trainer)
-        for name in self.best.improved if trainer.is_global_zero else ():
-            if (whole := self._comparisons[name]) is not None:
-                write(
-                    run.student_folder(name), whole, run.data, "val", run.students.data_info.classes
-                )
+        if self.best.improved and self._comparison is not None and trainer.is_global_zero:
+            write(run.folder, self._comparison, run.data, "val", run.student.data.classes)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Removes a student's ``fidelity.json`` where no epoch was validated: it is then about the start, and the last
+        """Removes ``fidelity.json`` where no epoch was validated: it is then about the start, and the last
         weights, which were not compared, are exported.
         """
-        self._forget_starts(trainer)
+        self._forget_start(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """As :meth:`on_train_end` where a rule or a limit has stopped the run, which then exports as well."""
         if isinstance(exception, RunStopped):
-            self._forget_starts(trainer)
+            self._forget_start(trainer)
 
-    def _forget_starts(self, trainer: Trainer) -> None:
-        """Removes the ``fidelity.json`` of each student of which no epoch was validated, on rank 0."""
-        run = RunContext.of(trainer)
-        for name in run.students.named() if trainer.is_global_zero else ():
-            if name not in self.best.best:
-                remove(run.student_folder(name) / "fidelity.json")
+    def _forget_start(self, trainer: Trainer) -> None:
+        """Removes ``fidelity.json`` where no epoch was validated, on rank 0."""
+        if trainer.is_global_zero and not self.best.best:
+            remove(RunContext.of(trainer).folder / "fidelity.json")
 
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:

@@ -4,7 +4,6 @@ import csv
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kd.lightning_internals import CSVWriter, LazyCSVLogger
 from kd.storage.elsewhere import LARGEST_LOG, text_of
@@ -104,32 +103,6 @@ class MetricsCSV(LazyCSVLogger):
 
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
         """Nothing: ``config.yaml`` holds the settings."""
-
-
-class StudentCSV(MetricsCSV):
-    """``metrics.csv`` of one of several students."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        """``path``: the student's folder; ``name``: its name."""
-        super().__init__(path)
-        self._student = f"{name}/"
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Writes the student's metrics under the names that a single student's have; rows without any are skipped.
-
-        Args:
-            metrics: of all students, by name (``<student>/train/loss``); ``epoch`` is everyone's.
-            step: number of the optimizer step, from 0; None: as of Lightning's logger.
-        """
-        of_student = {}
-        for name, value in metrics.items():
-            if name.startswith(self._student):
-                of_student[name.removeprefix(self._student)] = value
-        if not of_student:
-            return
-        if "epoch" in metrics:
-            of_student["epoch"] = metrics["epoch"]
-        super().log_metrics(of_student, step)
 
 
 def _cells(line: str) -> list[str]:

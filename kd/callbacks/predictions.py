@@ -23,7 +23,7 @@ class Predictions(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the files on rank 0; all ranks run the models, which may be sharded.
 
-        The students answer by the weights of the last step (their average, where they have one), not by those of the best
+        The student answers by the weights of the last step (its average, where it has one), not by those of the best
         epoch that is exported. A teacher without a classifier is left out.
         """
         run = RunContext.of(trainer)
@@ -34,9 +34,8 @@ class Predictions(Callback):
         targets = batch["target"][:PICTURES]
         numbers = batch["index"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
-        for name, student in run.students.named().items():
-            with evaluating(student.final):
-                columns[name or "student"] = _decided(task, student.logits(images), targets)
+        with evaluating(run.student.final):
+            columns["student"] = _decided(task, run.student.logits(images), targets)
         taught = {}
         if run.module.teacher is not None:
             taught = run.module.teacher.logits(images, numbers)
@@ -45,7 +44,7 @@ class Predictions(Callback):
         if not trainer.is_global_zero:
             return
         folder = run.folder / "predictions"
-        classes = run.students.data_info.classes
+        classes = run.student.data.classes
         for i, number in enumerate(numbers.tolist()):
             answers = {name: column[i].cpu() for name, column in columns.items()}
             pixels_HW3 = images[i].permute(1, 2, 0).cpu().numpy()

@@ -166,7 +166,7 @@ class Preflight(Callback):
         """How many pictures these metrics are of, over all processes; 0 where nothing was measured."""
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
         self.kept: KeptLogits | None = None
-        """The logits of all teachers together, of this process's share, to compare students with; None: there are none."""
+        """The logits of all teachers together, of this process's share, for comparing the student; None: none are kept."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set before training; all processes must call it.
@@ -196,9 +196,7 @@ class Preflight(Callback):
                 why = "has no classifier, so it is not scored; data.probe.root=DIR scores its features"
                 print(f"preflight: teacher {teacher.arch} {why}", flush=True)
             return
-        keep = not run.module.resumed and any(
-            s.start == "inherited" for s in run.students.named().values()
-        )
+        keep = not run.module.resumed and run.student.start == "inherited"
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         shared = SharedPreflight(run)
         earlier = shared.read()
@@ -294,7 +292,7 @@ class Preflight(Callback):
         }
         for judge in judges.values():
             judge.reset()
-        info = run.students.data_info
+        info = run.student.data
         task = run.module.task
         targets = TargetCounts(len(info.classes), info.ignore_index).to(run.device)
         confusions: dict[str, Confusions] = {}

@@ -18,7 +18,7 @@ from kd.teachers.answer import ALL
 
 
 class FeatureProbe(Callback):
-    """Measures the teachers once, and the students in each validation, on the pictures of ``data.probe``.
+    """Measures the teachers once, and the student in each validation, on the pictures of ``data.probe``.
 
     All processes take part: each runs its share of the pictures. Without ``data.probe`` nothing happens. Students have no
     classifier here: what their ``logits`` gives is their features.
@@ -44,9 +44,7 @@ class FeatureProbe(Callback):
             or run.module.teacher is None
         ):
             return
-        keep = not run.module.resumed and any(
-            s.start == "inherited" for s in run.students.named().values()
-        )
+        keep = not run.module.resumed and run.student.start == "inherited"
         run.teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         members = dict(run.teacher.members)
         seen = self._look(run, members)
@@ -75,22 +73,16 @@ class FeatureProbe(Callback):
             )
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures the students, and logs ``val/knn1`` and ``val/probe1``, shares in 0..1.
+        """Measures the student, and logs ``val/knn1`` and ``val/probe1``, shares in 0..1.
 
-        Of several students as ``<student>/val/...``. Not in Lightning's trial validation of a few batches.
+        Not in Lightning's trial validation of a few batches.
         """
         run = RunContext.of(trainer)
         if is_trial_validation(trainer) or run.data.probe is None:
             return
-        students = run.students.named()
-        models = {name: student.logits for name, student in students.items()}
-        seen = self._look(run, models)
-        for name in students:
-            prefix = f"{name}/val/" if name else "val/"
-            values = {}
-            for metric, value in seen.accuracy(name).items():
-                values[f"{prefix}{metric}"] = value
-            pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
+        seen = self._look(run, {"": run.student.logits})
+        values = {f"val/{metric}": value for metric, value in seen.accuracy("").items()}
+        pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
         """The features that models, by name, give for the labelled pictures; all processes must call it.

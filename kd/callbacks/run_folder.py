@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
-from kd.callbacks.metrics_csv import MetricsCSV, StudentCSV
+from kd.callbacks.metrics_csv import MetricsCSV
 from kd.errors import UserError, first_line
 from kd.processes import by_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
@@ -77,19 +77,15 @@ class RunFolder(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 makes the folder, all ranks learn its name and send there what is written from now on.
 
-        That is: paths below :func:`unclaimed` in the trainer and its callbacks, and the CSV files of metrics, one more for
-        each of several students.
+        That is: paths below :func:`unclaimed` in the trainer and its callbacks, and the CSV file of metrics.
         """
         run = RunContext.of(trainer)
         name = by_first(trainer.strategy, self._begin)
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
         _move_paths(trainer, unclaimed(self.parent), self.path)
-        self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [
-            StudentCSV(run.student_folder(name), name) for name in run.students.named() if name
-        ]
-        trainer.loggers = [*trainer.loggers, *self.metrics]
+        self.metrics = MetricsCSV(self.path)
+        trainer.loggers = [*trainer.loggers, self.metrics]
 
     def _begin(self) -> str:
         """Claims and makes the folder, with the settings of a new run; returns its name. The first process alone calls it.
@@ -132,8 +128,7 @@ class RunFolder(Callback):
         self.begun = True
         if self.resume and trainer.is_global_zero:
             self._write_settings()
-            for metrics in self.metrics:
-                metrics.drop_from(trainer.global_step)
+            self.metrics.drop_from(trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """For a resumed run with nothing left to train: notes that it writes to the folder, and begins to mirror it.

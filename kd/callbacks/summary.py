@@ -27,7 +27,6 @@ from kd.fit_to_machine.memory import size_of
 from kd.models import count_parameters
 from kd.models.sharding import own
 from kd.module.resumed_state import check_form, check_numbers
-from kd.optim import each_of
 from kd.processes import total
 from kd.report.html import write_explained
 from kd.storage.writing import write_json, write_text
@@ -55,7 +54,7 @@ class Summary(Callback):
     seed: int
     """Seed of the run."""
     best: Best
-    """Which validation is each student's best."""
+    """Which validation is the best."""
     content: dict[str, Any] = field(default_factory=dict)
     """What was written last; {} on other ranks than 0."""
     _steps_ms: list[float] = field(default_factory=list)
@@ -110,7 +109,7 @@ class Summary(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the metrics of the best validation, the newest (``final``) and the start's, and ``top``,
-        as :class:`kd.callbacks.best.Best` has them by student; the seconds spent so far.
+        as :class:`kd.callbacks.best.Best` has them; the seconds spent so far.
         """
         return {
             "best": self.best.best,
@@ -127,15 +126,16 @@ class Summary(Callback):
             state_dict: as :meth:`state_dict` gives it; what is missing counts as empty, and as no time.
 
         Raises:
-            UserError: metrics are no numbers by name, by student; or the seconds are no finite number from 0 on.
+            UserError: metrics are no numbers by name, or the seconds are no finite number from 0 on.
         """
-        for name in ("best", "final", "top", "start"):
+        for name in ("best", "final", "start"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
+        check_form(state_dict.get("top"), None, "resume: the checkpoint's top metric")
         seconds = state_dict.get("wall_s", 0.0)
         check_form(seconds, 0.0, "resume: the checkpoint's wall_s")
         self.best.best = state_dict.get("best", {})
         self.best.newest = state_dict.get("final", {})
-        self.best.top = state_dict.get("top", {})
+        self.best.top = state_dict.get("top")
         self.best.start = state_dict.get("start", {})
         self._started = time.monotonic() - seconds
 
@@ -145,7 +145,7 @@ class Summary(Callback):
     def write(
         self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None
     ) -> None:
-        """Writes ``summary.json`` on rank 0, and one for each of several students, then the report where there are records.
+        """Writes ``summary.json`` on rank 0, then the report where there are records.
 
         Nothing before the run has written to its folder.
 
@@ -161,33 +161,21 @@ class Summary(Callback):
         self.content = self._content(trainer, run, status)
         if error is not None:
             self.content["error"] = f"{type(error).__name__}: {error}"
-        students = self.content.get("students", {})
         with suppress(OSError) if error else nullcontext():
             write_json(self.folder.path / "summary.json", self.content)
-            for name, student in students.items():
-                alone = {**self.content, "student": student, "students": None}
-                folder = run.student_folder(name)
-                write_json(folder / "summary.json", alone)
         if (self.folder.path / "records").is_dir():
             write_explained(self.folder.path, self.content)
 
-    def _students(self, students: dict[str, Student]) -> dict[str, Any]:
-        """Each student's numbers: ``arch``, ``params``, ``lr`` (its peak), ``start``, and the metrics of its newest
+    def _student(self, student: Student) -> dict[str, Any]:
+        """The student's numbers: ``arch``, ``params``, ``lr`` (its peak), ``start``, and the metrics of its newest
         validation (``val``), its best one and its start's.
-
-        ``student`` is the first, ``students`` are all by name, where they have names.
         """
-        each = {}
-        for name, s in students.items():
-            each[name] = _model(s.arch, s.model, rounded(self.best.newest.get(name, {}))) | {
-                "best_val": rounded(self.best.best.get(name, {})),
-                "start_val": rounded(self.best.start.get(name, {})),
-                "lr": s.lr,
-                "start": s.start,
-            }
-        return {"student": next(iter(each.values()))} | (
-            {"students": each} if "" not in each else {}
-        )
+        return _model(student.arch, student.model, rounded(self.best.newest)) | {
+            "best_val": rounded(self.best.best),
+            "start_val": rounded(self.best.start),
+            "lr": student.lr,
+            "start": student.start,
+        }
 
     def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
         """The teachers' metrics and sizes (of several each one's as ``members``); None without a teacher."""
@@ -210,7 +198,7 @@ class Summary(Callback):
         ``cache`` of 10**6).
         ``batch_size`` is of one process. What is not known is None.
         """
-        info = run.students.data_info
+        info = run.student.data
         data = run.data
         memory = run.module.memory
         caches = {name: cache.report() for name, cache in run.module.caches.items()}
@@ -243,7 +231,7 @@ class Summary(Callback):
             "optimizer_state": self._optimizer_state,
             "primary": run.module.task.primary,
             "teacher": self._teacher(run.module.teacher),
-            **self._students(run.students.named()),
+            "student": self._student(run.student),
             "data": {
                 "source": data.source.describe(),
                 "train": info.train,
@@ -261,12 +249,11 @@ def _state_bytes(trainer: Trainer) -> int:
     """Bytes of the optimizers' state on this rank; of one that is sharded, this rank's part."""
     tensors: list[torch.Tensor] = []
     for optimizer in trainer.optimizers:
-        for part in each_of(optimizer):
-            local = part
-            if isinstance(part, ZeroRedundancyOptimizer):
-                local = part.optim
-            for state in local.state.values():
-                tensors += [own(x) for x in state.values() if isinstance(x, torch.Tensor)]
+        local = optimizer
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            local = optimizer.optim
+        for state in local.state.values():
+            tensors += [own(x) for x in state.values() if isinstance(x, torch.Tensor)]
     return size_of(tensors)
 
 
@@ -277,8 +264,8 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         For ``summary.json``: ``rank0_mb`` of this rank (the first one writes the file), ``whole_mb`` of all its parts
         together, and ``sharded_over``: the number of ranks that share one state, 1 where each has all of it.
     """
-    parts = [part for optimizer in trainer.optimizers for part in each_of(optimizer)]
-    sharded = isinstance(trainer.strategy, Sharding) or any(_is_in_shards(part) for part in parts)
+    in_parts = any(_is_in_shards(optimizer) for optimizer in trainer.optimizers)
+    sharded = isinstance(trainer.strategy, Sharding) or in_parts
     mine = _state_bytes(trainer) / 1e6
     whole = mine
     if sharded:

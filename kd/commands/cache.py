@@ -146,7 +146,7 @@ def _describe(request: Request) -> int:
         raise UserError("model.teacher: the recipe has no teacher")
     run.data.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
-    fits, lines = fit(caches, teacher, run.data, run.module.students.wanted)
+    fits, lines = fit(caches, teacher, run.data, run.module.student.objective.wanted)
     print(lines)
     return 0 if fits else 1
 

@@ -103,7 +103,7 @@ def run(request: Request) -> int | None:
 def _runs_below(folder: Path) -> list[dict[str, Any]]:
     """The runs in a folder and in each folder in it, as rows of :func:`_described`, the latest changed first.
 
-    Of a run's own folder that run alone: its students' folders look like runs. Links (``latest``) and what
+    Of a run's own folder that run alone. Links (``latest``) and what
     they lead to are left out: ``clean`` deletes nothing elsewhere. [] where the folder does not exist.
     """
     if is_run(folder):

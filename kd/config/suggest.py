@@ -130,7 +130,9 @@ def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     """
     known = list(accepted)
     place, _, last = key.rpartition(".")
-    why = words()["needless"].get(last.lower())
+    first = key.partition(".")[0]
+    needless = words()["needless"]
+    why = needless.get(last.lower()) or needless.get(first.lower())
     if why:
         return f": {why}"
     names = suggest(key, known, losses)

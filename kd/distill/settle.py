@@ -13,7 +13,6 @@ from kd.distill.feature_taps import Read
 from kd.distill.inherit.ridge import fit_projection
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.student import Student
-from kd.distill.students import Students
 from kd.losses.ranks import without_gather
 from kd.models.preprocess import evaluating
 from kd.progress import CALM_AT_START, bar
@@ -24,7 +23,7 @@ from kd.teachers.answer import Answer, Layer
 @part_of_the_start("fit of the losses' projections")
 @torch.no_grad()
 def settle_losses(
-    students: Students,
+    student: Student,
     teacher: RunTeacher,
     sample: Callable[[int], Tensor],
     broadcast: Callable[[Any], Any],
@@ -32,39 +31,35 @@ def settle_losses(
     """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
 
     What the student's own start has read already is not read again. Called before the first step of a run that does not
-    resume, when the students have their first weights and the teacher is on its device: in the first process alone, whose
+    resume, when the student has its first weights and the teacher is on its device: in the first process alone, whose
     tensors the caller sends to all; or in every process, where the teacher's weights are shared out
     (:func:`kd.module.start.settle_once`).
 
     Args:
-        students: of the run; those whose losses need neither are left alone. Each one's ``sample_taps`` is freed.
+        student: of the run; where its losses need neither it is left alone. Its ``sample_taps`` is freed.
         teacher: of the run.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
         broadcast: gives every process the first one's object, called for each standardizer; in the first process alone it
             returns its argument.
     """
-    for student in students.named().values():
-        taps = student.sample_taps
-        student.sample_taps = None
-        if not student.is_settled_by_sample:
-            continue
-        outputs = _read_by_the_start(student, taps)
-        if outputs is None:
-            outputs = _read_anew(student, teacher, sample(student.sample_size))
-        read, answer = _joined(student, outputs)
-        losses = student.objective.active
-        with without_gather():
-            for (
-                loss,
-                student_features,
-                teacher_features,
-            ) in student.objective.feature_taps.regressions(losses, read, answer):
-                inputs, targets = loss.settle(student_features, teacher_features)
-                if student.start == "inherited":
-                    fit_projection(loss.projection, inputs, targets)
-        # The first process's for all: another machine's eigenvectors may differ in sign.
-        for standardizer in student.standardizers:
-            standardizer.load_state_dict(broadcast(standardizer.state_dict()))
+    taps = student.sample_taps
+    student.sample_taps = None
+    if not student.is_settled_by_sample:
+        return
+    outputs = _read_by_the_start(student, taps)
+    if outputs is None:
+        outputs = _read_anew(student, teacher, sample(student.sample_size))
+    read, answer = _joined(student, outputs)
+    losses = student.objective.active
+    with without_gather():
+        regressions = student.objective.feature_taps.regressions(losses, read, answer)
+        for loss, student_features, teacher_features in regressions:
+            inputs, targets = loss.settle(student_features, teacher_features)
+            if student.start == "inherited":
+                fit_projection(loss.projection, inputs, targets)
+    # The first process's for all: another machine's eigenvectors may differ in sign.
+    for standardizer in student.standardizers:
+        standardizer.load_state_dict(broadcast(standardizer.state_dict()))
 
 
 class SampleOutputs(NamedTuple):

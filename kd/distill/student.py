@@ -314,6 +314,14 @@ class Student(nn.Module):
             return True
         return self.start == "pre-trained" and not has_new_classifier(self.model)
 
+    def compile_in_place(self) -> None:
+        """Compiles the model where its settings say so (``compile``); names of parameters do not change.
+
+        Called after the first weights are set and the losses settled, which run the model uncompiled.
+        """
+        if self.spec is not None:
+            self.spec.compile_in_place(self.model)
+
     @property
     def standardizers(self) -> list[Standardizer]:
         """What standardises the teachers' features, of all losses."""
@@ -405,6 +413,15 @@ class Student(nn.Module):
             logits = distilled_logits = self.answer_in(output)
         read = partial(self.taps.read, tapped)
         return self.objective(logits, distilled_logits, read, answer, batch)
+
+    def move_average(self, step: int) -> None:
+        """Moves the average of the weights, where there is one; called after each optimizer step.
+
+        Args:
+            step: how many steps the optimizer has made, from 1; the average's decay grows with it.
+        """
+        if self.average is not None:
+            self.average.update(self.model, step)
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits ``(N, C, ...)`` of the weights that count (:attr:`final`).

@@ -41,10 +41,9 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
         a teacher.
     """
     _tune(run, data)
-    for student in run.students.named().values():
-        check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
+    check_batch(run.student.objective.active, data.batch_size, run.trainer.world_size)
     answering_teacher = run.teacher
-    if answering_teacher and run.students.wanted:
+    if answering_teacher and run.student.objective.wanted:
         answering_teacher = _choose_cache(run, answering_teacher, data)
     _follow(data, answering_teacher)
     return answering_teacher
@@ -79,13 +78,11 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
         UserError: a batch size that the learning rate does not follow (``optim.lr_batch`` not given), or one that
             would be tried beside a teacher in shards.
     """
-    for name, student in run.students.named().items():
-        if "batch_size" in data.auto and student.optim.lr_batch is None:
-            of = f" of {name}" if name else ""
-            raise UserError(
-                f"optim.lr_batch{of}: say which global batch optim.lr={student.optim.lr:g} is meant for; "
-                "data.batch_size=auto changes the batch"
-            )
+    if "batch_size" in data.auto and run.student.optim.lr_batch is None:
+        raise UserError(
+            f"optim.lr_batch: say which global batch optim.lr={run.student.optim.lr:g} is meant for; "
+            "data.batch_size=auto changes the batch"
+        )
     if "batch_size" in data.auto and run.teacher is not None and run.teacher.is_shared_out:
         raise UserError(
             "data.batch_size: auto is not available beside placement=shard (one process tries batches, all hold the "
@@ -207,5 +204,5 @@ def _cache(
     pixels = False
     if "auto" in modes:
         pixels = _decide(run, lambda: pixels_pay(run, teacher, data), "cache: pixels")
-    wanted = run.students.wanted
+    wanted = run.student.objective.wanted
     return open_cache(teacher, data, wanted, announce=announce, auto_pixels=pixels)

@@ -57,7 +57,7 @@ class StepCost:
     teacher_ms: float
     """The teacher's forward pass."""
     student_ms: float
-    """The forward and backward passes of all students."""
+    """The forward and backward passes of the student."""
     loading_ms: float
     """From disk to batch, as :func:`step_cost` loads it, if one process makes all batches."""
     num_workers: int
@@ -96,7 +96,7 @@ class StepCost:
 
 
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
-    """Times the parts of a step, in ms, on a batch of the training set; leaves the students as they are.
+    """Times the parts of a step, in ms, on a batch of the training set; leaves the student as it is.
 
     Loading is timed on 32 pictures at most, which this process decodes as validation shows them (no augmentation), and
     scaled to the batch. Compute is timed on a whole batch of them, repeated, in this process alone; the optimizer's step is
@@ -117,7 +117,7 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
 
     repeats = math.ceil(batch_size / len(pictures))
     images = pictures.repeat(repeats, 1, 1, 1)[:batch_size].to(device)
-    learn = _copies(run, device)
+    learn = _copy(run, device)
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
     teacher_ms = 0.0
@@ -126,25 +126,22 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     return StepCost(teacher_ms, student_ms, loading_ms, data.num_workers)
 
 
-def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
-    """A function that costs what learning costs: forward and backward of copies of all students.
+def _copy(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
+    """A function that costs what learning costs: forward and backward of a copy of the student.
 
-    The run's own students get no gradients, and their BatchNorm averages stay. The copies live as long as the function.
-    Dropout in them draws from torch's generators.
+    The run's own student gets no gradients, and its BatchNorm averages stay. The copy lives as long as the function.
+    Dropout in it draws from torch's generators.
 
     Returns:
         Takes pictures ``(N, 3, H, W)``, uint8, on ``device``; returns nothing.
     """
-    copies = []
-    for student in run.students.named().values():
-        model = copy.deepcopy(student.model).to(device)
-        copies.append((student, model))
+    student = run.student
+    model = copy.deepcopy(student.model).to(device)
 
     def learn(images: Tensor) -> None:
-        """Forward in the run's precision and backward of each copy, one after the other."""
-        for student, model in copies:
-            with run.trainer.precision_plugin.forward_context():
-                _loss_of(student, model(student.prepare(images))).backward()
+        """Forward in the run's precision and backward of the copy."""
+        with run.trainer.precision_plugin.forward_context():
+            _loss_of(student, model(student.prepare(images))).backward()
 
     return learn
 
@@ -224,9 +221,9 @@ def tried_size(
 def _peak_bytes(
     run: AttachedModule, data: DistillationDataModule, device: torch.device, size: int
 ) -> float | None:
-    """The most bytes of the GPU that tensors take in a step of teacher and students; None: it does not fit.
+    """The most bytes of the GPU that tensors take in a step of teacher and student; None: it does not fit.
 
-    What is there already counts too, such as the run's own models: the students' part is done by copies of them. The
+    What is there already counts too, such as the run's own models: the student's part is done by a copy of it. The
     optimizer's step is left out.
 
     Args:
@@ -240,7 +237,7 @@ def _peak_bytes(
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
         if run.teacher is not None and not run.teacher.stored:
             run.teacher(images)
-        _copies(run, device)(images)
+        _copy(run, device)(images)
         return torch.cuda.max_memory_allocated(device)
     except torch.cuda.OutOfMemoryError:
         return None
@@ -304,25 +301,25 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
 
 
 def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
-    """A function that costs what a step on a batch costs, the optimizer's part left out; the run's own students stay as
-    they are.
+    """A function that costs what a step on a batch costs, the optimizer's part left out; the run's own student stays as
+    it is.
 
     It takes a batch of the training loader, on the host. The teacher runs unless its answers, or those of one of several,
-    are read from a cache or come from elsewhere; with ``cache=auto``, which is decided later, it runs. Copies of the
-    students run forwards, and backwards from a stand-in for the loss.
+    are read from a cache or come from elsewhere; with ``cache=auto``, which is decided later, it runs. A copy of the
+    student runs forwards, and backwards from a stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
-    learn_on_copies = _copies(run, device)
+    learn_on_copy = _copy(run, device)
     teacher = run.teacher
     if teacher is not None and (teacher.stored or teacher.cache_modes & {"on", "only"}):
         teacher = None  # its answers are read
 
     def learn(batch: Batch) -> None:
-        """One batch: moved, changed, answered by the teacher, and learnt by copies of the students."""
+        """One batch: moved, changed, answered by the teacher, and learnt by a copy of the student."""
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
         if teacher is not None:
             teacher(batch["image"])
-        learn_on_copies(batch["image"])
+        learn_on_copy(batch["image"])
 
     return learn
 
@@ -389,7 +386,7 @@ def cache_pays(
     Raises:
         UserError: the folder ``model.teacher.cache_dir`` holds a cache of something else.
     """
-    wanted = run.students.wanted
+    wanted = run.student.objective.wanted
     try:
         check_cacheable(teacher, data, wanted)
     except UserError as error:
@@ -443,7 +440,7 @@ def pixels_pay(
         for name, member in teacher.members.items()
         if member.spec.cache_pixels == "auto"
     )
-    fits, room = pixels_fit(member, Layout(data), run.students.wanted.of(name))
+    fits, room = pixels_fit(member, Layout(data), run.student.objective.wanted.of(name))
     if not fits or room == KEPT:
         return fits, f"{'on' if fits else 'off'}: {room}"
     epochs = _epochs(run.trainer, data)

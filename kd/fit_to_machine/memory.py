@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
-from kd.distill.students import Students
 from kd.teachers import RunTeacher
 
 # of the memory, for what the count does not see: temporary buffers, fragmentation, the loader's batches
@@ -30,8 +29,8 @@ class AttachedModule(Protocol):
         """The trainer that will run it."""
 
     @property
-    def students(self) -> Students:
-        """The models that are trained."""
+    def student(self) -> Student:
+        """The model that is trained, with its losses."""
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
@@ -76,33 +75,27 @@ class Memory:
 
     Attributes:
         teacher: bytes of its weights, all of them wherever ``placement`` puts them; 0 without any.
-        student: bytes of the students' weights in this process, their moving averages (``ema_decay``) left out.
+        student: bytes of the student's weights in this process, its moving average (``ema_decay``) left out.
         gradients: bytes of the gradients in this process, those of the losses' own weights among them.
         optimizer: bytes of its state in this process, taken as two numbers for each trained one (Adam's).
         unsharded: bytes that the last three have together where nothing is in shards.
         shards: over how many processes the optimizer's state lies; 1: it is whole in each.
-        per_picture: bytes that the students' forwards of one picture keep for the backward pass.
+        per_picture: bytes that the student's forward of one picture keeps for the backward pass.
         per_step: bytes that they keep whatever the number of pictures, such as weights that autocast has cast.
     """
 
     def __init__(self, run: AttachedModule) -> None:
-        """Measures the parts in bytes; two and four pictures go through copies of the students.
+        """Measures the parts in bytes; two and four pictures go through copies of the student.
 
         Args:
             run: the module, attached to its trainer.
         """
-        students = list(run.students.named().values())
         self.teacher = 0
         if run.teacher:
             weights = run.teacher.model.state_dict()
             self.teacher = size_of(weights.values())
-        self.student = 0
-        self.gradients = 0
-        for student in students:
-            weights = student.model.state_dict()
-            trained = [p for p in student.parameters() if p.requires_grad]
-            self.student += size_of(weights.values())
-            self.gradients += size_of(trained)
+        self.student = size_of(run.student.model.state_dict().values())
+        self.gradients = size_of(p for p in run.student.parameters() if p.requires_grad)
         # Adam's two moments; the summary has the real one at the end
         self.optimizer = 2 * self.gradients
         self.unsharded = self.student + self.gradients + self.optimizer
@@ -111,8 +104,8 @@ class Memory:
         if shards_weights:
             self.student //= self.shards
             self.gradients //= self.shards
-        of_two = sum(_activations(run, student, 2) for student in students)
-        of_four = sum(_activations(run, student, 4) for student in students)
+        of_two = _activations(run, 2)
+        of_four = _activations(run, 4)
         self.per_picture = (of_four - of_two) / 2
         # a forward of n pictures keeps per_step + n * per_picture; per_step: the weights as autocast casts them
         self.per_step = max(0.0, of_two - 2 * self.per_picture)
@@ -175,21 +168,19 @@ class Memory:
 
 def _shards(run: AttachedModule) -> tuple[int, bool]:
     """Over how many processes the optimizer's state lies (1: each has all of it), and whether weights and gradients do
-    too (FSDP; not so DeepSpeed at any stage). ``optim.zero`` of one student counts for all.
+    too (FSDP; not so DeepSpeed at any stage).
     """
     strategy = run.trainer.strategy
     if isinstance(strategy, Sharding):
         return run.trainer.world_size, strategy.shards_weights
-    students = run.students.named().values()
-    if any(student.optim.zero for student in students):
+    if run.student.optim.zero:
         return run.trainer.world_size, False
     return 1, False
 
 
-def _activations(run: AttachedModule, student: Student, count: int) -> int:
-    """Bytes that a student's forward of ``count`` pictures keeps for its backward, measured on a copy of the
-    student.
-    """
+def _activations(run: AttachedModule, count: int) -> int:
+    """Bytes that the student's forward of ``count`` pictures keeps for its backward, measured on a copy."""
+    student = run.student
     device = run.trainer.strategy.root_device
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
     height, width = student.prepare.size

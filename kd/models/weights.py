@@ -19,7 +19,7 @@ from kd.models.arguments import LOADS
 from kd.models.foreign import OddValue, of_transformers
 from kd.models.output_scale import unit_output
 from kd.settings import height_width
-from kd.storage.checkpoints import models_in
+from kd.storage.checkpoints import student_in
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.student_metadata import checked_values
 from kd.storage.tensors import read_tensors
@@ -27,9 +27,6 @@ from kd.storage.weights_files import TIMM_FILES, weights_file
 
 WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Names that torch's wrappers put before a module's own."""
-
-OUR_STUDENTS = re.compile(r"students\.[^.]+\.(?:model|average)\.")
-"""First names of a student's tensors in a checkpoint of kd."""
 
 NAMES = (
     "class_names",
@@ -86,7 +83,7 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
 
     Returns:
         The file itself (of a folder the one that was chosen), its tensors by name on the CPU, and what it says of its
-        model. Of a checkpoint of kd the tensors are the students' alone; of others all, those of nested mappings under
+        model. Of a checkpoint of kd the tensors are the student's alone; of others all, those of nested mappings under
         dotted names (:func:`tensors_in`).
 
     Raises:
@@ -104,7 +101,7 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
         raise UserError(f"{key}: {error}") from error
     except Exception as error:  # whatever a damaged or foreign file makes the readers raise
         raise UserError(f"{key}: {file} is not a readable checkpoint{_why(error)}") from error
-    tensors = _of_our_students(content) or tensors_in(content)
+    tensors = _of_our_student(content) or tensors_in(content)
     if not tensors:
         raise UserError(f"{key}: {file} holds no state dict of tensors")
     return file, tensors, about
@@ -138,31 +135,22 @@ def tensors_in(content: object) -> dict[str, Tensor]:
     return tensors
 
 
-def _of_our_students(content: object) -> dict[str, Tensor]:
-    """The students' weights in a checkpoint of kd, of each the average's where it has one; empty for other files.
+def _of_our_student(content: object) -> dict[str, Tensor]:
+    """The student's weights in a checkpoint of kd, the average's where it has one; empty for other files.
 
     Args:
         content: of the file.
 
     Returns:
-        Tensors under the model's own names, of several students with ``NAME.`` before them; a regression's classifier in
-        the targets' units.
+        Tensors under the model's own names; a regression's classifier in the targets' units.
     """
     state = None
     if isinstance(content, Mapping):
         state = content.get("state_dict")
     if not isinstance(state, Mapping):
         return {}
-    of_students = {name: tensor for name, tensor in state.items() if OUR_STUDENTS.match(str(name))}
-    students = models_in(of_students)
-    tensors = {}
-    for student, model in students.items():
-        prefix = ""
-        if len(students) > 1:
-            prefix = f"{student}."
-        for name, tensor in unit_output(model).items():
-            tensors[prefix + name] = tensor
-    return tensors
+    weights = student_in(state)
+    return dict(unit_output(weights)) if weights else {}
 
 
 def describe(file: Path) -> About:

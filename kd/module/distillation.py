@@ -1,9 +1,9 @@
-"""The LightningModule: a frozen teacher, one or several students, each with its own objective and optimizer."""
+"""The LightningModule: a frozen teacher, and a student with its objective and optimizer."""
 
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
@@ -20,8 +20,6 @@ from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
 from kd.distill.student import Student
-from kd.distill.students import StepOutput, Students
-from kd.errors import UserError
 from kd.fit_to_machine import Memory, apply_auto, restore_auto
 from kd.lightning_internals import trainer_of
 from kd.losses import DistillLoss
@@ -48,12 +46,22 @@ from kd.teachers.answer import Answer
 from kd.teachers.open_cache import check_before_fits
 
 
+class StepOutput(TypedDict):
+    """What a training step returns; callbacks read it."""
+
+    loss: Tensor
+    """The weighted sum of the terms, a scalar; scaled in a short accumulation window."""
+    terms: dict[str, Tensor]
+    """:attr:`kd.distill.objective.Terms.named`."""
+    answer: Answer
+    """The teacher's."""
+
+
 class DistillationModule(Inference):
     """Trains a student from labels and from a teacher's answers, with any Trainer and any loader.
 
     The total is ``task_loss_weight * task_loss + sum(loss.weight * loss)``; each term is logged unweighted under its
-    own name (``train/task_loss``, ``train/<name>_loss``), the total as ``train/loss``; of several students
-    (:meth:`together`) under ``<student>/train/...``, with ``train/loss`` as the sum.
+    own name (``train/task_loss``, ``train/<name>_loss``), the total as ``train/loss``.
 
     Args:
         student, teacher, task, losses, task_loss_weight, taps, teacher_of, data, prepare, teacher_prepare: as of
@@ -112,74 +120,27 @@ class DistillationModule(Inference):
             student = make_student(
                 student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim)
             )
-        self.take(Students(student))
+        self.student = student
+        self.validation = Validation(student, self.teacher)
+        identity = {}
+        if self.teacher:
+            identity = self.teacher.identity()
+        self.resume = Resume(student, identity)
+        # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
+        without_gradient = [f"student.{name}" for name in student.without_gradient()]
+        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *without_gradient]
         self._range = RangeCheck()
         self.memory: Memory | None = None  # bytes of a step's parts: rank 0, in a fit on kd's data
         self.folder: Path | None = None  # of the run, once it has one
         self.planned_epochs = 1
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
-        self.begun = False  # whether the students have their first weights
-        self._ended = False  # whether users' models are as they were given
-
-    def take(self, students: Students) -> None:
-        """Makes these its students, in place of those before, with their validation and what resumes them.
-
-        Before training: an optimizer that exists is not changed.
-        """
-        self.students = students
-        self.validation = Validation(students, self.teacher)
-        identity = {}
-        if self.teacher:
-            identity = self.teacher.identity()
-        self.resume = Resume(students, identity)
-        # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
-        without_gradient = [f"students.{name}" for name in students.without_gradient()]
-        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *without_gradient]
-
-    @classmethod
-    def together(cls, modules: Mapping[str, "DistillationModule"]) -> "DistillationModule":
-        """Several students side by side: on the same batches, from the same teacher's answers.
-
-        Each has its own losses, optimizer, schedule, clipping, moving average and metrics. It ends with the
-        weights that it would have if it were trained alone with the same seed.
-
-        Args:
-            modules: a module for each student, by its name.
-
-        Returns:
-            The first of the modules, which now has all students; the others are not needed any more.
-
-        Raises:
-            UserError: students with different teachers, or with tasks of different kinds.
-        """
-        first = next(iter(modules.values()))
-        students = {}
-        for name, module in modules.items():
-            if module.resume.teacher != first.resume.teacher:
-                raise UserError(
-                    "students: all must have the same model.teacher, which answers once for all"
-                )
-            students[name] = module.student_of_one
-        tasks = {type(module.task) for module in modules.values()}
-        if len(tasks) > 1:
-            raise UserError("students: all must have the same model.task")
-        first.take(Students(students))
-        return first
-
-    @property
-    def student_of_one(self) -> Student:
-        """The only student, or the first of several."""
-        return self.students.only_or_first
-
-    @property
-    def student(self) -> nn.Module:
-        """The model of the only student, or of the first of several."""
-        return self.student_of_one.model
+        self.begun = False  # whether the student has its first weights
+        self._ended = False  # whether a user's model is as it was given
 
     @property
     def task(self) -> Task:
-        """The task that all students share."""
-        return self.student_of_one.task
+        """The student's task."""
+        return self.student.task
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
@@ -193,13 +154,13 @@ class DistillationModule(Inference):
         return datamodule if isinstance(datamodule, DistillationDataModule) else None
 
     def setup(self, stage: str) -> None:
-        """Starts students from the teacher's layers; places the teacher; settles what is left to measure.
+        """Starts the student from the teacher's layers; places the teacher; settles what is left to measure.
 
-        A resumed run neither starts its students nor settles their losses: the checkpoint has both. Students that
-        :meth:`begin` has started already are not started again. With loaders of the user's own, in place of kd's data
+        A resumed run neither starts its student nor settles its losses: the checkpoint has both. A student that
+        :meth:`begin` has started already is not started again. With loaders of the user's own, in place of kd's data
         module, there are no pictures to settle losses by, and nothing is measured.
-        Lightning calls it in every process, before weights are sharded or loaded. The order matters: the students'
-        start reads the teacher before it is cast to its precision; losses are settled on the started students; batch
+        Lightning calls it in every process, before weights are sharded or loaded. The order matters: the student's
+        start reads the teacher before it is cast to its precision; losses are settled on the started student; batch
         size, loader processes and cache are measured on all of that; compiling comes last.
 
         Args:
@@ -214,9 +175,9 @@ class DistillationModule(Inference):
         if stage == "fit" and not self.resumed and not self.begun:
             device = self.trainer.strategy.root_device
             if self.teacher is not None and self.data is not None:
-                check_before_fits(self.teacher, self.data, self.students.wanted)
+                check_before_fits(self.teacher, self.data, self.student.objective.wanted)
             lines = by_the_first(
-                self.trainer, self.students, lambda: self.begin(sample, self.data, device)
+                self.trainer, self.student, lambda: self.begin(sample, self.data, device)
             )
             self.begun = True
             if lines and self.trainer.is_global_zero:
@@ -229,23 +190,22 @@ class DistillationModule(Inference):
         if stage != "fit":
             return
         if self.teacher is not None and sample is not None and not self.resumed:
-            settle_once(self.trainer, self.students, self.teacher, sample)
+            settle_once(self.trainer, self.student, self.teacher, sample)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
             run_ahead(self, self.data, self.teacher, self.ask)
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
-        self.students.compile_in_place()
+        self.student.compile_in_place()
 
     def teardown(self, stage: str) -> None:
-        """A user's own models are again as they were given, but for their weights; Lightning leaves these on the CPU."""
+        """A user's own model is again as it was given, but for its weights; Lightning leaves these on the CPU."""
         self._exchange_given()
 
     def _exchange_given(self) -> None:
-        """Exchanges the state that a run needs of users' models and the one in which they were given."""
+        """Exchanges the state that a run needs of a user's model and the one in which it was given."""
         self._ended = not self._ended
-        for student in self.students.named().values():
-            student.exchange_given()
+        self.student.exchange_given()
 
     def begin(
         self,
@@ -253,11 +213,9 @@ class DistillationModule(Inference):
         data: DistillationDataModule | None,
         device: torch.device = CPU,
     ) -> list[str]:
-        """Gives the students their first weights, while the teacher is whole and not yet placed.
+        """Gives the student its first weights (:func:`kd.distill.first_weights.begin`), while the teacher is whole.
 
-        Each student starts from its teacher's layers where its settings say so; else a new classifier on pre-trained
-        weights is fitted: to labels where they train it, or to the teacher's answers where these alone do. A resumed run
-        does not call it.
+        A resumed run does not call it.
 
         Args:
             sample: gives so many training pictures (or all, if there are fewer), uint8 ``(N, 3, H, W)``; None: there are
@@ -267,19 +225,23 @@ class DistillationModule(Inference):
                 model is put back where it was.
 
         Returns:
-            Messages for the user about the students' first weights; none of a student where nothing is unusual.
+            Messages for the user about the student's first weights; none where nothing is unusual.
         """
         self.begun = True
         labelled = None
         if data is not None:
             labelled = data.sample
-        students = list(self.students.named().values())
-        messages = begin(students, self.teacher, sample, labelled, device)
+        messages = begin([self.student], self.teacher, sample, labelled, device)
         return [message for message in messages if message]
 
     def ask(self, batch: Batch) -> Answer:
-        """The teacher's answer to a training batch on the device: what the losses read of it."""
-        return self.students.ask(self.answering_teacher, batch)
+        """The teacher's answer to a training batch on the device: what the losses read of it; an empty answer where they
+        read nothing, or without a teacher.
+        """
+        wanted = self.student.objective.wanted
+        if self.answering_teacher is None or not wanted:
+            return Answer()
+        return self.answering_teacher.answer(batch, wanted)
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
@@ -291,21 +253,21 @@ class DistillationModule(Inference):
         object.__setattr__(self, "answering_teacher", teacher)
 
     def configure_model(self) -> None:
-        """FSDP cuts the students here, once; DeepSpeed checks them, and cuts them later, with their optimizer. With other
+        """FSDP cuts the student here, once; DeepSpeed checks it, and cuts it later, with its optimizer. With other
         strategies nothing is done.
 
         Lightning calls it after :meth:`setup` in each of fit, validate, test and predict, in a fit before
         :meth:`configure_optimizers`. Without a trainer nothing is done.
 
         Raises:
-            UserError: settings of a student that its strategy can't have (:meth:`kd.distill.sharding.Sharding.shard`).
+            UserError: settings of the student that the strategy can't have (:meth:`kd.distill.sharding.Sharding.shard`).
         """
         trainer = trainer_of(self)
         if trainer is not None and isinstance(trainer.strategy, Sharding):
-            trainer.strategy.shard(self.students)
+            trainer.strategy.shard(self.student)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Each student's optimizer (sharded with ``optim.zero``), joined to one, with its schedule.
+        """The student's optimizer (sharded with ``optim.zero``), with its schedule.
 
         Lightning calls it after :meth:`configure_model`, and steps the schedule after every optimizer step. Rank 0 prints
         what may surprise in them.
@@ -316,7 +278,7 @@ class DistillationModule(Inference):
         self.trainer.fit_loop.setup_data()  # else a run bounded by steps alone does not know its epoch's length
         batch_size = self.data.batch_size if self.data is not None else None
         pace = pace_of(self.trainer, batch_size)
-        optimizer, schedule = self.students.build_optimizers(pace)
+        optimizer, schedule = self.student.build_optimizer(pace)
         self.planned_epochs = pace.epochs(self.trainer.max_epochs)
         if self.trainer.is_global_zero:
             for line in self._notes_on_the_pace(pace):
@@ -333,21 +295,21 @@ class DistillationModule(Inference):
             notes.append(
                 "optim: the run's end is not known in steps (trainer.max_steps), so the learning rate stays at its peak"
             )
-        students = self.students.named().values()
+        objective = self.student.objective
         windows_are_known = self.data is not None and self.data.windows_are_known
-        lacking = any(student.objective.lacks_labels for student in students)
-        if self.trainer.accumulate_grad_batches > 1 and lacking and not windows_are_known:
+        lacking = objective.lacks_labels and not windows_are_known
+        if self.trainer.accumulate_grad_batches > 1 and lacking:
             notes.append(
                 "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
                 "over those of one batch, so that each counts more in a batch with few"
             )
-        shorter = {student.optim.note(pace): None for student in students}
-        notes += [note for note in shorter if note]
-        moving = set()
-        for student in students:
-            for name, loss in student.objective.active.items():
-                if getattr(loss, "final_temperature", None) is not None:
-                    moving.add(name)
+        shorter = self.student.optim.note(pace)
+        if shorter:
+            notes.append(shorter)
+        moving = []
+        for name, loss in objective.active.items():
+            if getattr(loss, "final_temperature", None) is not None:
+                moving.append(name)
         if moving and self.planned_epochs < 2:
             notes.append(
                 f"final_temperature of {', '.join(sorted(moving))}: moves over the epochs, and the run has one: "
@@ -399,23 +361,19 @@ class DistillationModule(Inference):
     def _check_targets(self, batch: Batch, training: bool) -> None:
         """Refuses targets of a loader of the user's own, still on the host, in another form than the task's."""
         if training:
-            for student in self.students.named().values():
-                student.objective.check_targets(batch)
-        elif self.students.measured and not self.trainer.predicting:  # predictions read no targets
+            self.student.objective.check_targets(batch)
+        elif (
+            self.student.is_measured and not self.trainer.predicting
+        ):  # predictions read no targets
             self.task.check_targets(batch["target"], len(batch["image"]), training=False)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Tells the losses the epoch, and how many are planned: schedules of weights and temperatures follow them."""
-        self.students.set_epoch(self.current_epoch, self.planned_epochs)
+        self.student.objective.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
-        """One batch of any loader (see :func:`kd.data.batch.as_batch`): the teacher's answer, then each student's
+        """One batch of any loader (see :func:`kd.data.batch.as_batch`): the teacher's answer, then the student's
         terms.
-
-        Returns:
-            ``loss``, a scalar, the sum over students, scaled in a short accumulation window; ``terms`` by student
-                ("" for a single one), detached: each unweighted by its name, and ``loss``, their weighted sum;
-                ``answer``, the teacher's. Callbacks read them.
         """
         batch = as_batch(batch)
         if trainer_of(self) is None:
@@ -424,25 +382,16 @@ class DistillationModule(Inference):
             answer = batch["answer"]()
         else:
             answer = self.ask(batch)
-        terms_of = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
-        # one sum for all students: their parameters, and so their gradients, are apart
-        totals = [terms.total for terms in terms_of.values()]
-        if len(totals) == 1:
-            loss = totals[0]
-        else:
-            loss = torch.stack(totals).sum()
-        log_terms(self, terms_of, loss)
-        return {
-            "loss": scale_for_short_accumulation(loss, self, batch_idx),
-            "terms": {name: terms.named for name, terms in terms_of.items()},
-            "answer": answer,
-        }
+        self._seed(batch_idx)
+        terms = self.student.learn(batch, answer)
+        log_terms(self, terms)
+        loss = scale_for_short_accumulation(terms.total, self, batch_idx)
+        return {"loss": loss, "terms": terms.named, "answer": answer}
 
     def _seed(self, batch_idx: int) -> None:
         """Seeds dropout and the like by (seed, epoch, batch, rank): a resumed run draws what the uninterrupted one drew.
 
-        Called before each student's turn, so that each draws what it would draw alone. ``batch_idx`` is that of the epoch.
-        With loaders of the user's own nothing is seeded.
+        ``batch_idx`` is that of the epoch. With loaders of the user's own nothing is seeded.
         """
         if self.data is None:  # the random numbers are the user's, too
             return
@@ -456,7 +405,7 @@ class DistillationModule(Inference):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips each student's gradients as if it were trained alone (:func:`kd.module.pace.clip`), in place.
+        """Clips the gradients (:func:`kd.module.pace.clip`), in place.
 
         Lightning calls it once an accumulation window, before the optimizer's step, with ``trainer.gradient_clip_val`` and
         ``gradient_clip_algorithm``.
@@ -470,39 +419,39 @@ class DistillationModule(Inference):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Steps the optimizer, then moves the students' weight averages; once an accumulation window.
+        """Steps the optimizer, then moves the average of the weights; once an accumulation window.
 
         Args:
             epoch: from 0.
             batch_idx: number of the window's last batch in the epoch.
-            optimizer: of all students.
+            optimizer: the student's.
             optimizer_closure: runs forward and backward passes.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
+        self.student.move_average(self.trainer.global_step + 1)  # this step is not counted yet
 
     def on_validation_start(self) -> None:
-        """Brings classifiers that are made of the teacher's up to date (SimKD); warns where a user's own loaders repeat
+        """Brings a classifier that is made of the teacher's up to date (SimKD); warns where a user's own loaders repeat
         samples (:func:`kd.module.evaluation.warn_of_repeats`).
         """
-        self.students.take_classifiers()
+        self.student.take_classifier()
         trainer = trainer_of(self)
         if trainer is not None and self.data is None:
             warn_of_repeats(trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
-        """Brings classifiers that are made of the teacher's up to date (SimKD), for the export: there may have been no
+        """Brings a classifier that is made of the teacher's up to date (SimKD), for the export: there may have been no
         validation after the last step, which does so too.
         """
-        self.students.take_classifiers()
+        self.student.take_classifier()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stores what a run that resumes from it needs, as :meth:`kd.module.resume.Resume.content` lists it.
 
-        Lightning calls it with all other parts in ``checkpoint`` already. Classifiers that are made of the teacher's are
-        brought up to date first (SimKD), and so are they in ``checkpoint``, but where its weights are copies (DeepSpeed's).
+        Lightning calls it with all other parts in ``checkpoint`` already. A classifier that is made of the teacher's is
+        brought up to date first (SimKD), and so is that in ``checkpoint``, but where its weights are copies (DeepSpeed's).
         """
-        self.students.take_classifiers()
+        self.student.take_classifier()
         checkpoint.update(self.resume.content(self.data, bool(self.caches)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
@@ -14,7 +14,7 @@ from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
 from kd.distill.headless import HeadlessStudent
-from kd.distill.students import Students
+from kd.distill.student import Student
 from kd.losses.ranks import of_all_ranks
 from kd.models import Prepare
 from kd.models.own import logits_of
@@ -126,13 +126,19 @@ def look(
     return seen
 
 
-ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
-"""By student (``""`` for a single one): logits ``(N, C, ...)``, targets ``(N, ...)`` and numbers of the pictures ``(N,)``
-(None where the loader gives none) of a validation batch, its padding left out."""
+class ValidationLogits(TypedDict):
+    """What a validation step returns of a batch, its padding left out."""
+
+    logits: Tensor
+    """The student's, ``(N, C, ...)``."""
+    target: Tensor
+    """``(N, ...)``."""
+    index: Tensor | None
+    """Numbers of the pictures ``(N,)``; None where the loader gives none."""
 
 
 class Validation:
-    """A run's validation: the metrics of all students, batch by batch, on all processes."""
+    """A run's validation: the metrics of the student, batch by batch, on all processes."""
 
     known: Tensor | None = None
     """The teacher's decisions by the number of the validation picture, which the preflight has made
@@ -141,8 +147,8 @@ class Validation:
     """Numbers ``(N,)`` of the last batch's pictures, and the teacher's logits ``(N, C, ...)``, which the preflight reads;
     None where the teacher gave none, or the loader no numbers."""
 
-    def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
-        self.students = students
+    def __init__(self, student: Student, teacher: RunTeacher | None) -> None:
+        self.student = student
         self.teacher = teacher
 
     def with_known(self, batch: Batch) -> Batch:
@@ -156,46 +162,43 @@ class Validation:
         return {**batch, "decided": self.known[batch["index"].to(self.known.device)]}
 
     @torch.no_grad()
-    def add(self, batch: Batch, in_step: bool, split: str = "val") -> ValidationLogits:
+    def add(self, batch: Batch, in_step: bool, split: str = "val") -> ValidationLogits | None:
         """Adds a batch to the metrics; padding is left out.
 
-        Students without a classifier are compared with the teacher's features instead; of them nothing is added without
-        a teacher.
+        A student without a classifier is compared with the teacher's features instead; without a teacher nothing is
+        added.
 
         Args:
-            batch: on the students' device.
-            in_step: all processes must run the students equally often, as they may be in shards.
+            batch: on the student's device.
+            in_step: all processes must run the student equally often, as it may be in shards.
             split: ``val`` or ``test``. Decisions that are known of ``val`` (:attr:`known`, stored answers) are not
                 used for ``test``: there the teacher runs, and with stored answers nothing is compared with it.
 
         Returns:
-            By student: logits, targets and numbers of the pictures that were added; {} where all was padding, for
-                students without a classifier, and where no student is measured.
+            What was added; None where all was padding, for a student without a classifier, and where it is not measured.
         """
-        measured = self.students.measured
-        headless = [s for s in measured.values() if isinstance(s, HeadlessStudent)]
-        if headless and self.teacher is not None:
-            answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
-            for without_classifier in headless:
-                without_classifier.measure(batch, answer)
-        if headless or not measured:  # all are headless, or none is: they have one task
-            return {}
-        models = {name: student.logits for name, student in measured.items()}
-        task = self.students.only_or_first.task
+        student = self.student
         teacher = self.teacher
+        if isinstance(student, HeadlessStudent):
+            if teacher is not None:
+                answer = teacher.answer({"image": batch["image"]}, student.objective.wanted)
+                student.measure(batch, answer)
+            return None
+        if not student.is_measured:
+            return None
         if split == "val":
             batch = self.with_known(batch)
         elif teacher is not None and teacher.stored:
             teacher = None
-        seen = look(batch, task, teacher, models, in_step=in_step)
+        seen = look(batch, student.task, teacher, {"": student.logits}, in_step=in_step)
         self.taught = None
         if seen is None:
-            return {}
+            return None
         if seen.index is not None and ALL in seen.taught:
             self.taught = seen.index, seen.taught[ALL]
-        for name, student in measured.items():
-            student.task.update(seen.logits[name], seen.target, seen.decided)
-        return {name: (logits, seen.target, seen.index) for name, logits in seen.logits.items()}
+        logits = seen.logits[""]
+        student.task.update(logits, seen.target, seen.decided)
+        return {"logits": logits, "target": seen.target, "index": seen.index}
 
     def results(self, split: str = "val") -> dict[str, Tensor]:
         """The metrics of all batches that were added since the last call, over all processes; then counts from zero.
@@ -206,15 +209,13 @@ class Validation:
             split: stands before each metric's name: ``val`` or ``test``.
 
         Returns:
-            Scalars, as ``<split>/<metric>`` or, of several students, ``<student>/<split>/<metric>``.
+            Scalars, as ``<split>/<metric>``; {} where the student is not measured.
         """
-        results: dict[str, Tensor] = {}
-        for name, student in self.students.measured.items():
-            prefix = f"{name}/{split}/" if name else f"{split}/"
-            for metric, value in student.task.compute().items():
-                results[f"{prefix}{metric}"] = value
-            student.task.reset()
-        return results
+        if not self.student.is_measured:
+            return {}
+        metrics = self.student.task.compute()
+        self.student.task.reset()
+        return {f"{split}/{metric}": value for metric, value in metrics.items()}
 
 
 @dataclass

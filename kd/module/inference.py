@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kd.data.batch import as_batch
 from kd.distill.sharding import Sharding
-from kd.distill.students import Students
+from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.lightning_internals import trainer_of
 from kd.module.evaluation import Validation, ValidationLogits
@@ -18,10 +18,10 @@ from kd.storage.tensors import TorchFile, read_checkpoint
 class Inference(LightningModule):
     """The hooks of :class:`kd.DistillationModule` outside training."""
 
-    students: Students
-    """The models that are trained."""
+    student: Student
+    """The model that is trained, with its losses."""
     validation: Validation
-    """Their metrics."""
+    """Its metrics."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -58,8 +58,8 @@ class Inference(LightningModule):
             return module
         return module.to(map_location)
 
-    def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
-        """Adds one batch to each student's metrics; padding (index -1) is left out.
+    def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits | None:
+        """Adds one batch to the student's metrics; padding (index -1) is left out.
 
         Lightning hands the result to callbacks as ``outputs``, which read it by
         :func:`kd.callbacks.context.validation_logits`.
@@ -67,28 +67,27 @@ class Inference(LightningModule):
         return self.validation.add(as_batch(batch), self._runs_in_step())
 
     def _runs_in_step(self) -> bool:
-        """Whether all processes must run the students equally often; False without a trainer (called by hand)."""
+        """Whether all processes must run the student equally often; False without a trainer (called by hand)."""
         trainer = trainer_of(self)
         return trainer is not None and isinstance(trainer.strategy, Sharding)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the task's metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``."""
+        """Logs the task's metrics over all processes, as ``val/<name>``."""
         self.log_dict(self.validation.results())
 
-    def forward(self, images: Tensor) -> Tensor | dict[str, Tensor]:
+    def forward(self, images: Tensor) -> Tensor:
         """Pictures ``(N, 3, H, W)``, uint8 or as the model wants them -> what the weights that count give, float.
 
         The weights that count are the moving average's where there is one. Logits ``(N, C)`` (dense: ``(N, C, H', W')``;
-        without a classifier features ``(N, D)``); of several students a dict by name.
+        without a classifier features ``(N, D)``).
         """
-        logits = {name: student.logits(images) for name, student in self.students.named().items()}
-        return logits.get("", logits)
+        return self.student.logits(images)
 
-    def predict_step(self, batch: object, batch_idx: int) -> Tensor | dict[str, Tensor]:
+    def predict_step(self, batch: object, batch_idx: int) -> Tensor:
         """What :meth:`forward` gives for a batch of any loader, with targets or without."""
         return self(as_batch(batch)["image"])
 
-    def test_step(self, batch: object, batch_idx: int) -> ValidationLogits:
+    def test_step(self, batch: object, batch_idx: int) -> ValidationLogits | None:
         """As a step of validation, in the same metrics: :meth:`on_test_epoch_end` gives them other names.
 
         The teacher's decisions that are known of the validation pictures are not used.
@@ -96,5 +95,5 @@ class Inference(LightningModule):
         return self.validation.add(as_batch(batch), self._runs_in_step(), "test")
 
     def on_test_epoch_end(self) -> None:
-        """Logs the task's metrics over all processes, as ``test/<name>`` or ``<student>/test/<name>``."""
+        """Logs the task's metrics over all processes, as ``test/<name>``."""
         self.log_dict(self.validation.results("test"))

@@ -14,7 +14,7 @@ from kd.data.batch import as_batch
 from kd.distill.objective import Terms
 from kd.distill.sharding import Sharding
 from kd.lightning_internals import loggers_take_this_step, trainer_of
-from kd.optim import Pace, each_of, short_window
+from kd.optim import Pace, short_window
 
 
 def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
@@ -113,22 +113,17 @@ def loss_of_batch(loss: Tensor, trainer: Trainer, batch_idx: int) -> Tensor:
     return loss * accumulate / factor
 
 
-def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor) -> None:
-    """Logs each student's terms as ``train/TERM`` in ``metrics.csv`` and loggers, in the steps of :func:`logs_now`.
+def log_terms(module: LightningModule, terms: Terms) -> None:
+    """Logs a step's terms as ``train/TERM`` in ``metrics.csv`` and loggers, in the steps of :func:`logs_now`.
 
     Args:
         module: attached to its trainer.
-        terms: by student, "" for a single one; of several they are named ``<student>/train/...``.
-        total: the sum over students, logged as ``train/loss`` beside several; a single student's is among its terms.
+        terms: of the step.
     """
     if not logs_now(module):
         return
-    for student, of_student in terms.items():
-        prefix = f"{student}/train/" if student else "train/"
-        for term, value in of_student.named.items():
-            module.log(f"{prefix}{term}", value)
-    if "" not in terms:
-        module.log("train/loss", total.detach())
+    for term, value in terms.named.items():
+        module.log(f"train/{term}", value)
 
 
 def logs_now(module: LightningModule) -> bool:
@@ -154,26 +149,25 @@ def logs_now(module: LightningModule) -> bool:
 def clip(
     module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None
 ) -> None:
-    """Clips each optimizer's gradients, in place, also of a fused one, which Lightning refuses under ``bf16-mixed``.
+    """Clips the optimizer's gradients, in place, also of a fused one, which Lightning refuses under ``bf16-mixed``.
 
-    Several students' optimizers are clipped apart, each by the norm of its own gradients. A strategy that clips in its
-    own step (DeepSpeed) is left alone. Where gradients are scaled Lightning clips, which knows whether they still are.
+    A strategy that clips in its own step (DeepSpeed) is left alone. Where gradients are scaled Lightning clips, which knows
+    whether they still are.
 
     Args:
         module: attached to its trainer.
-        optimizer: one, or several as one (:class:`kd.optim.Together`).
-        value: the largest norm of one optimizer's gradients together, or the largest size of any number in them; None or
+        optimizer: has the parameters.
+        value: the largest norm of all gradients together, or the largest size of any number in them; None or
             0: no clipping.
         algorithm: ``norm`` or ``value``; None: ``norm``.
     """
     strategy = module.trainer.strategy
     if not value or (isinstance(strategy, Sharding) and strategy.clips_gradients):
         return
-    for of_student in each_of(optimizer):
-        parameters = [p for group in of_student.param_groups for p in group["params"]]
-        if scales_gradients(module.trainer):
-            module.clip_gradients(of_student, value, algorithm)
-        elif algorithm == "value":
-            torch.nn.utils.clip_grad_value_(parameters, value)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, value)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if scales_gradients(module.trainer):
+        module.clip_gradients(optimizer, value, algorithm)
+    elif algorithm == "value":
+        torch.nn.utils.clip_grad_value_(parameters, value)
+    else:
+        torch.nn.utils.clip_grad_norm_(parameters, value)

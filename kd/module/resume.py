@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import DistillationDataModule, check_same_samples
-from kd.distill.students import Students
+from kd.distill.student import Student
 from kd.errors import UserError
 from kd.module.resumed_state import check_form, check_optimizers, check_weights
 from kd.optim import settings_of, settle_resumed, steps_done
@@ -24,13 +24,12 @@ class Resume:
     first: the strategy itself reads the checkpoint, and checks and loads weights and optimizers, before Lightning has it.
 
     Args:
-        students: that are trained.
-        teacher: who teaches them (:meth:`kd.Teacher.identity`); {} without one.
+        student: that is trained.
+        teacher: who teaches it (:meth:`kd.Teacher.identity`); {} without one.
     """
 
     optim_before: dict[str, Any] | None = None
-    """Settings of the optimizers of the run whose checkpoint :meth:`check` has read, by student ("" for a single one);
-    None: it has read none."""
+    """Settings of the optimizer of the run whose checkpoint :meth:`check` has read; None: it has read none."""
     _made_with: list[list[dict[str, Any]]]
     """Settings of each of this run's optimizers, by parameter group; set by :meth:`note`."""
     _schedules: object = None
@@ -39,10 +38,10 @@ class Resume:
     """States of a checkpoint's optimizers, and the weights by name that they are for, from :meth:`check_states` to
     :meth:`note`; None: there is nothing to check."""
 
-    def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
-        self.students = students
+    def __init__(self, student: Student, teacher: Mapping[str, Any]) -> None:
+        self.student = student
         self.teacher = teacher
-        self._classes = list(students.data_info.classes)
+        self._classes = list(student.data.classes)
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
         """What a checkpoint stores beside Lightning's own parts, for :meth:`check` and :meth:`settle` of a later run;
@@ -54,15 +53,14 @@ class Resume:
 
         Returns:
             ``kd_teacher`` (who it was; its weights stay out), ``kd_classes`` (names by id), ``kd_cached``, ``kd_optim``
-                (settings by student); with ``data`` also ``kd_batch_size`` (pictures of a process) and ``kd_data``
+                (its settings); with ``data`` also ``kd_batch_size`` (pictures of a process) and ``kd_data``
                 (which pictures in which order).
         """
-        students = self.students.named()
         content = {
             "kd_teacher": self.teacher,
             "kd_classes": self._classes,
             "kd_cached": cached,
-            "kd_optim": {name: student.optim.settings() for name, student in students.items()},
+            "kd_optim": self.student.optim.settings(),
         }
         if data is not None:
             content["kd_batch_size"] = data.batch_size
@@ -83,8 +81,7 @@ class Resume:
                 size that is no whole number above 0.
         """
         before = self.optim_before = checkpoint.get("kd_optim", {})
-        for name, student in self.students.named().items():
-            student.optim.check_resumed(before.get(name, {}))
+        self.student.optim.check_resumed(before)
         if data is not None:
             check_same_samples(checkpoint.get("kd_data", {}), data.samples_identity)
         for key, now in (("kd_teacher", self.teacher), ("kd_classes", self._classes)):
@@ -172,17 +169,15 @@ class Resume:
         Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's settings stay.
 
         Args:
-            trainer: with one optimizer (several students' as one), and its schedule.
+            trainer: with one optimizer, and its schedule.
             data: its position says how many epochs and samples of the next one were seen, so that another batch size or
                 number of processes goes on at the same share of the schedule. Where it has none, the checkpoint's step of
                 the schedule stays.
         """
         if self.optim_before is None or data is None:
             return
-        keys = {"weight_decay"}
-        for name, student in self.students.named().items():
-            kwargs_before = self.optim_before.get(name, {}).get("kwargs", {})
-            keys |= {*kwargs_before, *student.optim.kwargs}
+        kwargs_before = self.optim_before.get("kwargs", {})
+        keys = {"weight_decay", *kwargs_before, *self.student.optim.kwargs}
         (optimizer,) = trainer.optimizers
         (config,) = trainer.lr_scheduler_configs
         schedule = config.scheduler

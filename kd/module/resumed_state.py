@@ -17,7 +17,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from kd.errors import UserError, plain
-from kd.optim import Together, each_of
 
 MOST = 2**53  # of counters: whole numbers that a float64 holds
 OF_LOADERS = "combined_loader"  # Lightning keeps the states of the user's own stateful loaders here
@@ -167,16 +166,7 @@ def check_optimizers(
         )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for optimizer, state in zip(optimizers, states, strict=True):
-        of_students = each_of(optimizer)
-        parts: object = [state]
-        if isinstance(optimizer, Together) and isinstance(state, Mapping):
-            parts = state.get("optimizers")
-        if not isinstance(parts, list) or len(parts) != len(of_students):
-            raise UserError(
-                f"{place}: must have the states of {len(of_students)} students' optimizers"
-            )
-        for of_student, part in zip(of_students, parts, strict=True):
-            _check_optimizer(of_student, part, weights, names, place)
+        _check_optimizer(optimizer, state, weights, names, place)
 
 
 def _check_optimizer(

@@ -8,15 +8,15 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from kd.distill.settle import settle_losses
-from kd.distill.students import Students
+from kd.distill.student import Student
 from kd.processes import by_first, from_first, tensors_from_first
 from kd.teachers import RunTeacher
 
 
 def settle_once(
-    trainer: Trainer, students: Students, teacher: RunTeacher, sample: Callable[[int], Tensor]
+    trainer: Trainer, student: Student, teacher: RunTeacher, sample: Callable[[int], Tensor]
 ) -> None:
-    """Settles the students' losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
+    """Settles the student's losses (:func:`kd.distill.settle.settle_losses`) in the first process, for all.
 
     To settle is to standardise the teacher's features and, of inherited students alone, to fit the projections of feature
     losses, from the sample.
@@ -27,30 +27,27 @@ def settle_once(
 
     Args:
         trainer: of the run.
-        students: of the run.
+        student: of the run.
         teacher: of the run, on its device.
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every process.
     """
     if teacher.is_shared_out:
-        for student in students.named().values():
-            # what the start has read already, in the first process alone: with it that process would not ask the
-            # teacher, and the others would wait for it
-            student.sample_taps = None
-        settle_losses(students, teacher, sample, partial(from_first, trainer.strategy))
+        # what the start has read already, in the first process alone: with it that process would not ask the teacher, and
+        # the others would wait for it
+        student.sample_taps = None
+        settle_losses(student, teacher, sample, partial(from_first, trainer.strategy))
         return
 
     def settle() -> list[str]:
         """Settles in this process alone; without messages."""
-        settle_losses(students, teacher, sample, lambda value: value)
+        settle_losses(student, teacher, sample, lambda value: value)
         return []
 
-    by_the_first(trainer, students, settle)
+    by_the_first(trainer, student, settle)
 
 
-def by_the_first(
-    trainer: Trainer, students: Students, compute: Callable[[], list[str]]
-) -> list[str]:
-    """Has the first process compute tensors of the students, which the others receive to the bit.
+def by_the_first(trainer: Trainer, student: Student, compute: Callable[[], list[str]]) -> list[str]:
+    """Has the first process compute tensors of the student, which the others receive to the bit.
 
     Every process must call it; they wait here for the first. The fits of a start take minutes of all cores: done in each
     process they would share the cores of a machine. The state of torch's generator travels too, so that all processes
@@ -58,8 +55,8 @@ def by_the_first(
 
     Args:
         trainer: of the run.
-        students: before a strategy shards them.
-        compute: called in the first process alone, so it must hold no collective. Changes tensors of the students in
+        student: before a strategy shards it.
+        compute: called in the first process alone, so it must hold no collective. Changes tensors of the student in
             place, not their number or shapes; returns messages.
 
     Returns:
@@ -71,6 +68,6 @@ def by_the_first(
     strategy = trainer.strategy
     messages = by_first(strategy, compute)
     generator = torch.get_rng_state()
-    tensors_from_first(strategy, [*students.parameters(), *students.buffers(), generator])
+    tensors_from_first(strategy, [*student.parameters(), *student.buffers(), generator])
     torch.set_rng_state(generator)
     return messages

@@ -1,7 +1,5 @@
 """Counts which classes are mixed up in each validation."""
 
-from typing import Any
-
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
@@ -17,7 +15,7 @@ MOST_CLASSES = 3000  # a matrix of more takes too much memory
 
 
 class Confusion(Recording):
-    """Writes ``records/confusion.jsonl`` on rank 0: after each epoch's validation, of each student, a record.
+    """Writes ``records/confusion.jsonl`` on rank 0: a record after each epoch's validation.
 
     ``right`` is each class's share of right answers (None of a class without pictures) and ``counts`` its pictures, by
     class id; ``pairs`` the :data:`PAIRS` most frequent mistakes as ``[class, taken for, how often]``, ids of classes. Of
@@ -25,8 +23,8 @@ class Confusion(Recording):
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, Tensor] = {}
-        """By student: int64 ``(C * C + 1,)`` of this process, on the device; {} outside of a validation that counts."""
+        self._counts: Tensor | None = None
+        """int64 ``(C * C + 1,)`` of this process, on the device; None outside of a validation that counts."""
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts counting, for tasks with one class a picture and at most :data:`MOST_CLASSES` classes.
@@ -34,57 +32,51 @@ class Confusion(Recording):
         Not in the validation before the first step.
         """
         run = RunContext.of(trainer)
-        classes = len(run.students.data_info.classes)
+        classes = len(run.student.data.classes)
         if trainer.sanity_checking or not run.module.task.one_class or classes > MOST_CLASSES:
             return
-        for name in run.students.named():
-            # A cell for each pair (target, answer), and a last one for pictures whose target is unknown.
-            self._counts[name] = torch.zeros(
-                classes * classes + 1, dtype=torch.long, device=run.device
-            )
+        # A cell for each pair (target, answer), and a last one for pictures whose target is unknown.
+        self._counts = torch.zeros(classes * classes + 1, dtype=torch.long, device=run.device)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
-        """Counts (target, answer) pairs of each student; unknown targets are left out.
+        """Counts (target, answer) pairs; unknown targets are left out.
 
         Nothing here waits for the device: neither a boolean mask nor ``bincount``, whose sizes depend on values.
         """
-        classes = len(RunContext.of(trainer).students.data_info.classes)
-        for name, (logits_NC, target_N, _numbers) in validation_logits(outputs).items():
-            if name not in self._counts:
-                continue
-            known_N = (target_N >= 0) & (target_N < classes)
-            answer_N = logits_NC.argmax(1)
-            cell_N = target_N * classes + answer_N
-            cell_N = torch.where(known_N, cell_N, classes * classes)
-            counts = self._counts[name]
-            counts.index_add_(0, cell_N, torch.ones_like(cell_N))
+        classes = len(RunContext.of(trainer).student.data.classes)
+        seen = validation_logits(outputs)
+        if seen is None or self._counts is None:
+            return
+        logits_NC, target_N = seen["logits"], seen["target"]
+        known_N = (target_N >= 0) & (target_N < classes)
+        answer_N = logits_NC.argmax(1)
+        cell_N = target_N * classes + answer_N
+        cell_N = torch.where(known_N, cell_N, classes * classes)
+        self._counts.index_add_(0, cell_N, torch.ones_like(cell_N))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sums over the ranks, which all must call it; rank 0 writes what is mixed up most."""
+        if self._counts is None:
+            return
         run = RunContext.of(trainer)
-        classes = len(run.students.data_info.classes)
-        writes = trainer.is_global_zero and run.module.folder is not None
-        for name in list(self._counts):
-            counts = total_of_tensors(trainer.strategy, self._counts.pop(name))
-            matrix = counts[:-1].view(classes, classes)
-            if not writes or not int(matrix.sum()):
-                continue
-            about: dict[str, Any] = {"epoch": trainer.current_epoch}
-            if name:
-                about["student"] = name
-            self._write(run, matrix, about)
+        classes = len(run.student.data.classes)
+        counts = total_of_tensors(trainer.strategy, self._counts)
+        self._counts = None
+        matrix = counts[:-1].view(classes, classes)
+        if trainer.is_global_zero and run.module.folder is not None and int(matrix.sum()):
+            self._write(run, matrix, trainer.current_epoch)
 
-    def _write(self, run: RunContext, matrix: Tensor, about: dict[str, Any]) -> None:
+    def _write(self, run: RunContext, matrix: Tensor, epoch: int) -> None:
         """Writes a record.
 
         Args:
             run: that is validated.
             matrix: ``(C, C)``, how often pictures of the class of a row were taken for that of a column.
-            about: the record's ``epoch``, from 0, and of several students ``student``.
+            epoch: from 0.
         """
-        classes = run.students.data_info.classes
+        classes = run.student.data.classes
         if self._writer is None:
             header = {"of": "confusion", "classes": list(classes)}
             self._writer = Writer(run.folder / "records" / "confusion.jsonl", header)
@@ -104,4 +96,4 @@ class Confusion(Recording):
                 true_id, called_id = divmod(cell, len(classes))
                 pairs.append([true_id, called_id, times])
         record = {"right": shares, "counts": counts, "pairs": pairs}
-        self._writer.write({"kind": "confusion", **about, **record})
+        self._writer.write({"kind": "confusion", "epoch": epoch, **record})

@@ -1,4 +1,4 @@
-"""What a monitor reads of a run of kd's own: students, teacher, cache, losses, data."""
+"""What a monitor reads of a run of kd's own: student, teacher, cache, losses, data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.preflight import Preflight
 from kd.data.batch import Batch
 from kd.data.info import Target
-from kd.distill.student import Student
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
 from kd.models import count_parameters
@@ -62,8 +61,11 @@ class OwnRun(Watched):
             "feature_bytes": features or 0,
             "cached": bool(caches),
             "pixels": any(cache.pixels for cache in caches.values()),
-            "val": run.students.data_info.val,
-            "students": _sizes(run.students.named()),
+            "val": run.student.data.val,
+            "student": {
+                "arch": run.student.arch,
+                "params": count_parameters(run.student.model),
+            },
         }
         if run.module.teacher is not None:
             for callback in cast(Any, trainer).callbacks:
@@ -78,13 +80,12 @@ class OwnRun(Watched):
         return facts
 
     def models(self, trainer: Trainer) -> dict[str, nn.Module]:
-        """The students."""
-        students = RunContext.of(trainer).students.named()
-        return {name: student.model for name, student in students.items()}
+        """The student."""
+        return {"": RunContext.of(trainer).student.model}
 
     def trained(self, trainer: Trainer, name: str) -> Sequence[Tensor]:
-        """A student's parameters, those of its losses included."""
-        return list(RunContext.of(trainer).students.named()[name].parameters())
+        """The student's parameters, those of its losses included."""
+        return list(RunContext.of(trainer).student.parameters())
 
     def pictures(self, batch: object) -> Tensor | None:
         """The batch's pictures ``(N, 3, H, W)``."""
@@ -103,7 +104,7 @@ class OwnRun(Watched):
 
         Args:
             trainer: of the run.
-            name: of the student; "" for a single one.
+            name: not read: a run has one student.
             outputs: what the training step returned.
             answer: the student's logits of this batch, ``(N, C, ...)``; None: not known.
 
@@ -111,9 +112,9 @@ class OwnRun(Watched):
             ``terms``, unweighted by name; ``teacher_entropy``, at the loss's temperature, as a share of its maximum, and
             ``agreement``, both in [0, 1]; on the device; what is unknown is left out.
         """
-        student = RunContext.of(trainer).students.named()[name]
+        student = RunContext.of(trainer).student
         output = output_of(cast(Any, outputs))
-        values: dict[str, Any] = {"terms": dict(output["terms"][name])}
+        values: dict[str, Any] = {"terms": dict(output["terms"])}
         teacher = _first_teacher(output["answer"].logits)
         if teacher is None:
             return values
@@ -133,10 +134,10 @@ class OwnRun(Watched):
 
         Args:
             trainer: of the run.
-            name: of the student.
+            name: not read: a run has one student.
             terms: unweighted, by name (``kd_loss``); others than weighted terms are passed over.
         """
-        student = RunContext.of(trainer).students.named()[name]
+        student = RunContext.of(trainer).student
         objective = student.objective
         weights = {loss: objective.weight_of(loss) for loss in objective.losses}
         weights["task"] = objective.task_loss_weight
@@ -149,14 +150,6 @@ class OwnRun(Watched):
         if not total or not math.isfinite(total):
             return {}
         return {loss: round(value / total, 4) for loss, value in weighted.items()}
-
-
-def _sizes(students: Mapping[str, Student]) -> dict[str, dict[str, Any]]:
-    """Architecture and number of parameters of each student, by name, as they go into a record."""
-    sizes = {}
-    for name, student in students.items():
-        sizes[name] = {"arch": student.arch, "params": count_parameters(student.model)}
-    return sizes
 
 
 def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
@@ -209,7 +202,7 @@ def cacheable_features(run: RunContext) -> int | None:
     That is without a teacher, and for features without a row for each picture, of which no cache is possible; and with
     several teachers or losses that read logits of every pixel, whose caches' sizes are not counted here.
     """
-    teacher, wanted = run.module.teacher, run.students.wanted
+    teacher, wanted = run.module.teacher, run.student.objective.wanted
     if teacher is None or len(teacher.members) > 1 or wanted.maps:
         return None
     size = 0

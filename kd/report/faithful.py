@@ -29,11 +29,7 @@ def faithful(run: RunRecords) -> list[Section]:
     """The sections, by student where there are several; without ``fidelity.json`` what its validations have counted."""
     sections = []
     for student in run.students:
-        if student:
-            folder = run.folder / "students" / student
-        else:
-            folder = run.folder
-        file = folder / "fidelity.json"
+        file = run.folder / "fidelity.json"
         if not file.is_file():
             counted = classes_of_counts(run, student)
             if counted:

@@ -74,7 +74,7 @@ NEEDED_OF: dict[str, dict[str, Kind]] = {  # what the header of a file must hold
 }
 MAY_HAVE: dict[str, Kind] = {  # a record of any kind
     "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list), "teacher": dict,
-    "students": dict,
+    "student": dict,
 }  # fmt: skip
 _SPREAD = (
     2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
@@ -225,16 +225,12 @@ class RunRecords:
 
     @property
     def students(self) -> list[str]:
-        """Names of several students; ``[""]`` for a single one."""
-        return list(self.config.get("students") or [""])
+        """The name of the student, which has none."""
+        return [""]
 
     def model_of(self, student: str) -> dict[str, Any]:
-        """A student's part of ``summary.json``; before that is written its architecture and size; {} without both."""
-        if student:
-            model = (self.summary.get("students") or {}).get(student)
-        else:
-            model = self.summary.get("student")
-        return model or self._from_header("students").get(student) or {}
+        """The student's part of ``summary.json``; before that is written its architecture and size; {} without both."""
+        return self.summary.get("student") or self._from_header("student")
 
     @property
     def teacher(self) -> dict[str, Any]:

@@ -387,12 +387,12 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     teacher = summary["teacher"]
     rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
     trained = "teacher" if of_teacher else "student"
-    for name, student in (summary.get("students") or {trained: summary["student"]}).items():
-        best = student["best_val"]
-        rows += [(f"{name}, last epoch", student, student["val"])]
-        if best:
-            which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
-            rows.append((f"{name}, {which}", student, best))
+    student = summary["student"]
+    best = student["best_val"]
+    rows.append((f"{trained}, last epoch", student, student["val"]))
+    if best:
+        which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
+        rows.append((f"{trained}, {which}", student, best))
     columns = [
         "",
         "model",
@@ -418,15 +418,11 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
     print_diagnosis(summary.get("findings", []), summary.get("verdict"))
     if of_teacher:
         return
-    where = (
-        "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
-    )
-    best = summary["student"]["best_val"]
     which = "the best epoch" if best else "the last epoch"
     if best and not best["epoch"]:
         which = "the start: no epoch was as good"
     held = (
-        f"{where} holds {which}"
+        f"student.safetensors holds {which}"
         if summary["steps"]
         else "nothing was trained, no student is exported"
     )

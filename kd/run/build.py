@@ -7,7 +7,7 @@ Classes are those that :func:`kd.run.trust.class_named` gives for a place: the l
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -50,7 +50,6 @@ from kd.optim import OptimSpec
 from kd.run import keys, typed
 from kd.run.assemble import assemble
 from kd.run.checks import with_key
-from kd.run.gate import remember
 from kd.run.needs import teachers_in
 from kd.run.pictures import source_key
 from kd.run.resolve import Tree, change, class_settings
@@ -71,7 +70,7 @@ from kd.storage.run_urls import folder_of_recipe
 from kd.storage.student_metadata import student_metadata_in
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
-from kd.teachers import attach_answers, shared_teachers
+from kd.teachers import attach_answers
 
 BUILT: dict[type, Callable[..., object]] = {
     StudentSettings: StudentSpec,
@@ -128,16 +127,12 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
             precision, run.precision_note = choose_precision(accelerator)
             run.change({"trainer.precision": precision})
         try:
-            with shared_teachers() if run.config["students"] else nullcontext():
-                run.trainer_arguments = _trainer_arguments(run)
-                run.data = _data(run)
-                if run.config["students"]:
-                    run.module = _together(run)
-                else:
-                    run.module = _module(run, run.config)
-                run.monitor = built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
-                run.trainer = make_trainer(run)
-                attach_answers(run.module.teacher, run.data)
+            run.trainer_arguments = _trainer_arguments(run)
+            run.data = _data(run)
+            run.module = _module(run, run.config)
+            run.monitor = built(MonitorSettings, run.config["monitor"], "monitor", run.trusted)
+            run.trainer = make_trainer(run)
+            attach_answers(run.module.teacher, run.data)
         except Exception as error:
             raise with_key(error, run.config) from error
         _check_built(run)
@@ -160,31 +155,15 @@ def _data(run: Run) -> DistillationDataModule:
 
 
 def _module(run: Run, config: Tree) -> DistillationModule:
-    """The module of one student, with its teachers, losses and optimizer's settings.
+    """The module: student, teachers, losses and the optimizer's settings.
 
     Args:
         run: has the data.
-        config: the run's settings, or those of one of several students.
+        config: all settings.
     """
     optim = built(OptimSettings, config["optim"], "optim", run.trusted)
     arguments = arguments_of(LearningSettings, config["model"], "model", run.trusted)
     return assemble(run.data.info, optim=optim, **arguments)
-
-
-def _together(run: Run) -> DistillationModule:
-    """One module of several students; each has the run's settings but for those of its own, and begins at the run's seed.
-
-    Keeps each student's settings as text in ``run.student_configs``.
-    """
-    modules: dict[str, DistillationModule] = {}
-    for name, differences in run.config["students"].items():
-        config = change(run.config, [differences], run.trusted)
-        config["students"] = None
-        text = run.as_yaml(config)
-        run.student_configs[name] = text
-        remember(text, config)
-        modules[name] = module_of(run, differences)
-    return DistillationModule.together(modules)
 
 
 def module_of(run: Run, differences: Mapping[str, Any]) -> DistillationModule:
@@ -196,7 +175,7 @@ def module_of(run: Run, differences: Mapping[str, Any]) -> DistillationModule:
     """
     config = change(run.config, [differences], run.trusted)
     _seed(run)
-    return _module(run, {**config, "students": None})
+    return _module(run, config)
 
 
 def _trainer_arguments(run: Run) -> dict[str, Any]:
@@ -246,8 +225,8 @@ def _check_built(run: Run) -> None:
     """Checks that need built objects: losses and batch size, ``data.val_fraction``, the cache's
     precision, and whether the Trainer would move the run into a child process.
     """
-    for module in run.module.students.named().values():
-        check_batch(module.objective.active, run.data.batch_size, run.trainer.world_size)
+    objective = run.module.student.objective
+    check_batch(objective.active, run.data.batch_size, run.trainer.world_size)
     run.data.splits.check_fraction()
     # the run would be in a child process, and lost with it
     if runs_in_child_processes(run.trainer):

@@ -152,35 +152,22 @@ def _paths(split: Split) -> list[str]:
     return paths
 
 
-def _whole_run(folder: Path) -> Path:
-    """The run that a student's folder is in: itself, or that of several students, which has ``students/NAME``."""
-    if folder.parent.name == "students":
-        return folder.parents[1]
-    return folder
-
-
 def _chose(run: Path) -> bool:
     """Whether validation chose the epoch whose weights a run holds; True also where its summary lacks the student.
 
     Args:
-        run: the run's folder, or that of one of its students.
+        run: the run's folder.
     """
-    folder = _whole_run(run)
-    summary = mapping_of(folder / "summary.json")
-    if folder != run:
-        students = summary.get("students") or {}
-        student = students.get(run.name)
-    else:
-        student = summary.get("student")
+    student = mapping_of(run / "summary.json").get("student")
     return not student or bool(student.get("best_val"))
 
 
 # -- how often they were looked at -----------------------------------------------------------------------------------
 def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
-    """Adds a look at pictures to a run's ``looks.json``; the students of one run share it. Certificates state the counts.
+    """Adds a look at pictures to a run's ``looks.json``. Certificates state the counts.
 
     Args:
-        run: the run's folder, or that of one of its students.
+        run: the run's folder.
         judged: the pictures.
         what: the command that looks, for the reader of the file.
 
@@ -188,7 +175,7 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
         ``looks``: how often these pictures (by their ``identity``) were looked at so far, this time included;
         ``students``: how many different ones (by their weights) were.
     """
-    file = _whole_run(run) / LOOKS
+    file = run / LOOKS
     look = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "what": what,

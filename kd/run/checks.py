@@ -164,9 +164,9 @@ HEADLESS_WITHOUT_LOSSES = (
 
 
 def _check_weights(config: Mapping[str, Any]) -> None:
-    """Refuses losses whose weights are all 0, in a run of one student; of several each has its own."""
+    """Refuses losses whose weights are all 0."""
     model = config["model"]
-    if config["students"] or model["task_loss_weight"]:
+    if model["task_loss_weight"]:
         return
     losses = (model["distill_losses"] or {}).values()
     if all((loss.get("init_args") or {}).get("weight", 1) == 0 for loss in losses):

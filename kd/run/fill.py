@@ -165,7 +165,7 @@ def fill(
     """
     data.prepare_data()
     teacher = model.teacher
-    wanted = model.students.wanted
+    wanted = model.student.objective.wanted
     if teacher is None or not wanted:
         raise UserError(
             "model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss"

@@ -147,7 +147,7 @@ def _fit(run: Run, resume_from: Path | None) -> int:
         return _ended_by(run, error, resume_from, say)
     if run.trainer.is_global_zero and run.folder.path is not None:
         wanted = (
-            run.module.students.measured
+            run.module.student.is_measured
             and run.trainer.limit_val_batches
             and run.trainer.global_step
         )

@@ -103,10 +103,10 @@ def _below(place: str, group: type) -> dict[str, Key]:
 def declared(key: str) -> object:
     """The type of a setting, a group of them, or an entry of a dict of them (``model.teachers.NAME``); None for others.
 
-    A student's keys (``students.NAME.``) are the run's own; "" is the whole tree.
+    "" is the whole tree.
     """
     kind: object = settings.Settings
-    names = re.sub(r"^students\.[^.]+(\.|$)", "", plain(key))
+    names = plain(key)
     for name in names.split(".") if names else ():
         group = group_in(kind)
         if group is None:
@@ -121,7 +121,7 @@ def declared(key: str) -> object:
 def kind_at(key: str) -> str:
     """The kind of class that a setting takes; empty where it takes none.
 
-    >>> kind_at("students.small.model.distill_losses.kd"), kind_at("trainer.callbacks+"), kind_at("optim.kwargs")
+    >>> kind_at("model.distill_losses.kd"), kind_at("trainer.callbacks+"), kind_at("optim.kwargs")
     ('loss', 'callback', '')
     """
     return kind_of(declared(key))

@@ -41,7 +41,7 @@ from kd.storage.run_urls import names_run, run_at
 from kd.storage.shown import Table
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
-from kd.storage.writing import STUDENTS, write_text
+from kd.storage.writing import write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, attach_answers, build_teacher
@@ -721,13 +721,12 @@ def _note_on_precision(run: Path, options: EvalOptions) -> str:
     pictures than ``val``.
 
     Args:
-        run: its folder, or that of one of its students.
+        run: its folder.
         options: which pictures are measured on.
     """
     if options.folder or options.split != "val":
         return ""
-    home = run.parent.parent if run.parent.name == STUDENTS else run
-    precision = mapping_of(home / "summary.json").get("precision")
+    precision = mapping_of(run / "summary.json").get("precision")
     if precision in (None, *FULL_PRECISIONS):
         return ""
     return (

@@ -65,9 +65,9 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
 
 
 def _check_student(config: Mapping[str, Any]) -> None:
-    """Refuses a student without a name, a checkpoint or a builder; several students may each have their own."""
+    """Refuses a student without a name, a checkpoint or a builder."""
     student = config["model"]["student"]
-    if config.get("students") or any(student[name] for name in ("arch", "checkpoint", "builder")):
+    if any(student[name] for name in ("arch", "checkpoint", "builder")):
         return
     raise UserError(
         "model.student.arch: which model? Give one of timm.list_models(), "

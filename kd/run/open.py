@@ -17,7 +17,7 @@ def open_run(place: str, request: Request | None = None) -> "FinishedRun":
     built but the data, and the settings of teachers where one is measured; both when they are first used.
 
     Args:
-        place: the run's folder, that of one of several students, or a URL, which is fetched.
+        place: the run's folder, or a URL, which is fetched.
         request: a command line whose settings (``data.*``, ``model.teacher.*``) count before the run's; None: none.
 
     Raises:

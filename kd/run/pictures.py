@@ -125,8 +125,7 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
 def _check_task(config: Mapping[str, Any]) -> None:
     """Refuses one of kd's tasks whose targets a source of :data:`LISTED` never has, before a picture is listed."""
     model = config["model"]
-    has_several = bool(config.get("students"))  # each says whether it has a classifier
-    if has_several or not model["student"]["head"]:  # features need no targets
+    if not model["student"]["head"]:  # features need no targets
         return
     task = class_of(model["task"])
     needs = TASKS.get(task)

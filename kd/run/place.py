@@ -313,8 +313,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def check_start(run: Path, config: Mapping[str, Any]) -> None:
-    """Refuses to turn the weights' average on or off in a resumed run, and to give its student another start; of several
-    students the start that each has for itself is not checked.
+    """Refuses to turn the weights' average on or off in a resumed run, and to give its student another start.
 
     Args:
         run: folder of the run that is resumed; a missing or damaged configuration there is not checked.
@@ -330,16 +329,12 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
         return
     if not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys():
         return
-    for name in config.get("students") or [""]:  # the average is what was validated
-        then = _ema_decay(before, name)
-        now = _ema_decay(config, name)
-        if (then is None) != (now is None):
-            key = "model.ema_decay"
-            if name:
-                key = f"students.{name}.model.ema_decay"
-            raise UserError(
-                f"{key}: can't be turned on or off in a resumed run ({then} before), got {now}"
-            )
+    then = before["model"]["ema_decay"]
+    now = config["model"]["ema_decay"]
+    if (then is None) != (now is None):  # the average is what was validated
+        raise UserError(
+            f"model.ema_decay: can't be turned on or off in a resumed run ({then} before), got {now}"
+        )
     for key in START:
         then = before["model"]["student"].get(key)
         now = config["model"]["student"][key]
@@ -348,14 +343,3 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
                 f"model.student.{key}: has no effect on a resumed run: it starts from its checkpoint "
                 f"({then} before), got {now}"
             )
-
-
-def _ema_decay(config: Mapping[str, Any], student: str) -> float | None:
-    """A student's ``model.ema_decay``: its own setting, else that of all students; None without an average.
-
-    Args:
-        config: all settings of a run.
-        student: a name among ``students``; "" for a single one.
-    """
-    own_settings = (config.get("students") or {}).get(student) or {}
-    return flatten(own_settings).get("model.ema_decay", config["model"]["ema_decay"])

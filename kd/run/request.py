@@ -41,7 +41,7 @@ FLAGS = ("-h", "--help", "--trust")
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
 """``key=value`` or ``--key=value``; a ``+`` after the key adds to a list."""
-NAMED = ("students", "teachers", "distill_losses", "taps", "channel")
+NAMED = ("teachers", "distill_losses", "taps", "channel")
 """Settings, and a key of ``kd-launch``, whose entries have names of the user's own, in which a hyphen is one."""
 
 
@@ -371,10 +371,10 @@ def translate(argv: Sequence[str], flags: Iterable[str] = ()) -> Request:
 
 
 def underscored(key: str) -> str:
-    """A key with underscores for hyphens, but for the names of students, teachers, losses and taps.
+    """A key with underscores for hyphens, but for the names of teachers, losses and taps.
 
-    >>> underscored("data.batch-size"), underscored("students.my-student.optim.weight-decay")
-    ('data.batch_size', 'students.my-student.optim.weight_decay')
+    >>> underscored("data.batch-size"), underscored("model.teachers.my-teacher.cache-views")
+    ('data.batch_size', 'model.teachers.my-teacher.cache_views')
     """
     parts = key.split(".")
     for i, part in enumerate(parts):

@@ -5,7 +5,6 @@ The tree that comes out is what builds (:mod:`kd.run.build`), what a run writes 
 Neither torch nor Lightning is imported, unless a class of the user's own replaces one that has arguments.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -94,7 +93,7 @@ def resolve(layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tr
 
 
 def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOTHING) -> Tree:
-    """Resolved settings with more layers put on top; ``tree`` stays as it is. Those of each of ``students`` are checked too.
+    """Resolved settings with more layers put on top; ``tree`` stays as it is.
 
     Args:
         tree: all settings.
@@ -121,34 +120,7 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
         problem = "" if is_relative else typed.unknown_to_timm(key, flat.get(key))
         if problem:
             raise UserError(f"{key}: {problem}")
-    for name, differences in (whole["students"] or {}).items():
-        check_student(name, differences)
-        try:
-            change({**whole, "students": None}, [differences], trusted)
-        except UserError as error:
-            raise UserError(f"students.{name}: {error}") from error
     return whole
-
-
-def check_student(name: str, differences: Mapping[str, Any]) -> None:
-    """Checks one entry of ``students``.
-
-    Args:
-        name: its name.
-        differences: its settings, nested or dotted; those of the student, its losses and its optimizer are allowed.
-
-    Raises:
-        UserError: another setting, or a name with other characters than letters, digits, ``_`` and ``-``.
-    """
-    shared = ("model.teacher.", "model.teachers.", "model.task.")
-    for key in files.flatten(differences):
-        is_shared = f"{key}.".startswith(shared)  # model.teacher=null too
-        if key and (is_shared or not key.startswith(("model.", "optim."))):
-            raise UserError(
-                f"students.{name}: may differ in model.student, its losses and optim, not in '{key}'"
-            )
-    if not re.fullmatch(r"[\w-]+", name):
-        raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
 
 
 def without_nulls(tree: Tree, key: str = "") -> Tree:

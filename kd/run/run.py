@@ -76,8 +76,6 @@ class Run:
         self.overrides = overrides
         self.cluster: Cluster | None = None  # the launcher's job; None: this machine alone
         self.marker: Path | None = None  # file that names the run's folder for a restarted job
-        # of several students, by name: YAML text of its settings
-        self.student_configs: dict[str, str] = {}
         # the learning rate of the recipe's file; None: it has none
         self.recipe_lr: float | None = None
         # a line about the precision that kd has chosen; "": it was set, or the choice is the usual one
@@ -108,16 +106,9 @@ class Run:
         """The settings as the run's folder has them: ``name`` and ``resume``, which are of one start, are null."""
         return {**self.config, "name": None, "resume": None}
 
-    def as_yaml(self, config: Tree | None = None) -> str:
-        """The resolved settings as the text of a ``config.yaml``; ``kd-train FILE`` repeats the run.
-
-        ``config``: those of one of several students; None: the run's.
-        """
-        if config is None:
-            tree = self.written
-        else:
-            tree = {**config, "name": None, "resume": None}
-        return as_yaml(tree)
+    def as_yaml(self) -> str:
+        """The resolved settings as the text of a ``config.yaml``; ``kd-train FILE`` repeats the run."""
+        return as_yaml(self.written)
 
     @staticmethod
     def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], Trust]:

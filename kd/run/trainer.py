@@ -66,8 +66,9 @@ def make_trainer(run: Run) -> Trainer:
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"trainer: {text}{raised_from(error, text)}") from error
     _check_trainer(run, trainer, plugins)
-    students = [student.model for student in run.module.students.named().values()]
-    models = [*students, *([run.module.teacher.model] if run.module.teacher else [])]
+    models = [run.module.student.model]
+    if run.module.teacher:
+        models.append(run.module.teacher.model)
     settings = run.config["trainer"]
     benchmark = settings["benchmark"] is None and not settings["deterministic"]
     choose_kernels(trainer, models, run.config["matmul_precision"], benchmark)
@@ -93,7 +94,7 @@ def _best(run: Run) -> Best:
     taught = bool(run.module.teacher and run.module.teacher.has_head)
     known = [f"val/{name}" for name in task.metric_names(taught)]
     monitor = settings["monitor"] or f"val/{task.monitored}"
-    is_validated = bool(run.module.students.measured)
+    is_validated = run.module.student.is_measured
     # A resumed run keeps the metric that it was begun with.
     if settings["monitor"] and not is_validated and not run.config["resume"]:
         raise UserError(
@@ -112,7 +113,7 @@ def _best(run: Run) -> Best:
         raise UserError(
             f"checkpoint.mode: {mode} would keep the worst epoch by {monitor}; leave it out"
         )
-    return Best(monitor, mode, run.student_configs, save_student)
+    return Best(monitor, mode)
 
 
 def _callbacks(run: Run, best: Best) -> list[Callback]:

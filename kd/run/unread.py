@@ -8,7 +8,7 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.files import flatten
 
-RESOLVED = {"name", "resume", "students"}
+RESOLVED = {"name", "resume", "rank_timeout_s"}
 """Keys that no recipe holds all of: a file that does is a run's ``config.yaml``, which holds every key."""
 
 READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (

@@ -32,7 +32,7 @@ class FinishedRun:
     """A run's student and settings (:func:`kd.run.open.open_run`)."""
 
     folder: Path
-    """Folder of the run, or of one of its students."""
+    """Folder of the run."""
     config: dict[str, Any]
     """The resolved settings."""
     model: nn.Module

@@ -22,27 +22,21 @@ from kd.storage.writing import appended, existing, guard, make_folder
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
-def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The students' weights in a training checkpoint of ours.
+def student_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The student's weights in a training checkpoint of ours, by name; the average's where there is one.
 
     Args:
-        state: its ``state_dict``, with ``students.NAME.model.*``, and ``students.NAME.average.module.*`` where the run
-            keeps a moving average; all other names are passed over.
-
-    Returns:
-        ``{student: {name of a weight: tensor}}``; the average's weights where there is one.
+        state: its ``state_dict``, with ``student.model.*``, and ``student.average.module.*`` where the run keeps a moving
+            average; all other names are passed over. {} where it has no such names.
     """
-    models: dict[str, dict[str, Any]] = {}
-    averages: dict[str, dict[str, Any]] = {}
-    for key, value in state.items():
-        if not key.startswith("students."):
-            continue
-        _, student, part, name = key.split(".", 3)
-        if part == "model":
-            models.setdefault(student, {})[name] = value
-        elif part == "average":
-            averages.setdefault(student, {})[name.removeprefix("module.")] = value
-    return models | averages
+    for prefix in ("student.average.module.", "student.model."):
+        weights = {}
+        for key, value in state.items():
+            if str(key).startswith(prefix):
+                weights[key.removeprefix(prefix)] = value
+        if weights:
+            return weights
+    return {}
 
 
 def check_writable(folder: Path) -> None:

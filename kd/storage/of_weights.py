@@ -55,7 +55,7 @@ def read_of_weights(run: Path, name: str, say: Say) -> dict[str, Any]:
     """What one of the files holds about the student's present weights.
 
     Args:
-        run: the run's folder, or that of one of its students.
+        run: the run's folder.
         name: of the file.
         say: called where the file is left out: it is damaged, or was made from other weights.
 

@@ -26,7 +26,6 @@ from kd.storage.elsewhere import (
 )
 from kd.storage.shown import without_secrets
 
-STUDENTS = "students"  # in a run's folder: the folders of several students
 # endings of a run's files
 FILES = (".ckpt", ".csv", ".html", ".json", ".jsonl", ".md", ".safetensors", ".txt", ".yaml")
 GUARDED: set[Path] = set()  # folders of runs, absolute
@@ -39,12 +38,9 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def guard(folder: Path) -> Path:
     """Nothing that this process writes below a run's folder leaves it from now on. Returns ``folder`` as it was given.
 
-    Each process does it for itself. The folder may be one student's, ``RUN/students/NAME`` of a run with a
-    ``config.yaml``: then the run's is guarded.
+    Each process does it for itself.
     """
     run = folder.absolute()
-    if run.parent.name == STUDENTS and os.path.lexists(run.parent.parent / "config.yaml"):
-        run = run.parent.parent
     GUARDED.update({run, run.resolve()})
     return folder
 
@@ -52,14 +48,12 @@ def guard(folder: Path) -> Path:
 def check_folders(folder: Path) -> None:
     """Raises a RefusedFile for a run's folder that has links in place of folders, or folders in place of files.
 
-    Links to folders: in the folder itself, in ``students`` and in each student's folder, no deeper. Folders in place of
-    files: those whose names end like a run's files (:data:`FILES`), at any depth. Called for a run that is resumed; writing
-    itself refuses such places too.
+    Links to folders: in the folder itself, no deeper. Folders in place of files: those whose names end like a run's files
+    (:data:`FILES`), at any depth. Called for a run that is resumed; writing itself refuses such places too.
     """
-    for pattern in ("*", f"{STUDENTS}/*", f"{STUDENTS}/*/*"):
-        for path in folder.glob(pattern):
-            if path.is_symlink() and path.is_dir():
-                raise _link_on_the_way(path)
+    for path in folder.glob("*"):
+        if path.is_symlink() and path.is_dir():
+            raise _link_on_the_way(path)
     for place, folders, _ in os.walk(folder):
         for name in folders:
             if name.endswith(FILES):

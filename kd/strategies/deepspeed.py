@@ -18,7 +18,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from kd.distill.students import Students
+from kd.distill.student import Student
 from kd.errors import RunError, UserError, needs_extra
 from kd.lightning_internals import run_closure
 
@@ -74,23 +74,20 @@ class DeepSpeed(DDPStrategy):
         """DeepSpeed's engine around the module; there once the optimizer is built."""
         return self.model
 
-    def shard(self, students: Students) -> None:
-        """Checks the students only: :meth:`setup_optimizers` cuts them, as the engine needs their optimizer.
+    def shard(self, student: Student) -> None:
+        """Checks the student only: :meth:`setup_optimizers` cuts it, as the engine needs the optimizer.
 
         The module calls it (``configure_model``) on every rank, in a fit before the optimizer is made.
 
         Raises:
             UserError: a moving average under stage 3, or ``optim.zero``.
         """
-        for student in students.named().values():
-            if student.average is not None and self.stage == 3:
-                raise UserError(
-                    "model.ema_decay: must be null with stage 3, which shards the student"
-                )
-            if student.optim.zero:
-                raise UserError(
-                    "optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out"
-                )
+        if student.average is not None and self.stage == 3:
+            raise UserError("model.ema_decay: must be null with stage 3, which shards the student")
+        if student.optim.zero:
+            raise UserError(
+                "optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out"
+            )
 
     def configure_ddp(self) -> None:
         """Nothing: the engine takes DDP's place once there is an optimizer."""

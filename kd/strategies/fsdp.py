@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.optim import Optimizer
 
-from kd.distill.students import Students
+from kd.distill.student import Student
 from kd.errors import UserError
 from kd.lightning_internals import ShardedDataParallel
 from kd.models.sharding import is_sharded, shard
@@ -32,41 +32,40 @@ class FSDP(ShardedDataParallel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
 
-    def shard(self, students: Students) -> None:
-        """Shards the students, and the losses that have weights to train, in place; what is sharded already stays as it is.
+    def shard(self, student: Student) -> None:
+        """Shards the student, and the losses that have weights to train, in place; what is sharded already stays as it is.
 
         The module calls it (``configure_model``) on every rank, in a fit before the optimizer is made, and again where the
-        same students are validated, tested or fitted afterwards. Under ``bf16-mixed`` a student's weights are gathered in
+        same student is validated, tested or fitted afterwards. Under ``bf16-mixed`` its weights are gathered in
         bfloat16, which halves what travels; the shards themselves stay float32.
 
         Raises:
             UserError: a moving average, ``optim.zero``, or SimKD.
         """
+        if student.average is not None:
+            raise UserError("model.ema_decay: must be null with FSDP, which shards the student")
+        if student.optim.zero:
+            raise UserError(
+                "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
+            )
+        if (
+            student.objective.takeover is not None
+        ):  # its classifier is set from the whole projection
+            raise UserError(
+                "model.distill_losses: SimKDLoss does not run with FSDP, which shards its projection; set "
+                "trainer.strategy=ddp"
+            )
+        if is_sharded(student.model):  # since a fit before: torch shards nothing twice
+            return
         mesh = self.device_mesh["data_parallel"]
         mixed = self.precision_plugin.precision == "bf16-mixed"
         gathered_as = None
         if mixed:
             gathered_as = torch.bfloat16
-        for student in students.named().values():
-            if student.average is not None:
-                raise UserError("model.ema_decay: must be null with FSDP, which shards the student")
-            if student.optim.zero:
-                raise UserError(
-                    "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
-                )
-            if (
-                student.objective.takeover is not None
-            ):  # its classifier is set from the whole projection
-                raise UserError(
-                    "model.distill_losses: SimKDLoss does not run with FSDP, which shards its projection; set "
-                    "trainer.strategy=ddp"
-                )
-            if is_sharded(student.model):  # since a fit before: torch shards nothing twice
-                continue
-            shard(student.model, mesh, gathered_as=gathered_as)
-            for loss in student.objective.losses.values():
-                if any(parameter.requires_grad for parameter in loss.parameters()):
-                    shard(loss, mesh)  # a loss computes in float32, outside of autocast
+        shard(student.model, mesh, gathered_as=gathered_as)
+        for loss in student.objective.losses.values():
+            if any(parameter.requires_grad for parameter in loss.parameters()):
+                shard(loss, mesh)  # a loss computes in float32, outside of autocast
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it.

@@ -42,7 +42,7 @@ def build_teacher(
     """A teacher from its settings, its logits in the order of the data's classes.
 
     A model is built without a change of the CPU's random numbers of torch: losses' parameters don't depend on whether
-    students share a teacher. Prints a line where the input differs from what the weights name.
+    candidates share a teacher. Prints a line where the input differs from what the weights name.
 
     Args:
         spec: the settings; a ``builder`` that is a :class:`kd.teachers.base.Teacher` already is wrapped.
@@ -259,7 +259,7 @@ _pool: dict[str, RunTeacher] | None = None
 
 @contextmanager
 def shared_teachers() -> Iterator[None]:
-    """Inside, teachers of equal settings are one object: several students of one run learn from it."""
+    """Inside, teachers of equal settings are one object: the candidates of ``kd-size`` learn from it."""
     global _pool
     _pool = {}
     try:

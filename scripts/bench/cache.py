@@ -36,7 +36,7 @@ class Modes:
         self.weights: dict[str, float] = {}
 
     def _set(self, module: Any, cached: bool, teacher: bool) -> None:
-        losses = module.student_of_one.objective.losses
+        losses = module.student.objective.losses
         self.cached = self.cached or next(iter(module.caches.values()))
         self.weights = self.weights or {name: loss.weight for name, loss in losses.items()}
         object.__setattr__(module, "answering_teacher", self.cached if cached else module.teacher)

@@ -30,17 +30,17 @@ class HandWritten:
         """After the run's own models are on their device."""
         module, trainer = self.cli.module, self.cli.trainer
         self.device = module.device
-        self.student = copy.deepcopy(module.student).to(self.device).train()
+        self.student = copy.deepcopy(module.student.model).to(self.device).train()
         self.teacher, self.low = (
             module.teacher.model,
             module.teacher.dtype,
         )  # bfloat16 where the run autocasts
-        self.inputs = [
-            self._input(x) for x in (module.teacher.prepare, module.student_of_one.prepare)
-        ]
+        self.inputs = [self._input(x) for x in (module.teacher.prepare, module.student.prepare)]
         decay, none = trainer.optimizers[0].param_groups[:2]
         groups = [{"params": [], "weight_decay": g["weight_decay"]} for g in (decay, none)]
-        for own, p in zip(self.student.parameters(), module.student.parameters(), strict=True):
+        for own, p in zip(
+            self.student.parameters(), module.student.model.parameters(), strict=True
+        ):
             groups[int(any(p is q for q in none["params"]))]["params"].append(own)
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -98,7 +98,7 @@ def main() -> None:
     hand: list[HandWritten] = []
 
     def prepare(cli: Any) -> None:
-        objective = cli.module.student_of_one.objective
+        objective = cli.module.student.objective
         loss = objective.losses["kd"]
         hand.append(HandWritten(cli, loss.temperature, (objective.task_loss_weight, loss.weight)))
 

@@ -83,7 +83,7 @@ class Slow(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Teacher and student: before their forward pass."""
-        models = {"student": pl_module.student} | (
+        models = {"student": pl_module.student.model} | (
             {"teacher": pl_module.teacher.model} if pl_module.teacher else {}
         )
         for name, model in models.items():
@@ -118,9 +118,7 @@ class FreeTeacher(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Puts random answers in its place."""
-        answers = torch.randn(
-            trainer.datamodule.batch_size, len(pl_module.students.data_info.classes)
-        )  # type: ignore
+        answers = torch.randn(trainer.datamodule.batch_size, len(pl_module.student.data.classes))  # type: ignore
         teacher = pl_module.teacher
         teacher.prepare = lambda images: images[:1, :1, :1, :1]
         teacher.model.forward = lambda _images: answers

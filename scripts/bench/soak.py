@@ -1,7 +1,7 @@
 """Runs killed at random moments, again and again, each compared with one that was left in peace.
 
-``python -m scripts.bench.soak --kills 300`` deals the kills to six kinds of run (plain, with the teacher's answers
-cached, two students, two ranks, ``runs_dir`` in an object store, a search) and writes a dated file beside this one. A
+``python -m scripts.bench.soak --kills 300`` deals the kills to five kinds of run (plain, with the teacher's answers
+cached, two ranks, ``runs_dir`` in an object store, a search) and writes a dated file beside this one. A
 kill is a SIGKILL to all processes of a run, or to a search's controller, its trial or both, at a moment drawn from the
 time that an uninterrupted run takes: while it starts, trains, saves, uploads or ends. Then the same command goes on;
 every second time of a run in the object store on a fresh machine: the run's folder and all caches are gone.
@@ -39,7 +39,6 @@ HERE = Path(__file__).parent
 IN_A_ROW = 6  # kills of one run at most, then it may end
 COMMON = ["config=audit", "trainer.max_epochs=4", "trainer.precision=32-true", "checkpoint.every_n_steps=2",
           "data.augment.mixup=0.4", "model.ema_decay=0.9", "trainer.enable_progress_bar=false"]  # fmt: skip
-STUDENTS = "students={low: {optim.lr: 0.0005}, high: {optim.lr: 0.002}}"
 SEARCH = ["search.optim.lr=[0.0005, 0.002]", "sampler=grid", "pruner=none", "trials=2"]
 
 
@@ -71,7 +70,6 @@ def kinds() -> dict[str, Kind]:
     return {
         "plain": Kind(["data.num_workers=2"]),
         "cache": Kind(["model.teacher.cache=on", "model.teacher.cache_views=2"]),
-        "two students": Kind([STUDENTS]),
         "two ranks": Kind(["config=ddp_2cpu", "data.batch_size=4"], ranks=2),
         "object store": Kind([], store=True),
         "search": Kind([], search=True),

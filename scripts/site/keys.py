@@ -34,7 +34,7 @@ Several teachers, `model.teachers.NAME`, each have the settings of `model.teache
 GROUPS = {
     "The run": (
         "recipe", "seed", "runs_dir", "name", "resume", "preflight", "matmul_precision",
-        "rank_timeout_s", "students",
+        "rank_timeout_s",
     ),
     "The pictures": ("data",),
     "The training views": ("data.augment",),

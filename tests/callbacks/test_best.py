@@ -25,16 +25,17 @@ from tests._runs import run_folders
 
 
 class Forget(Callback):
-    """Damages the students once the first validation, in mid-epoch, is over."""
+    """Damages the student once the first validation, in mid-epoch, is over."""
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == 3:
-            for student in pl_module.students.named().values():
-                torch.nn.init.normal_(
-                    student.model.head.weight, std=10, generator=torch.Generator().manual_seed(0)
-                )
+            torch.nn.init.normal_(
+                pl_module.student.model.head.weight,
+                std=10,
+                generator=torch.Generator().manual_seed(0),
+            )
 
 
 @pytest.mark.parametrize(("monitor", "mode"), [("val/acc1", "max"), ("val/loss", "min")])
@@ -42,7 +43,7 @@ def test_of_equal_validations_the_one_nearer_to_the_teacher_is_kept(
     monitor: str, mode: str
 ) -> None:
     """Ties are common: one of 296 pictures is 0.34 points."""
-    best = Best(monitor, mode, {}, lambda *_: None)
+    best = Best(monitor, mode)
     metric, better, worse = monitor[4:], *((0.9, 0.7) if mode == "max" else (0.7, 0.9))
 
     def kept(value: float, **more: float) -> bool:
@@ -61,21 +62,21 @@ def test_of_equal_validations_the_one_nearer_to_the_teacher_is_kept(
 
 
 def keeps(best: Best, values: dict[str, float], pictures: int) -> bool:
-    best.newest[""] = values
-    if found := best._is_better("", pictures):
-        best.best[""] = best.newest[""]
+    best.newest = values
+    if found := best._is_better(pictures):
+        best.best = best.newest
     return found
 
 
 def test_an_accuracy_that_is_no_share_has_no_standard_error() -> None:
     """A user's own task may report it in per cent."""
-    best = Best("val/acc1", "max", {}, lambda *_: None)
+    best = Best("val/acc1", "max")
     assert [keeps(best, {"acc1": acc1}, 100) for acc1 in (80.0, 81.0, 80.5)] == [True, True, False]
 
 
 def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
     """`grocery_vit`, ten epochs: the fifth had one picture of 296 more than the tenth, and a KL a sixth higher."""
-    best = Best("val/acc1", "max", {}, lambda *_: None)
+    best = Best("val/acc1", "max")
     epochs = [
         (0.794, 0.834),
         (0.824, 0.872),
@@ -91,7 +92,7 @@ def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
     assert keeps(best, {"acc1": 0.86, "agreement": 0.8}, 296), (
         "what was kept is that far below it now"
     )
-    exact = Best("val/acc1", "max", {}, lambda *_: None)
+    exact = Best("val/acc1", "max")
     assert [keeps(exact, {"acc1": a, "agreement": g}, 0) for a, g in epochs] == [
         1,
         1,
@@ -100,11 +101,11 @@ def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
         0,
         0,
     ], "an unknown number"
-    alone = Best("val/acc1", "max", {}, lambda *_: None)
+    alone = Best("val/acc1", "max")
     assert [keeps(alone, {"acc1": a}, 296) for a, _ in epochs] == [1, 1, 0, 1, 0, 0], (
         "no teacher to agree with"
     )
-    other = Best("val/miou", "max", {}, lambda *_: None)
+    other = Best("val/miou", "max")
     assert [keeps(other, {"miou": a, "agreement": g}, 296) for a, g in epochs] == [
         1,
         1,
@@ -117,7 +118,7 @@ def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
 
 def test_of_equal_accuracies_the_least_divergence_decides() -> None:
     """`grocery_vit`, thirty epochs, seed 1: the twelfth agreed on three pictures of 296 more than the thirtieth."""
-    best = Best("val/acc1", "max", {}, lambda *_: None)
+    best = Best("val/acc1", "max")
     epochs = [
         (0.858, 0.902, None),
         (0.845, 0.926, 0.0864),
@@ -128,7 +129,7 @@ def test_of_equal_accuracies_the_least_divergence_decides() -> None:
     assert [keeps(best, each, 296) for each in values] == [1, 1, 1, 1], (
         "without both numbers agreement decides"
     )
-    best = Best("val/acc1", "max", {}, lambda *_: None)
+    best = Best("val/acc1", "max")
     assert [keeps(best, each, 296) for each in reversed(values[1:3])] == [1, 0]
     assert not keeps(best, {"acc1": 0.8, "agreement": 1.0, "kl": 0.01}, 296), (
         "more than an error below the highest"
@@ -143,14 +144,12 @@ def test_of_equal_accuracies_the_least_divergence_decides() -> None:
     )
 
 
-@pytest.mark.parametrize("names", [[""], ["one", "two"]])
 def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
-    recipe: Path, teacher: Path, names: list[str]
+    recipe: Path, teacher: Path
 ) -> None:
     """The student begins as its teacher and learns nothing: all pictures agree until it is damaged."""
     config = yaml.safe_load(recipe.read_text())
     config["model"]["student"] |= {"kwargs": TINY, "checkpoint": str(teacher)}
-    config["students"] = {name: {"optim": {"lr": 0.0}} for name in names if name} or None
     config["optim"]["lr"] = 0.0
     recipe.write_text(yaml.safe_dump(config))
     forget = json.dumps({"class_path": "tests.callbacks.test_best.Forget"})
@@ -161,81 +160,74 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     ]
     assert train_main([f"recipe={recipe}", *items]) == 0
     run = recipe.parent / "runs" / "tiny" / "000"
-    for name in names:
-        folder = run / "students" / name if name else run
-        with (folder / "metrics.csv").open() as file:
-            measured = [row for row in csv.DictReader(file) if row["val/agreement"]]
-        assert [float(row["val/agreement"]) == 1 for row in measured] == [True, *[False] * 5]
-        summary = json.loads((folder / "summary.json").read_text())
-        best = summary["student"]["best_val"]
-        assert (best["agreement"], best["epoch"], best["step"]) == (1, 1, 2)
-        assert best["acc1"] == pytest.approx(float(measured[0]["val/acc1"]), abs=1e-6)
-        faithful = json.loads((folder / "fidelity.json").read_text())
-        assert (faithful["agreement"], round(faithful["kl"], 6)) == (1, best["kl"])
-        assert summary["student"]["val"]["kl"] > best["kl"] + 0.1, "damaged since"
-        assert Facts(read_run(run)).best_val(name) == best["acc1"]
-        assert SearchObjective("val/agreement", True).value(folder) == 1
-        exported, whole = load_file(folder / "student.safetensors"), load_file(teacher)
-        assert all(torch.equal(value, whole[key]) for key, value in exported.items())
+    with (run / "metrics.csv").open() as file:
+        measured = [row for row in csv.DictReader(file) if row["val/agreement"]]
+    assert [float(row["val/agreement"]) == 1 for row in measured] == [True, *[False] * 5]
+    summary = json.loads((run / "summary.json").read_text())
+    best = summary["student"]["best_val"]
+    assert (best["agreement"], best["epoch"], best["step"]) == (1, 1, 2)
+    assert best["acc1"] == pytest.approx(float(measured[0]["val/acc1"]), abs=1e-6)
+    faithful = json.loads((run / "fidelity.json").read_text())
+    assert (faithful["agreement"], round(faithful["kl"], 6)) == (1, best["kl"])
+    assert summary["student"]["val"]["kl"] > best["kl"] + 0.1, "damaged since"
+    assert Facts(read_run(run)).best_val("") == best["acc1"]
+    assert SearchObjective("val/agreement", True).value(run) == 1
+    exported, whole = load_file(run / "student.safetensors"), load_file(teacher)
+    assert all(torch.equal(value, whole[key]) for key, value in exported.items())
 
 
 def test_a_start_is_kept_until_an_epoch_is_as_good() -> None:
     """296 pictures: an error of 2.2 points; what is no further below the start was trained, and wins."""
-    best = Best("val/acc1", "max", {}, lambda *_: None)
+    best = Best("val/acc1", "max")
     start = {"acc1": 0.818, "kl": 0.2}
-    assert best._note_start("", start)
-    best.best[""] = {**start, "epoch": 0}
+    assert best._note_start(start)
+    best.best = {**start, "epoch": 0}
     epochs = [(0.7, 0.1), (0.79, 0.1), (0.80, 0.4), (0.79, 0.3), (0.81, 0.3), (0.83, 0.9)]
     kept = []
     for number, (acc1, kl) in enumerate(epochs, start=1):
-        best.newest[""] = {"acc1": acc1, "kl": kl}
-        if best._is_better("", 296):
-            best.best[""] = {**best.newest[""], "epoch": number}
+        best.newest = {"acc1": acc1, "kl": kl}
+        if best._is_better(296):
+            best.best = {**best.newest, "epoch": number}
             kept.append(number)
     assert kept == [3, 5]
-    unknown = Best("val/acc1", "max", {}, lambda *_: None)
-    assert not unknown._note_start("", {"kl": 0.2}) and not unknown._note_start(
-        "", {"acc1": math.nan}
-    )
+    unknown = Best("val/acc1", "max")
+    assert not unknown._note_start({"kl": 0.2})
+    assert not unknown._note_start({"acc1": math.nan})
 
 
-@pytest.mark.parametrize("names", [[""], ["one", "two"]])
 def test_a_training_that_ends_below_its_start_exports_the_start_and_says_so(
-    tmp_path: Path, names: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = recipe_of_a_good_teacher(tmp_path)
     items = [
         "model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=2",
         "trainer.precision=32-true",  # kd-eval measures in float32
     ]  # fmt: skip
-    several = [f"students.{name}.optim.lr=3.0" for name in names if name]
-    assert train_main([f"recipe={recipe}", *items, "optim.lr=3.0", *several]) == 0
+    assert train_main([f"recipe={recipe}", *items, "optim.lr=3.0"]) == 0
     run, *_ = run_folders(recipe)
     printed = capsys.readouterr()
     assert "the start  " in printed.err
     whole = json.loads((run / "summary.json").read_text())
     rules = [finding for finding in whole["findings"] if finding["rule"] == "WorseThanStart"]
-    assert len(rules) == len(names)
-    for name, finding in zip(names, rules, strict=True):
-        folder = run / "students" / name if name else run
-        student = json.loads((folder / "summary.json").read_text())["student"]
-        best, start, last = (student[key] for key in ("best_val", "start_val", "val"))
-        assert (best["epoch"], best["step"]) == (0, 0)
-        assert best["acc1"] == start["acc1"] > last["acc1"] + 0.2
-        assert "before the first step" in finding["text"]
-        assert "the start itself is exported" in finding["text"]
-        assert finding["lever"].startswith("try a lower optim.lr (it was 3)")
-        assert json.loads((folder / "fidelity.json").read_text())["agreement"] == pytest.approx(
-            start["agreement"], abs=1e-5
-        )
-        with (folder / "metrics.csv").open() as file:
-            measured = [row for row in csv.DictReader(file) if row["val/acc1"]]
-        assert len(measured) == 2, "the start is no epoch"
-        assert main("eval", [str(folder)]) == 0
-        assert json.loads((folder / "eval_val.json").read_text())["student"]["acc1"] == (
-            pytest.approx(start["acc1"], abs=1e-5)
-        )
-    assert f"{names[0] or 'student'}, the start (the best)" in printed.out
+    (finding,) = rules
+    student = json.loads((run / "summary.json").read_text())["student"]
+    best, start, last = (student[key] for key in ("best_val", "start_val", "val"))
+    assert (best["epoch"], best["step"]) == (0, 0)
+    assert best["acc1"] == start["acc1"] > last["acc1"] + 0.2
+    assert "before the first step" in finding["text"]
+    assert "the start itself is exported" in finding["text"]
+    assert finding["lever"].startswith("try a lower optim.lr (it was 3)")
+    assert json.loads((run / "fidelity.json").read_text())["agreement"] == pytest.approx(
+        start["agreement"], abs=1e-5
+    )
+    with (run / "metrics.csv").open() as file:
+        measured = [row for row in csv.DictReader(file) if row["val/acc1"]]
+    assert len(measured) == 2, "the start is no epoch"
+    assert main("eval", [str(run)]) == 0
+    assert json.loads((run / "eval_val.json").read_text())["student"]["acc1"] == (
+        pytest.approx(start["acc1"], abs=1e-5)
+    )
+    assert "student, the start (the best)" in printed.out
     headline, *rest = sections_of(run / "report.html")
     assert ", as it was before training," in headline["text"]
     titles = [section.get("title") or section["kind"] for section in rest]
@@ -266,23 +258,17 @@ def test_a_start_that_training_keeps_is_no_finding(tmp_path: Path) -> None:
         assert "WorseThanStart" not in {finding["rule"] for finding in summary["findings"]}
 
 
-@pytest.mark.parametrize("names", [[""], ["one", "two"]])
-def test_without_a_validation_the_last_weights_are_exported(
-    tmp_path: Path, names: list[str]
-) -> None:
+def test_without_a_validation_the_last_weights_are_exported(tmp_path: Path) -> None:
     """The start was measured, no epoch was: nothing says that the start is better."""
     recipe = recipe_of_a_good_teacher(tmp_path)
     items = ["model.student.inherit=true", "model.student.kwargs.depth=2", "trainer.max_epochs=1"]
-    several = [f"students.{name}.optim.lr=3.0" for name in names if name]
     never = "trainer.check_val_every_n_epoch=9"
-    assert train_main([f"recipe={recipe}", *items, *several, "optim.lr=3.0", never]) == 0
+    assert train_main([f"recipe={recipe}", *items, "optim.lr=3.0", never]) == 0
     (run,) = run_folders(recipe)
-    for name in names:
-        folder = run / "students" / name if name else run
-        student = json.loads((folder / "summary.json").read_text())["student"]
-        assert student["best_val"] == {}
-        assert student["start_val"]["acc1"] > 0.8
-        assert not (folder / "fidelity.json").exists()
-        assert main("eval", [str(folder)]) == 0
-        measured = json.loads((folder / "eval_val.json").read_text())["student"]
-        assert measured["acc1"] < student["start_val"]["acc1"] - 0.2
+    student = json.loads((run / "summary.json").read_text())["student"]
+    assert student["best_val"] == {}
+    assert student["start_val"]["acc1"] > 0.8
+    assert not (run / "fidelity.json").exists()
+    assert main("eval", [str(run)]) == 0
+    measured = json.loads((run / "eval_val.json").read_text())["student"]
+    assert measured["acc1"] < student["start_val"]["acc1"] - 0.2

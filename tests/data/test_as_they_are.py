@@ -275,7 +275,7 @@ def test_a_data_sets_yaml_is_no_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key",
     ["data.source", "data.augment", "model.task", "model.distill_losses", "model.teacher.builder", "model.taps",
-     "trainer.logger", "trainer.callbacks", "trainer.strategy", "students", "optim.kwargs"],
+     "trainer.logger", "trainer.callbacks", "trainer.strategy", "optim.kwargs"],
 )  # fmt: skip
 def test_a_file_in_place_of_a_class_is_refused_unread(
     key: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -258,7 +258,7 @@ def test_auto_is_the_students_alone_and_is_told_where_it_can_do_nothing(tmp_path
         module = assemble(
             DataInfo(list(CLASSES), 8, 8), small, big, distill_losses={"kd": KDLoss()}
         )
-        return module.student_of_one.note
+        return module.student.note
 
     assert note(56).startswith("has patches of 14 pixels, as many as its teacher")
     assert note(56, 16).startswith(

@@ -433,7 +433,7 @@ def test_targets_do_not_move_while_training(
         )
     kept = torch.load(run / "checkpoints" / "last.ckpt", map_location="cpu")["state_dict"]
     found = {
-        name: kept[f"students.student.objective.losses.f.targets.{name}"]
+        name: kept[f"student.objective.losses.f.targets.{name}"]
         for name in ("mean", "turn", "rows")
     }
     data = DistillationDataModule(ImageFolder(str(pictures)), img_size=32)

@@ -41,7 +41,7 @@ from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, write_recipe
 from tests._runs import assert_same, losses, run_folders, student_of
 
-LEARNT = "students.student.objective.losses"  # where checkpoints keep the losses' parameters
+LEARNT = "student.objective.losses"  # where checkpoints keep the losses' parameters
 INFO = DataInfo(list(CLASSES), 48, 16)
 PICTURES = torch.randint(
     0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -132,7 +132,7 @@ class MemoryOfEachRank(Callback):
     """Writes what a rank remembers, and whether DDP broadcasts it each step."""
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        memory = pl_module.student_of_one.objective.losses["crd"].memory_teacher
+        memory = pl_module.student.objective.losses["crd"].memory_teacher
         broadcast = [buffer.data_ptr() for buffer in trainer.model.modules_buffers]
         found = {
             "memory": memory,
@@ -229,7 +229,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
         "state_dict"
     ]
     for key, value in student_of(folder).items():
-        assert torch.equal(value, last[f"students.student.model.{key}"]), key
+        assert torch.equal(value, last[f"student.model.{key}"]), key
     assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
     assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -289,8 +289,8 @@ def test_the_module_tells_losses_the_epoch(teacher: Path) -> None:
     built = module(
         teacher, distill_losses={"std": StandardizedLoss(KDLoss(4.0, final_temperature=2.0))}
     )
-    built.student_of_one.objective.set_epoch(3, 10)
-    inner = built.student_of_one.objective.losses["std"].loss
+    built.student.objective.set_epoch(3, 10)
+    inner = built.student.objective.losses["std"].loss
     assert (inner.epoch, inner.max_epochs) == (3.0, 10)
 
 
@@ -303,9 +303,9 @@ def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None
         built = module(
             teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss}
         )
-        own, distilled = built.student(built.student_of_one.prepare(PICTURES))
-        found = built.student_of_one.learn(
-            BATCH, built.teacher.answer(BATCH, built.students.wanted)
+        own, distilled = built.student.model(built.student.prepare(PICTURES))
+        found = built.student.learn(
+            BATCH, built.teacher.answer(BATCH, built.student.objective.wanted)
         )
         total, terms = found.total, found.named
         answers = built.teacher(PICTURES)
@@ -314,22 +314,22 @@ def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None
             terms["task_loss"], torch.nn.functional.cross_entropy(own, BATCH["target"]).detach()
         )
         total.backward()
-        assert all(p.grad is not None for p in built.student.parameters())
-        average = built.student.eval()(built.student_of_one.prepare(PICTURES))
+        assert all(p.grad is not None for p in built.student.model.parameters())
+        average = built.student.model.eval()(built.student.prepare(PICTURES))
         torch.testing.assert_close(average, (own + distilled) / 2)
 
 
 def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
     built = module(teacher, task_loss_weight=0.0, distill_losses={"simkd": SimKDLoss()})
-    assert not built.student.head.weight.requires_grad
+    assert not built.student.model.head.weight.requires_grad
     built.on_validation_start()
-    built.student.eval()
-    features = built.student.forward_head(
-        built.student.forward_features(built.student_of_one.prepare(PICTURES)), pre_logits=True
+    built.student.model.eval()
+    features = built.student.model.forward_head(
+        built.student.model.forward_features(built.student.prepare(PICTURES)), pre_logits=True
     )
-    projected = built.student_of_one.objective.losses["simkd"].projection(features)
+    projected = built.student.objective.losses["simkd"].projection(features)
     torch.testing.assert_close(
-        built.student(built.student_of_one.prepare(PICTURES)),
+        built.student.model(built.student.prepare(PICTURES)),
         built.teacher.model.head(projected),
         rtol=1e-4,
         atol=1e-5,
@@ -366,7 +366,7 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
     ]
     theirs = load_file(teacher)
     weight = theirs["head.weight"] @ saved[f"{LEARNT}.x.projection.layers.weight"]
-    for found in (student_of(folder)["head.weight"], saved["students.student.model.head.weight"]):
+    for found in (student_of(folder)["head.weight"], saved["student.model.head.weight"]):
         torch.testing.assert_close(found, weight, rtol=1e-5, atol=1e-6)
 
 
@@ -503,7 +503,7 @@ def test_a_classifier_that_no_file_has_and_features_alone_teach_means_nothing(
             distill_losses={"hint": HintLoss()},
             taps={"hint": TapSpec("norm", "norm")},
         )
-        student = built.student_of_one
+        student = built.student
         assert student.classifies == student.is_measured == is_brought
 
 
@@ -512,7 +512,7 @@ def test_a_new_classifier_on_a_files_backbone_begins_at_the_mean_of_the_numbers(
 ) -> None:
     data = DataInfo(["kcal"], 48, 16, kind="numbers", scales=[(500.0, 2.0)])
     spec = StudentSpec(ARCH, 32, kwargs=TINY, checkpoint=backbone_in(tmp_path, teacher))
-    student = assemble(data, spec, task=Regression()).student_of_one
+    student = assemble(data, spec, task=Regression()).student
     answers = student.logits(PICTURES).squeeze(1)
     assert (answers - 500).abs().max() < 50  # it was 0 kcal
 
@@ -520,7 +520,7 @@ def test_a_new_classifier_on_a_files_backbone_begins_at_the_mean_of_the_numbers(
 def test_simkd_of_weight_0_leaves_the_classifier_to_the_labels(teacher: Path) -> None:
     """It was refused beside labels, and beside features alone it set a classifier by a projection that nothing trains."""
     losses = {"simkd": SimKDLoss(weight=0.0)}
-    student = module(teacher, distill_losses=losses).student_of_one
+    student = module(teacher, distill_losses=losses).student
     assert student.objective.takeover is None
     assert student.model.get_classifier().weight.requires_grad  # type: ignore[operator, union-attr]
     before = student.model.get_classifier().weight.clone()  # type: ignore[operator, union-attr]

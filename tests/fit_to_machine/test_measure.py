@@ -76,9 +76,9 @@ def test_a_step_is_measured_whatever_the_students_model_gives(
         answer_in=Student.answer_in,
     )
     run: Any = SimpleNamespace(
-        students=SimpleNamespace(named=lambda: {"": student}),
+        student=student,
         trainer=SimpleNamespace(precision_plugin=Precision()),
     )
-    learn = measure._copies(run, torch.device("cpu"))
+    learn = measure._copy(run, torch.device("cpu"))
     learn(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
     assert student.model.layer.weight.grad is None

@@ -162,8 +162,8 @@ def test_hyperparameters_and_the_command_line() -> None:
 def test_names_with_a_hyphen_are_keys_as_on_a_command_line() -> None:
     """``kd-launch`` sends them so: ``model.teachers.dino-small.checkpoint=FILE``."""
     request = translate(["recipe=food"])
-    merge(request, {"students.my-one.optim.weight-decay": "0.1"}, "SM_HPS")
-    assert request.overrides == ["students.my-one.optim.weight_decay=0.1"]
+    merge(request, {"model.teachers.my-one.cache-views": "2"}, "SM_HPS")
+    assert request.overrides == ["model.teachers.my-one.cache_views=2"]
 
 
 def test_channels_by_name(tmp_path: Path) -> None:

@@ -57,21 +57,6 @@ def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
     )
 
 
-def test_a_students_name_stays_whole_in_the_metrics_of_a_test() -> None:
-    """``retrieval/val/acc1`` has ``val/`` twice."""
-    logged: dict[str, Tensor] = {}
-    modules = {}
-    for name in ("retrieval", "plain"):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-        modules[name] = kd.DistillationModule(model, task=kd.Classification(3))
-    module = kd.DistillationModule.together(modules)
-    module.log_dict = logged.update
-    module.test_step({"image": torch.rand(3, 3, 2, 2), "target": torch.arange(3)}, 0)
-    module.on_test_epoch_end()
-    of_accuracy = [name for name in logged if name.endswith("acc1")]
-    assert of_accuracy == ["retrieval/test/acc1", "plain/test/acc1"]
-
-
 def test_decisions_known_of_val_are_not_used_in_a_test() -> None:
     """Pictures of both splits are numbered from 0, and a test may have more of them."""
     torch.manual_seed(0)

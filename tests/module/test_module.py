@@ -117,7 +117,7 @@ def test_the_total_is_the_weighted_sum_and_each_term_is_logged(
 ) -> None:
     module = make_module(teacher)
     seen = logged(module, batch)
-    logits = module.student_of_one.logits(batch["image"])
+    logits = module.student.logits(batch["image"])
     kd = kd_loss(logits, module.teacher(batch["image"]), 3.0)
     task = torch.nn.functional.cross_entropy(logits, batch["target"])
     assert seen["train/kd_loss"] == pytest.approx(kd.item(), rel=1e-5)
@@ -129,7 +129,7 @@ def test_a_loss_of_weight_zero_is_not_computed(
     teacher: Path, batch: dict[str, torch.Tensor]
 ) -> None:
     module = make_module(teacher)
-    module.student_of_one.objective.losses["kd"].weight = 0.0
+    module.student.objective.losses["kd"].weight = 0.0
     object.__setattr__(module, "answering_teacher", lambda *_: 1 / 0)
     assert set(logged(module, batch)) == {"train/task_loss", "train/loss"}
 

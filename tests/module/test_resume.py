@@ -250,15 +250,6 @@ def test_the_optimizers_settings_follow_a_resume(recipe: Path) -> None:
     )
 
 
-def test_several_students_follow_a_resume(recipe: Path) -> None:
-    folder = stop_at(12, recipe, "students={a: {}, b: {optim.lr: 0.5}}")
-    steps = steps_of(folder, "data.batch_size=16", "optim.weight_decay=0.5")
-    assert [s["lr"] for s in steps] == pytest.approx(
-        [0.001 * warmup_cosine(s, 0, 12, 0.01) for s in range(6, 12)]
-    )
-    assert steps[0]["decay"] == [0.0, 0.5, 0.0, 0.5]
-
-
 def content(folder: Path) -> dict[str, bytes]:
     files = [f for f in folder.rglob("*") if f.is_file() and f.name != ".lock"]
     return {str(f.relative_to(folder)): f.read_bytes() for f in files}
@@ -360,7 +351,7 @@ def test_torn_files_stop_no_run(recipe: Path) -> None:
 def test_a_report_that_fails_costs_no_student(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Summary, "_students", lambda *_: 1 / 0)
+    monkeypatch.setattr(Summary, "_student", lambda *_: 1 / 0)
     train_main([f"recipe={recipe}", "trainer.max_epochs=1"])
     assert (recipe.parent / "runs" / "tiny" / "000" / "student.safetensors").is_file()
 

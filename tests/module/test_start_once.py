@@ -32,10 +32,10 @@ def watched(items: list[str]) -> int:
         Path(folder, f"fit.{rank}").touch()
         inherit_together(*arguments)
 
-    def begun(trainer: Any, students: Any, compute: Any) -> list[str]:
+    def begun(trainer: Any, student: Any, compute: Any) -> list[str]:
         torch.rand(int(rank))  # ranks that had drawn differently draw alike from here
-        messages = by_the_first(trainer, students, compute)
-        state = {**students.state_dict(), "random": torch.get_rng_state()}
+        messages = by_the_first(trainer, student, compute)
+        state = {**student.state_dict(), "random": torch.get_rng_state()}
         torch.save({"state": state, "messages": messages}, Path(folder, f"after.{rank}"))
         return messages
 

@@ -148,38 +148,6 @@ def test_health_can_be_left_out(recipe: Path) -> None:
     assert not list((recipe.parent / "runs" / "tiny" / "000" / "records").glob("health*"))
 
 
-def test_each_of_several_students_is_read(recipe: Path) -> None:
-    alone = trained(recipe, *LONG)
-    run = trained(
-        recipe,
-        *LONG,
-        'students={"same": {}, "hot": {"model.distill_losses.kd.temperature": 1000}, "task": {"optim.lr": 1e-9}}',
-    )
-    assert run.students == ["same", "hot", "task"]
-    for h, own in zip(
-        run.health_of("same"), alone.health, strict=True
-    ):  # as if it had been trained alone
-        place_in_file = {"n": h["n"]}
-        assert h == {**own, "student": "same", **place_in_file}
-    assert [h["step"] for h in run.health_of("hot")] == [h["step"] for h in alone.health]
-    assert (
-        run.health_of("hot")[-1]["teacher_entropy"] > run.health_of("same")[-1]["teacher_entropy"]
-    )
-    assert (
-        run.health_of("task")[-1]["update_ratio"] < 1e-6 < run.health_of("same")[-1]["update_ratio"]
-    )
-    assert any(
-        f.text.startswith("hot: at this temperature")
-        for f in Explained(run).findings
-        if f.rule == "TemperatureTooHigh"
-    )
-    page = (run.folder / "report.html").read_text()
-    assert {f"Gradient norm of {name}" in page for name in run.students} == {True}
-    assert {(h["student"], h["step"]) for h in run.health} == {
-        (s, n) for s in run.students for n in range(0, 24, 2)
-    }
-
-
 def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
     cache = [
         "model.teacher.cache=on",

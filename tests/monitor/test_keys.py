@@ -31,12 +31,10 @@ def test_all_reduces_are_timed_between_processes_alone() -> None:
 def test_mistakes_are_counted_for_one_label_of_not_too_many_classes(
     classes: int, one_class: bool, counts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    students = SimpleNamespace(
-        data_info=SimpleNamespace(classes=["c"] * classes), named=lambda: {"": None}
-    )
-    run = SimpleNamespace(students=students, module=SimpleNamespace(task=SimpleNamespace(one_class=one_class)),
+    student = SimpleNamespace(data=SimpleNamespace(classes=["c"] * classes))
+    run = SimpleNamespace(student=student, module=SimpleNamespace(task=SimpleNamespace(one_class=one_class)),
                           device=torch.device("cpu"))  # fmt: skip
     monkeypatch.setattr("kd.monitor.confusion.RunContext", SimpleNamespace(of=lambda trainer: run))
     callback = Confusion()
     callback.on_validation_epoch_start(SimpleNamespace(sanity_checking=False), None)  # type: ignore[arg-type]
-    assert bool(callback._counts) == counts
+    assert (callback._counts is not None) == counts

@@ -91,8 +91,8 @@ class Plant(Callback):
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         modules = {
             "teacher": pl_module.teacher.model,
-            "student": pl_module.student,
-            "loss": pl_module.student_of_one.objective.losses.kd,
+            "student": pl_module.student.model,
+            "loss": pl_module.student.objective.losses.kd,
         }
         if self.part in modules:
             modules[self.part].register_forward_pre_hook(lambda *_: time.sleep(self.seconds))

@@ -342,34 +342,6 @@ def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Pat
     assert "heard" in said[0]
 
 
-def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
-    students = (
-        'students={"low": {"optim.lr": 1e-4}, "labels": {"model.distill_losses.kd.weight": 0}}'
-    )
-    assert train_main([f"recipe={recipe}", students]) == 0
-    folder = recipe.parent / "runs" / "tiny" / "000"
-    (cards,) = section(folder, "cards")
-    rows = {name: (value, note) for name, value, note in cards["cards"]}
-    summary = json.loads((folder / "summary.json").read_text())
-    for name in ("low", "labels"):
-        best = summary["students"][name]["best_val"]["acc1"]
-        assert rows[name] == (f"{best:.1%}", "best val acc1, vit_tiny_patch16_224")
-    assert "student" not in rows
-    charts = {chart["title"]: chart["series"] for chart in section(folder, "lines")}
-    assert {"train/loss", "train/kd_loss", "train/task_loss"} <= set(
-        charts["Training losses of low"]
-    )
-    assert "val/acc1" in charts["Validation of labels"]
-    assert report_main([str(folder / "students" / "low")]) == 0
-    (own,) = section(folder / "students" / "low", "cards")
-    assert rows["low"][0] in [value for name, value, _ in own["cards"] if name == "student"]
-    assert report_main([str(folder), str(folder)]) == 0
-    (table,) = (
-        t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
-    )
-    assert {"low val acc1", "labels val acc1"} <= {row[0] for row in table["rows"]}
-
-
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     assert read_run(folder).summary["status"] == "done"

@@ -184,26 +184,6 @@ def test_every_rule_has_records_on_which_it_fires() -> None:
     assert {case[0] for case in CASES} == set(RULES)
 
 
-def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:
-    run = RunRecords(
-        Path("x"), summary={"primary": "miou"}, config={"students": {"a": {}, "b": {}}}
-    )
-    falling, rising = [0.8, 0.6, 0.6, 0.6, 0.6], [0.4, 0.5, 0.6, 0.7, 0.8]
-    run.metrics = [
-        {
-            "epoch": n,
-            "a/train/loss": 2 - n / 5,
-            "b/train/loss": 2 - n / 5,
-            "a/val/miou": falling[n],
-            "b/val/miou": up,
-        }
-        for n, up in enumerate(rising)
-    ]
-    assert [f.text.split()[0] for f in Explained(run).findings if f.rule == "Overfit"] == [
-        "a/val/miou"
-    ]
-
-
 def test_an_r2_is_not_a_share() -> None:
     found = RULES["Overfit"]([5, 4, 3, 2, 1], [0.8, 0.6, 0.6, 0.6, 0.6], metric="val/r2")
     assert found is not None and "val/r2 fell from 0.800 to 0.600 while" in found.text
@@ -262,16 +242,6 @@ def test_counts_of_settings_are_whole_numbers(tmp_path: Path) -> None:
     assert explained.failures == []
     assert counts_of("Overtraining") == ["patience"]
     assert counts_of("BatchSize") == ["window", "skip"]
-
-
-def test_collapsed_features_name_their_student(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    run.config = {**run.config, "students": {"small": {}, "large": {}}}
-    for header in run.headers.values():
-        header["val"] = 200
-    run.metrics = [{"epoch": 0.0, "small/val/rankme": 50.0, "large/val/rankme": 3.0}]
-    findings = [f for f in Explained(run).findings if f.rule == "FeaturesCollapse"]
-    assert [finding.text.partition(":")[0] for finding in findings] == ["large"]
 
 
 def test_a_run_that_balances_its_classes_is_not_warned_of_them(tmp_path: Path) -> None:

@@ -8,14 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 import kd
 from kd.cli import main
-from kd.data.sources import ImageFolder
 from kd.errors import UserError
-from kd.run.certify import count_look
 from kd.run.eval_options import CertificateOptions, EvalOptions
 from kd.run.options import options_of
 
@@ -191,24 +187,6 @@ def test_an_export_is_kept_if_it_is_shown_to_be_no_worse(
     assert line in (with_test / "README.md").read_text()
     assert main("report", [str(with_test)]) == 0
     assert line in (with_test / "report.html").read_text()
-
-
-def test_students_of_one_run_share_their_looks(with_test: Path) -> None:
-    """Whoever chooses among them by a test split has no test any more: the second certificate says so."""
-    several = with_test.parent / "several"
-    for name, seed in (("a", 0), ("b", 1)):
-        shutil.copytree(with_test, several / "students" / name)
-        file = several / "students" / name / "student.safetensors"
-        weights = load_file(file)
-        weights["head.bias"] += seed
-        with safe_open(file, "pt") as opened:
-            metadata = opened.metadata()
-        save_file(weights, file, metadata)
-    pictures = ImageFolder(str(with_test.parent / "data")).load("test")
-    students = several / "students"
-    assert count_look(students / "a", pictures, "kd-eval") == {"looks": 1, "students": 1}
-    assert count_look(students / "b", pictures, "kd-eval") == {"looks": 2, "students": 2}
-    assert len(json.loads((several / "looks.json").read_text())["looks"]) == 2
 
 
 def test_looks_of_two_processes_at_once_are_both_counted(with_test: Path) -> None:

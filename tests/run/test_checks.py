@@ -1,34 +1,20 @@
-"""Names of runs and of students."""
+"""Names of runs, and values that need each other."""
 
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from kd.config.kinds import wrong
-from kd.errors import UserError
 from kd.run import keys
-from kd.run.resolve import check_student
 
 
-def test_names_of_runs_and_of_students() -> None:
+def test_names_of_runs() -> None:
     kind = keys.schema()["name"].kind
     assert wrong(kind, "first-try") == ""
     assert wrong(kind, "../x").startswith(
         "must be letters, digits, . + - _ alone, the first a letter"
     )
-    check_student("low", {"optim.lr": 0.1, "model.student": {"arch": "resnet18"}})
-    for call, message in (
-        (
-            lambda: check_student("a", {"model.teacher.arch": "b"}),
-            "students.a: may differ in model.student",
-        ),
-        (lambda: check_student("a/b", {}), "students: a name is made of letters"),
-    ):
-        with pytest.raises(UserError, match=message):
-            call()
 
 
 def test_zero_on_one_process_is_refused_before_torch(finished: Path, tmp_path: Path) -> None:

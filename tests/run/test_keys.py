@@ -324,7 +324,7 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "model.distill_losses+=KDLoss",
             "model.distill_losses: has names: model.distill_losses.NAME=KDLoss",
         ),
-        ("students.a.optim.lrr=1", "students.a: no key 'optim.lrr'"),
+        ("students.a.optim.lr=1", "no key 'students.a.optim.lr': a run trains one student"),
         ("name=007", "name: must be letters, digits, . + - _ alone, the first a letter, got '007'"),
         ("trainer.max_steps=-5", "trainer.max_steps: must be >= -1, got -5"),
         (
@@ -388,10 +388,6 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
         ),
         (
             "model.distill_losses={kd: {class_path: KDLos}}",
-            "model.distill_losses.kd: no class 'KDLos'; did you",
-        ),
-        (
-            "students={a: {model.distill_losses.kd: KDLos}}",
             "model.distill_losses.kd: no class 'KDLos'; did you",
         ),
         (

@@ -131,18 +131,18 @@ SHELL = {"class_path": "os.system", "init_args": {"command": "touch MARKER"}}
 RECIPES = {
     "interpolated": {"recipe": "evil_code.Evil", "trainer": {"callbacks": [{"class_path": "${recipe}"}]}},
     "in parts": {"recipe": "Evil", "trainer": {"callbacks": [{"class_path": "evil_code.${recipe}"}]}},
-    "a whole node": {"students": {"a": {"class_path": "evil_code.Evil"}}, "trainer": {"callbacks": ["${students.a}"]}},
-    "of students": {"students": {"a": {"model.distill_losses": {"kd": SHELL}}, "b": {}}},
-    "text of students": {"students": {"a": {"model.distill_losses": "{kd: {class_path: evil_code.Evil}}"}, "b": {}}},
+    "a whole node": {"model": {"teachers": {"a": {"builder": {"class_path": "evil_code.Evil"}}}},
+                     "trainer": {"callbacks": ["${model.teachers.a.builder}"]}},
+    "text of losses": {"model": {"distill_losses": "{kd: {class_path: evil_code.Evil}}"}},
     "text": {"trainer": {"callbacks": "[{class_path: evil_code.Evil}]"}},
     "settings that fail": {"recipe": "os.system", "optim": {"lr": -1},
-                           "students": {"a": {"model.x": {**SHELL, "class_path": "${recipe}"}}}},
+                           "model": {"x": {**SHELL, "class_path": "${recipe}"}}},
     "a function of ours": {"model": {"task": {"class_path": "kd.run.build.task_of"}}},
     "by a module of torch": {"trainer": {"callbacks": [{"class_path": "torch.os.system"}]}},
     "a callable": {"trainer": {"callbacks": [{"class_path": "pytorch_lightning.callbacks.LambdaCallback",
                                                "init_args": {"on_fit_start": "os.getcwd"}}]}},
     "the environment, nested": {"model": {"ema_decay": "oc.env", "teacher": {"arch": "${${model.ema_decay}:HOME}"}}},
-    "the environment, in parts": {"name": "$", "students": {"a": {"model.student.arch": "${name}{oc.env:HOME}"}}},
+    "the environment, in parts": {"name": "$", "model": {"student": {"arch": "${name}{oc.env:HOME}"}}},
 }  # fmt: skip
 
 
@@ -548,7 +548,9 @@ def test_yaml_that_grows(
 
 
 def test_anchors_are_fine(recipe: Path, tmp_path: Path) -> None:
-    text = recipe.read_text() + "students: {a: &a {optim.lr: 0.1}, b: {<<: *a}, c: *a}\n"
+    text = (
+        recipe.read_text() + "monitor: &a {enabled: true}\ncheckpoint: {<<: {every_n_steps: 5}}\n"
+    )
     (tmp_path / "x.yaml").write_text(text)
     assert main("train", [f"recipe={tmp_path / 'x.yaml'}", "--print_config"]) == 0
 

@@ -61,11 +61,6 @@ def full_disk(items: list[str]) -> int:
             [f"trainer.callbacks={json.dumps([OWN])}", "checkpoint.asynchronous=true"],
             f"mine.ckpt {FULL}",
         ),
-        (
-            "student.safetensors",
-            ["students={a: {}, b: {optim.lr: 0.5}}"],
-            "[Errno 28] No space left on device",
-        ),
     ],
 )
 def test_a_full_disk_of_rank_0_ends_the_other_rank(

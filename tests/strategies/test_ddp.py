@@ -134,20 +134,6 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None
     ]  # consolidated
 
 
-def test_several_students_with_sharded_optimizers_are_saved_and_resumed(recipe: Path) -> None:
-    """The first checkpoint failed: no rank had consolidated the states of the students' optimizers."""
-    items = ["trainer.strategy=ddp", "config=zero", "students={a: {}, b: {optim.lr: 0.001}}"]
-    folder = train(recipe, *items)
-    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    for of_student in saved["optimizer_states"][0]["optimizers"]:
-        numbers = [n for group in of_student["param_groups"] for n in group["params"]]
-        assert sorted(of_student["state"]) == numbers
-    train(recipe, "trainer.max_epochs=2", resume=folder)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["epochs"]) == ("done", 2)
-    assert summary["optimizer_state"]["sharded_over"] == 2
-
-
 @pytest.mark.parametrize(
     ("item", "message"),
     [

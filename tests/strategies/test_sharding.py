@@ -1,4 +1,4 @@
-"""Strategies that cut the students over the processes, and those that do not, by their protocol."""
+"""Strategies that cut the student over the processes, and those that do not, by their protocol."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(
         )
         for strategy in (fsdp, deepspeed):
             with pytest.raises(UserError, match=refused):
-                strategy.shard(module.students)
+                strategy.shard(module.student)
 
 
 def test_fsdp_refuses_simkd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_fsdp_refuses_simkd(monkeypatch: pytest.MonkeyPatch) -> None:
         student, teacher, task=kd.Classification(5), losses=losses, task_loss_weight=0.0
     )
     with pytest.raises(UserError, match="model.distill_losses: SimKDLoss .* trainer.strategy=ddp"):
-        FSDP().shard(module.students)
+        FSDP().shard(module.student)
 
 
 def test_students_in_shards_are_validated_and_fitted_again(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_students_in_shards_are_validated_and_fitted_again(tmp_path: Path) -> No
             enable_model_summary=False,
         )
         trainer.fit(module, loader, loader)
-        assert is_sharded(module.student)
+        assert is_sharded(module.student.model)
         trainer.validate(module, loader)
         trainer.fit(module, loader, loader)
         return 0

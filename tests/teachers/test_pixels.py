@@ -397,7 +397,9 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
     teacher: Any = SimpleNamespace(members={"": member})
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
     wanted = SimpleNamespace(of=lambda name: None)
-    the_run: Any = SimpleNamespace(trainer=trainer, students=SimpleNamespace(wanted=wanted))
+    the_run: Any = SimpleNamespace(
+        trainer=trainer, student=SimpleNamespace(objective=SimpleNamespace(wanted=wanted))
+    )
     data: Any = SimpleNamespace(num_workers=1)
     monkeypatch.setattr(measure, "Layout", lambda data: None)
     monkeypatch.setattr(

@@ -52,15 +52,15 @@ def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, Teacher
         taps={"hint": TapSpec("blocks.0", "blocks.1")},
     )  # fmt: skip
     alone = {name: build_teacher(own, 4)(PICTURES) for name, own in two.items()}
-    answer = module.teacher.answer(BATCH, module.students.wanted)
+    answer = module.teacher.answer(BATCH, module.student.objective.wanted)
     answers = answer.logits
     torch.testing.assert_close(answers["b"], alone["b"])
     torch.testing.assert_close(answers[ALL], 0.75 * alone["a"] + 0.25 * alone["b"])
-    logits = module.student_of_one.logits(PICTURES)
-    terms = module.student_of_one.learn(BATCH, answer).named
+    logits = module.student.logits(PICTURES)
+    terms = module.student.learn(BATCH, answer).named
     torch.testing.assert_close(terms["kd_loss"], kd_loss(logits, answers[ALL], 2.0).detach())
     torch.testing.assert_close(terms["kd_b_loss"], kd_loss(logits, alone["b"], 2.0).detach())
-    assert module.student_of_one.objective.losses["hint"].projection.size == (
+    assert module.student.objective.losses["hint"].projection.size == (
         6,
         6,
     )  # b's patches, at its own size

@@ -59,7 +59,7 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
     for first in range(0, len(candidates), AT_ONCE):
         group = candidates[first : first + AT_ONCE]
         modules, data = _built(run, group, steps)
-        students = {name: module.student_of_one for name, module in modules.items()}
+        students = {name: module.student for name, module in modules.items()}
         module = run.module
         begin(list(students.values()), module.teacher, cache(data.sample_pictures), data.sample)
         drawn = {candidate.name for candidate in group if not candidate.inherits}
@@ -159,7 +159,7 @@ def _built(
         for candidate in group:
             settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
             if candidate.inherits:
-                pictures = fitted_on(run.module.student_of_one)
+                pictures = fitted_on(run.module.student)
                 settings["model.student.inherit_pictures"] = pictures
             modules[candidate.name] = module_of(run, settings)
     return modules, hold_out(run.module, run.data)
@@ -184,7 +184,7 @@ def hold_out(module: DistillationModule, data: DistillationDataModule) -> Distil
     Training leaves them out. Students without a classifier are scored on the probe's pictures: then nothing changes.
     Returns ``data``.
     """
-    if split_of(module.student_of_one) == "val":
+    if split_of(module.student) == "val":
         data.splits.validate_in_training(HELD_OUT)
     return data
 

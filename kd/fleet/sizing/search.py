@@ -71,15 +71,13 @@ class SizeSearch:
             plan: the command line of ``kd-size``.
 
         Raises:
-            UserError: a recipe whose sizes can't be compared (several students, no teacher, nothing to score by), or
+            UserError: a recipe whose sizes can't be compared (no teacher, nothing to score by), or
                 folders that can't be written; it names the key.
         """
         self.run = run
         self.plan = plan
         self.began = time.monotonic()
         config = run.config
-        if config["students"]:
-            raise UserError("students: kd-size makes the students itself; set students=null")
         if not (config["model"].get("teacher") or config["model"].get("teachers")):
             raise UserError(
                 "model.teacher: the sizes are those of a teacher's students, and the recipe has no teacher"
@@ -88,7 +86,7 @@ class SizeSearch:
         self.folder = folder_of_sizes(runs_dir, config["recipe"])
         check_writable(self.folder)
         build(run)
-        self.student = run.module.student_of_one
+        self.student = run.module.student
         self.teacher = run.module.teacher
         if isinstance(self.student, HeadlessStudent) and not run.data.info.probed:
             raise UserError(

@@ -187,8 +187,6 @@ def plan(request: Request) -> SearchPlan:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     run = Run.of(request)
     config = run.config
-    if config["students"]:
-        raise UserError("students: a search trains one student a trial; set students=null")
     options = options_of(TuneOptions, settings)
     if options.jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {options.jobs}")

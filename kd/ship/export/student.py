@@ -22,7 +22,7 @@ from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
-from kd.storage.checkpoints import models_in
+from kd.storage.checkpoints import student_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
 from kd.storage.student_metadata import StudentMetadata, student_metadata_in
 from kd.storage.tensors import read_checkpoint
@@ -94,18 +94,16 @@ def save_student(
     where there is one. In a run the first process calls it.
 
     Args:
-        module: the trained module (the first of several students), or one of its students.
+        module: the trained module, or its student.
         path: the file to write; replaced in one step.
-        checkpoint: take the weights from this training checkpoint, of a run with one student, instead of the module's
-            present ones.
+        checkpoint: take the weights from this training checkpoint instead of the module's present ones.
     """
     path = Path(path)
-    student = module.student_of_one if isinstance(module, DistillationModule) else module
+    student = module.student if isinstance(module, DistillationModule) else module
     if checkpoint is None:
         weights = student.final.state_dict()
     else:
-        students = models_in(read_checkpoint(checkpoint)["state_dict"])
-        weights = next(iter(students.values()))
+        weights = student_in(read_checkpoint(checkpoint)["state_dict"])
     state = unit_output(weights)
     on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     # not by save_file: its files can be read by their owner alone

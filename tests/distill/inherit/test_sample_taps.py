@@ -11,7 +11,6 @@ from kd.distill.first_weights import begin
 from kd.distill.objective import Objective
 from kd.distill.settle import settle_losses
 from kd.distill.student import Student
-from kd.distill.students import Students
 from kd.losses import MSELoss
 from kd.settings import TapSpec
 from kd.tasks import Classification
@@ -53,14 +52,14 @@ def resnets() -> tuple[nn.Module, nn.Module]:
     return student.eval(), timm.create_model("resnet18", num_classes=5, channels=BIG).eval()
 
 
-def inheriting(student: nn.Module, teacher: FrozenTeacher, layers: list[str]) -> Students:
+def inheriting(student: nn.Module, teacher: FrozenTeacher, layers: list[str]) -> Student:
     """One student that inherits, with a loss over each of some layers of both models."""
     losses = {f"loss{i}": MSELoss(standardize="variance") for i in range(len(layers))}
     taps = {f"loss{i}": TapSpec(layer, layer) for i, layer in enumerate(layers)}
     task = Classification(5)
     objective = Objective(task, losses, 0.0, taps, None)
     data = DataInfo([str(i) for i in range(5)])
-    return Students(Student(student, OURS, objective, data, teacher, start="inherited"))
+    return Student(student, OURS, objective, data, teacher, start="inherited")
 
 
 @pytest.mark.parametrize(
@@ -81,28 +80,28 @@ def test_the_start_reads_what_the_losses_need(
     """The statistics and projections are those of a pass over the sample, which does not take place."""
     student_model, teacher_model = models()
     teacher = FrozenTeacher(teacher_model, THEIRS, classes=5)
-    students = inheriting(student_model, teacher, layers)
-    begin([students.only_or_first], teacher, lambda _: sample)
-    taps = students.only_or_first.sample_taps
+    student = inheriting(student_model, teacher, layers)
+    begin([student], teacher, lambda _: sample)
+    taps = student.sample_taps
     assert taps is not None
 
     # as before: run both models anew
-    students.only_or_first.sample_taps = None
-    settle_losses(students, teacher, lambda _: sample, lambda value: value)
-    losses = students.only_or_first.objective
+    student.sample_taps = None
+    settle_losses(student, teacher, lambda _: sample, lambda value: value)
+    losses = student.objective
     anew = {name: value.clone() for name, value in losses.state_dict().items()}
 
-    for standardizer in students.only_or_first.standardizers:
+    for standardizer in student.standardizers:
         for buffer in standardizer.buffers():
             buffer.zero_()
-    students.only_or_first.sample_taps = taps
+    student.sample_taps = taps
 
     def refuse(*_: object) -> None:
         raise AssertionError("a second pass")
 
     monkeypatch.setattr(settle, "_read_anew", refuse)
-    settle_losses(students, teacher, lambda _: sample, lambda value: value)
-    assert students.only_or_first.sample_taps is None
+    settle_losses(student, teacher, lambda _: sample, lambda value: value)
+    assert student.sample_taps is None
     assert any(value.numel() > 1 for value in anew.values())
     for name, value in losses.state_dict().items():
         torch.testing.assert_close(value, anew[name], rtol=1e-3, atol=1e-3)
@@ -112,10 +111,10 @@ def test_a_layer_that_the_fit_does_not_run_is_read_anew(sample: Tensor) -> None:
     """The fit fits what is inside of a block one by one: it never runs the block's MLP as it will be."""
     student_model, teacher_model = vits()
     teacher = FrozenTeacher(teacher_model, THEIRS, classes=5)
-    students = inheriting(student_model, teacher, ["blocks.1.mlp"])
-    begin([students.only_or_first], teacher, lambda _: sample)
-    settle_losses(students, teacher, lambda _: sample, lambda value: value)
-    (standardizer,) = students.only_or_first.standardizers
+    student = inheriting(student_model, teacher, ["blocks.1.mlp"])
+    begin([student], teacher, lambda _: sample)
+    settle_losses(student, teacher, lambda _: sample, lambda value: value)
+    (standardizer,) = student.standardizers
     assert standardizer.rows > 0
 
 
@@ -127,10 +126,10 @@ def test_a_student_without_a_fit_runs_once(monkeypatch: pytest.MonkeyPatch) -> N
     for start in ("inherited", "scratch"):
         student_model, teacher_model = resnets()
         teacher = FrozenTeacher(teacher_model, THEIRS, classes=5)
-        student = inheriting(student_model, teacher, ["layer2"]).only_or_first
+        student = inheriting(student_model, teacher, ["layer2"])
         monkeypatch.setattr(student, "start", start)
         student_model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
-        settle_losses(Students(student), teacher, lambda _: sample, lambda value: value)
+        settle_losses(student, teacher, lambda _: sample, lambda value: value)
         (standardizer,) = student.standardizers
         buffers.append(dict(standardizer.named_buffers()))
     assert batches == [64, 64, 64, 64]  # three parts, then one

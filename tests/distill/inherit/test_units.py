@@ -46,5 +46,5 @@ def test_numbers_are_inherited_in_their_units(arch: str, tmp_path: Path) -> None
     pictures = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
     module.begin(lambda count: pictures[:count], None)
     with torch.no_grad():
-        answers = module.student_of_one.eval().logits(pictures)
+        answers = module.student.eval().logits(pictures)
     assert (answers - 500).abs().max() < 50  # it was 50,500 of the convolutional families

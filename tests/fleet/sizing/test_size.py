@@ -63,11 +63,11 @@ def sizes(recipe: Path) -> Path:
 
 
 def names(run: Run, *given: object) -> list[str]:
-    return [one.name for one in candidates(run.module.student_of_one, run.module.teacher, *given)]
+    return [one.name for one in candidates(run.module.student, run.module.teacher, *given)]
 
 
 def test_candidates_lie_below_the_teacher_and_hold_the_recipes_student_once(built: Run) -> None:
-    found = candidates(built.module.student_of_one, built.module.teacher, (), (), 24)
+    found = candidates(built.module.student, built.module.teacher, (), (), 24)
     assert [one.name for one in found if one.of_recipe] == ["vit_tiny_patch16_224"]
     assert "w32d1h2" not in [one.name for one in found], "that is the recipe's own"
     assert {"w32d2h2", "w64d4h4", "w64d3h4"} <= {one.name for one in found}
@@ -80,9 +80,7 @@ def test_candidates_of_other_kinds_sizes_and_numbers(built: Run) -> None:
     assert names(built, ("resnet10t",), (), 2) == ["vit_tiny_patch16_224", "resnet10t"]
     (cnn,) = (
         one
-        for one in candidates(
-            built.module.student_of_one, built.module.teacher, ("resnet10t",), (), 2
-        )
+        for one in candidates(built.module.student, built.module.teacher, ("resnet10t",), (), 2)
         if one.name == "resnet10t"
     )
     assert not cnn.inherits
@@ -105,7 +103,7 @@ def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Pat
         f"model.student.kwargs={json.dumps({**TINY, 'patch_size': 'auto'})}",
     ]))  # fmt: skip
     build(run)
-    student, parent = run.module.student_of_one, run.module.teacher
+    student, parent = run.module.student, run.module.teacher
     found = candidates(student, parent, (ARCH,), (24, 28), 24)
     assert len({one.name for one in found}) == len(found)
     sides = {(one.spec.img_size, one.spec.kwargs["patch_size"]) for one in found if one.inherits}
@@ -137,7 +135,7 @@ def test_scores_come_from_training_pictures_that_are_held_out(recipe: Path) -> N
 
 def test_what_is_timed_has_the_scales_and_biases_of_a_trained_model(built: Run) -> None:
     """Ones and zeros, as models start with, are left out of exported graphs: those ran 3 % faster than trained ones."""
-    student = built.module.student_of_one
+    student = built.module.student
     for spec in (student.spec, replace(student.spec, arch="resnet10t", kwargs={})):
         model = Drawn(drawing(spec, student), spec, (32, 32), 1).prepared().model
         assert not [
