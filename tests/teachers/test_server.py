@@ -323,7 +323,7 @@ def test_what_is_no_place_of_answers_is_one_line(
         ("cache", [f"from={refused}", "from.retries=0"], f"from: {refused} can't be asked: no answer"),
         ("cache", [f"from={refused}", "from.rate=abc"], "from.rate: must be a number, got 'abc'"),
         ("cache", [f"from={refused}", "from.budget=-5"], "from.budget: must be > 0, got -5"),
-        ("cache", [f"from={refused}", "from.views=0"], "from.views: must be a whole number from 1 to 10000"),
+        ("cache", [f"from={refused}", "from.views=0"], "from.views: must be >= 1 and <= 10000, got 0"),
         ("cache", [f"from={refused}", "from.model=a"], "from.model: http://127.0.0.1:9 takes rate, "),
         ("cache", [f"from={chat}"], "from.model: must be the endpoint's name of a model"),
         ("cache", ["from=http://me:SECRET@h/v2"], "from: must have no user and no part after ? or #"),
