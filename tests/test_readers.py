@@ -58,6 +58,7 @@ BYTES = (
 XML = "a text of bounded size, refused if it declares entities"
 ROWS = "text by lines, each checked by its reader"
 BUILT = "arguments from files have passed kd.models.arguments.check_arguments"
+PAGES = "plain numbers, of a file that the gate has opened"
 COMES = "a program that comes with kd"
 OURS = "what this process has written itself"
 ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
@@ -78,7 +79,10 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.run.trust": {"importlib.import_module": "the gate"},
     "kd.data.pack": {"tarfile.open": WRITES, "tarfile.TarFile": "the type of a shard that is written"},
     "kd.data.class_facts": {"csv.reader": ROWS},
-    "kd.data.sources.lists": {"csv.reader": ROWS},
+    "kd.data.sources": {"importlib.import_module": NAMES},
+    "kd.data.sources.arrays": {"numpy.memmap": PAGES},
+    "kd.data.sources.shards": {"numpy.memmap": PAGES},
+    "kd.data.sources.manifest": {"csv.reader": ROWS},
     "kd.data.datamodule": {"importlib.import_module": NAMES},
     "kd.storage.decoding": {"PIL.Image.open": "pictures, their kinds and sizes bounded there, the one place"},
     "kd.ship.export": {"importlib.import_module": NAMES},

@@ -56,6 +56,7 @@ USERS = "the file or folder that the user names on the command line"
 STORE = "an object store"
 OWN_FILES = "opened without links, and refused unless regular and of one name (_plain_file)"
 JOB = "a folder that kd-launch or kd-tune has just made, or the container's"
+PAGES = "it maps a file to read"
 ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.callbacks.export": {"self.save": STREAM},
     "kd.callbacks.fidelity": {"small.save": STREAM},
@@ -80,6 +81,8 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.data.sources.food101": {"root.mkdir": USERS},
     "kd.data.sources.places": {"self.open": NO_FILE},
     "kd.data.sources.segmentation": {"self.at(self.masks[i]).open": NO_FILE},
+    "kd.data.sources.arrays": {"np.memmap": PAGES},
+    "kd.data.sources.shards": {"np.memmap": PAGES},
     "kd.data.sources.webdataset": {"file.parent.mkdir": CACHE},
     "kd.data.tier.cluster": {"shutil.rmtree": NEW},
     "kd.fit_to_machine.memory": {"limit_file.read_text": SYSTEM, "(cgroup / 'memory.current').read_text": SYSTEM},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.run.options import refuse_others, refuse_words, take
-from kd.run.present import check_data, check_present
+from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -106,7 +106,9 @@ def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
     if is_file and not Path(place).is_file():
         raise UserError(f"from: file {place} not found")
     run = Run.of(request)
-    check_data(run.config["data"])
+    from kd.run.pictures import list_whole
+
+    list_whole(run.config)
     from kd.run.build import data_of, task_of
     from kd.run.fill_from import fill_from
 

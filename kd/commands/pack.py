@@ -4,7 +4,6 @@ from typing import Annotated
 
 from kd.config.kinds import Range, checked_group
 from kd.run.options import CommandOptions, refuse_words, take_options
-from kd.run.present import check_data
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -47,7 +46,6 @@ def run(request: Request) -> int | None:
         return None
     refuse_words(request)
     run = Run.of(request)
-    check_data(run.config["data"])
     from kd.run.pictures import list_whole
 
     listed = list_whole(run.config)

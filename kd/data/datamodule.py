@@ -24,8 +24,8 @@ from kd.data.loader import Loader
 from kd.data.own_transform import described
 from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by
 from kd.data.samples import Collate, PictureSet
-from kd.data.sources import FoodTagMini, Source, Split, identity
-from kd.data.splits import Splits, check_global_batch, info_of
+from kd.data.sources import FoodTagMini, Source, Split
+from kd.data.splits import Splits, check_global_batch
 from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
@@ -209,18 +209,7 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data, or settings that do not fit each other or the source.
         """
-        labelled_part = self.splits.parts("train")[0]
-        info = info_of(
-            self.source,
-            self.splits.sizes(),
-            labelled_part.targets,
-            augment=self.augment,
-            crop_ratio=self.crop_ratio,
-            unlabeled_ratio=self.unlabeled_ratio,
-            balance_classes=self.balance_classes,
-            samples_freely=self.sampler is not None,
-            probed=bool(self.probe and self.splits.listed("probe")),
-        )
+        info = self.splits.info()
         if self.class_facts is None:
             return info
         if self._facts is None:
@@ -548,7 +537,7 @@ class DistillationDataModule(LightningDataModule):
             "balance_classes": self.balance_classes,
             "sampler": described(self.sampler),
             "train": len(split.targets),
-            "content": identity(split),
+            "content": self.splits.facts("train").identity,
         }
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
+LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
+"""Endings of files that list pictures."""
 ONE_LABEL = "one label a picture"
 """What :class:`kd.data.targets.Targets` calls data whose pictures have one class id each."""
 Target: TypeAlias = "int | list[int] | list[float] | Tensor"

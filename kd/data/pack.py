@@ -1,5 +1,6 @@
 """Packs a split as tar shards for the source ``Shards``."""
 
+import hashlib
 import io
 import json
 import tarfile
@@ -7,12 +8,14 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import numpy as np
 import torch
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.pictures import decode, encode_grey, encode_jpeg
 from kd.data.sources import Source, Split, named
+from kd.data.sources.shards import MASK, PICTURE
 from kd.data.targets import Masks, Targets
 from kd.errors import UserError
 from kd.progress import bar
@@ -35,9 +38,9 @@ def pack(
 
     Shard ``n`` is ``NAME-0000n.tar``. Each picture has ``KEY.jpg`` (``.png`` for a PNG) with its number in the split as the
     key, in eight digits, and beside it ``KEY.cls``, the class id as text, or ``KEY.mask.png``; nothing without labels.
-    The index is ``NAME.json``, a dict: "classes", "shards" (their names), "targets" (class ids; 0 beside masks), "samples"
-    ([shard number, offset, size in bytes] of each picture), "checksums" (a CRC-32 of each shard's pictures and masks); of
-    masks also "masks" ([offset, size], in the shard of the picture) and "ignore_index". The source ``Shards`` reads it.
+    ``NAME.index`` has a row for each picture (:data:`kd.data.sources.shards.PICTURE`, or ``MASK``). ``NAME.json`` is a dict:
+    "classes", "shards" (their names), "checksums" (a CRC-32 of each shard's pictures and masks), "masks" (whether there are
+    some), "ignore_index", "index" (the SHA-256 of ``NAME.index``). The source ``Shards`` reads both.
 
     Args:
         split: the pictures.
@@ -66,8 +69,7 @@ def pack(
     has_masks = kind.cut_with_picture
     files, path = file_system(out, "out")
     shards: list[str] = []
-    samples: list[list[int]] = []  # shard, offset, size
-    masks: list[list[int]] = []  # offset, size: in the shard of the picture
+    table = np.zeros(len(split.targets), MASK if has_masks else PICTURE)
     checksums: list[int] = []  # of the pictures and masks in each shard
     with in_one_line(f"out: {out} can't be written"), ExitStack() as open_shard:
         files.makedirs(path, exist_ok=True)
@@ -86,28 +88,30 @@ def pack(
                     tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)
                 )
             place = _add(tar, f"{i:08d}.{ending}", picture)
-            samples.append([len(shards) - 1, *place])
+            target = 0 if has_masks else split.targets[i]
+            row = (len(shards) - 1, *place, target)
             checksums[-1] = zlib.crc32(picture, checksums[-1])
             if has_masks:
-                masks.append(_add(tar, f"{i:08d}.mask.png", mask))
+                row = (*row, *_add(tar, f"{i:08d}.mask.png", mask))
                 checksums[-1] = zlib.crc32(mask, checksums[-1])
             elif classes:
                 _add(tar, f"{i:08d}.cls", str(split.targets[i]).encode())
+            table[i] = row
         open_shard.close()
 
-        # The index is written last: a pack that has one is complete.
-        index = {
+        content = table.tobytes()
+        files.pipe_file(f"{path}/{name}.index", content)
+        # It is written last: a pack that has one is complete.
+        head = {
             "classes": list(classes),
             "shards": shards,
-            "targets": list(split.targets),
-            "samples": samples,
             "checksums": checksums,
+            "masks": has_masks,
+            "ignore_index": source.ignore_index if source is not None else None,
+            "index": hashlib.sha256(content).hexdigest(),
         }
-        if has_masks and source is not None:
-            index["masks"] = masks
-            index["ignore_index"] = source.ignore_index
-        files.pipe_file(index_file, json.dumps(index).encode())
-    return sum(size for _, _, size in samples)
+        files.pipe_file(index_file, json.dumps(head).encode())
+    return int(table["size"].sum(dtype=np.int64))
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:

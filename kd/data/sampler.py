@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from kd.data.sources.arrays import by_value
 from kd.errors import UserError
 
 Key = tuple[int, int]
@@ -82,11 +83,8 @@ class TrainBatches(Sampler[list[Key]]):
         """
         self.groups: list[np.ndarray] = []
         """The labelled samples of each class."""
-        if self.classes is None:
-            return
-        for class_id in np.unique(self.classes):
-            of_class = self.classes == class_id
-            self.groups.append(np.flatnonzero(of_class))
+        if self.classes is not None:
+            self.groups = by_value(self.classes)
 
     @property
     def sampler(self) -> "TrainBatches":

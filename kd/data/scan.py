@@ -2,7 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,8 +16,8 @@ from typing import NamedTuple
 from filelock import FileLock
 
 from kd.data.pictures import MAX_PIXELS, decode
-from kd.data.sources import FileSplit, MaskSplit, Split, Subset, fingerprint, printable
-from kd.data.sources.base import whole_of
+from kd.data.sources import FileSplit, MaskSplit, Split, Subset, printable
+from kd.data.sources.base import SplitFacts, facts_of, whole_of
 from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cache_dir, cores
@@ -25,6 +28,8 @@ from kd.storage.elsewhere import LARGEST_LIST, json_of, text_of
 from kd.storage.writing import write_text
 
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
+WINDOW = 10_000  # pictures that wait for a thread to check them
+FACTS_SHARED = 20_000  # pictures: the files of more are read by one process of a machine
 
 
 def usual(split: Split) -> Check:
@@ -69,7 +74,13 @@ class Scan(NamedTuple):
     """With ``check`` all a hash of each picture's bytes, "" for one that can't be read; else no entries."""
 
 
-def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:
+def scan(
+    split: Split,
+    label: str,
+    check: Check = "all",
+    max_pixels: int = MAX_PIXELS,
+    facts: Callable[[Split], SplitFacts] = facts_of,
+) -> Scan:
     """Checks every picture of a split once, by one process a machine, and caches the result.
 
     Every process calls it. The first one checks, under a lock, and the others read its result; so does a later run while
@@ -80,6 +91,7 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
         label: its name, for the bar.
         check: ``all``: every pixel is decoded; ``headers``: these alone are read; ``off``: nothing is found.
         max_pixels: a picture with more counts as damaged.
+        facts: gives those of the split.
     """
     if check == "off":
         return Scan({}, [])
@@ -87,7 +99,7 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
     listed = _as_listed(split)
     if isinstance(listed, MaskSplit):  # settings decide which values its masks may hold
         what += f"-{listed.classes}-{listed.ignore}"
-    memory = cache_dir() / "scans" / f"{fingerprint(split)}-{what}.json"
+    memory = cache_dir() / "scans" / f"{facts(split).fingerprint}-{what}.json"
     count = len(split.targets)
     with _alone(memory.with_suffix(".lock")):
         remembered = _remembered(memory, count, check)
@@ -101,12 +113,16 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
         damaged = {}
         digests = []
         with ThreadPoolExecutor(threads) as pool:
-            looks = bar(pool.map(look, range(count)), label=f"checking {label}", total=count)
-            for i, (reason, digest) in enumerate(looks):
-                digests.append(digest)
+            windows = (range(i, min(i + WINDOW, count)) for i in range(0, count, WINDOW))
+            looks = (found for window in windows for found in pool.map(look, window))
+            for i, (reason, digest) in enumerate(
+                bar(looks, label=f"checking {label}", total=count)
+            ):
+                if check == "all":
+                    digests.append(digest)
                 if reason:
                     damaged[i] = printable(reason)
-        result = Scan(damaged, digests if check == "all" else [])
+        result = Scan(damaged, digests)
         # A read-only or full cache folder costs a second look, nothing more.
         with suppress(OSError):
             write_text(memory, json.dumps(result._asdict()))
@@ -184,3 +200,45 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
     finally:
         held.release()
+
+
+def facts_of_machine(split: Split, since: float) -> SplitFacts:
+    """The facts of a split, for which one process of a machine reads the size and time of each file.
+
+    Every process calls it. The first one reads, under a lock, and the others take what it has noted; nobody takes a note
+    that is older than ``since``. Small splits, and those that can't be compared, are read by each process.
+
+    Args:
+        split: listed alike in all processes.
+        since: when this process began to list it, in seconds of the Unix clock.
+    """
+    if len(split.targets) <= FACTS_SHARED:
+        return facts_of(split)
+    stream = _Hashed()
+    try:
+        pickle.dump(split, stream)
+    except Exception:  # a split of someone's own raises any kind
+        return facts_of(split)
+    note = cache_dir() / "scans" / f"facts-{stream.digest.hexdigest()[:16]}.json"
+    with _alone(note.with_suffix(".lock")):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = json_of(text_of(note))
+            if content["host"] == socket.gethostname() and content["time"] >= since:
+                return SplitFacts(*map(str, content["facts"]))
+        facts = facts_of(split)
+        with suppress(OSError):
+            found = {"host": socket.gethostname(), "time": time.time(), "facts": facts}
+            write_text(note, json.dumps(found))
+    return facts
+
+
+class _Hashed:
+    """A stream that keeps a hash of what is written alone."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        """Adds to the hash."""
+        self.digest.update(data)
+        return len(data)

@@ -8,11 +8,11 @@ parts, labelled and unlabelled pictures (``data.unlabeled``); where the source h
 import math
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from kd.data.sources import (
     FileSplit,
     ImageFolder,
     Joined,
-    Manifest,
     Source,
     Split,
     Subset,
@@ -29,7 +28,8 @@ from kd.data.sources import (
     named,
     printable,
 )
-from kd.data.sources.base import content
+from kd.data.sources.arrays import Column, by_value
+from kd.data.sources.base import SplitFacts
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined, place_of
 from kd.data.sources.unlabelled import unlabelled_folder
@@ -38,15 +38,6 @@ from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
 PROBE = "data.probe.root"
-
-
-class Identities(NamedTuple):
-    """What tells the intact pictures of a split apart, in their order."""
-
-    digests: list[str]
-    """Hashes of their bytes; empty where they were not read whole."""
-    paths: list[str]
-    """Of their files, or URLs; empty where they have no files of their own."""
 
 
 class Splits:
@@ -61,6 +52,7 @@ class Splits:
             probe: ``data.probe``, pictures with labels for a run without labels.
         """
         self.source = source
+        self.given = given
         self.unlabeled = given.unlabeled
         self.probe = probe
         self.val_fraction = given.val_fraction
@@ -72,10 +64,12 @@ class Splits:
         # Whether ``val`` is a part of the source's training pictures; known once a split is listed.
         self.holds_out = False
         self.skipped: list[str] = []  # damaged pictures that are left out: "NAME (REASON)"
+        self._began = time.time()
         self._listed: dict[str, list[Split]] = {}  # its parts by the split's name
         self._splits: dict[str, Split] = {}  # by name, checked
-        self._pictures: dict[str, Identities] = {}  # by the split's name, once it is checked
-        self._content: dict[str, str] = {}  # by the split's name, once it is hashed
+        self._digests: dict[str, list[str]] = {}
+        """By the split's name, hashes of the bytes of its intact pictures; [] where not all were read."""
+        self._facts: dict[int, tuple[Split, SplitFacts]] = {}  # by the split's id
 
     def check_fraction(self) -> None:
         """Refuses a ``data.val_fraction`` other than the default where the source has validation pictures.
@@ -126,9 +120,9 @@ class Splits:
     def _loaded(self, name: str) -> Split:
         """A split as its source gives it; a list of which no picture is on this disk is refused."""
         split = self.source.load(name)
-        source = self.source
-        if isinstance(source, Manifest) and isinstance(split, FileSplit) and split.store is None:
-            source.check_files(split.paths, name, f"data.source.{name}")
+        self.source.check_listed(split, name, f"data.source.{name}")
+        if isinstance(split, FileSplit):
+            split.share()
         return split
 
     def _unlabelled_pictures(self, root: str) -> FileSplit:
@@ -151,9 +145,9 @@ class Splits:
         for part in self.listed("val"):
             for i in range(len(part.targets)):
                 shown.add(real_path(part.name(i)))
-        unseen_paths = [path for path in pictures.paths if real_path(path) not in shown]
-        count = len(pictures.paths) - len(unseen_paths)
-        if not unseen_paths:
+        seen = np.fromiter((real_path(path) in shown for path in pictures.paths), bool)
+        count = int(seen.sum())
+        if seen.all():
             raise UserError(
                 f"data.unlabeled: all {count} pictures below {root} are validation pictures of data.source"
             )
@@ -163,8 +157,10 @@ class Splits:
             f"data.unlabeled: {count} of {len(pictures.paths)} pictures are not trained on: they are validation "
             "pictures of data.source"
         )
-        targets = pictures.targets[: len(unseen_paths)]
-        return FileSplit(unseen_paths, targets, pictures.left_out, pictures.place)
+        unseen = np.flatnonzero(~seen)
+        paths = (pictures.paths[int(i)] for i in unseen)
+        targets = pictures.targets[: len(unseen)]
+        return FileSplit(paths, targets, pictures.left_out, pictures.place)
 
     def _part(self, name: str) -> Split:
         """``train`` or ``val`` of a source without ``val``: the pictures not held out, or those held out.
@@ -193,7 +189,7 @@ class Splits:
             )
         if name == "train":
             numbers = np.setdiff1d(np.arange(count), numbers)
-        return Subset(all_pictures, numbers.tolist())
+        return Subset(all_pictures, numbers)
 
     def validate_in_training(self, fraction: float) -> None:
         """From now on ``val`` is a share ``fraction``, in (0, 1), of each class of the labelled training pictures, which
@@ -211,10 +207,9 @@ class Splits:
         if not len(chosen):
             raise UserError(f"data.source: {count} training pictures are too few to hold some out")
         rest = np.setdiff1d(np.arange(count), chosen)
-        self._listed["train"] = [Subset(first, rest.tolist()), *others]
-        self._listed["val"] = [Subset(first, chosen.tolist())]
+        self._listed["train"] = [Subset(first, rest), *others]
+        self._listed["val"] = [Subset(first, chosen)]
         self._splits = {}
-        self._content = {}
         self.holds_out = True
 
     def parts(self, name: str) -> Sequence[Split]:
@@ -251,17 +246,22 @@ class Splits:
         self._splits[name] = split
         return split
 
-    def content(self, name: str) -> str:
-        """A hash of a split's pictures (:func:`kd.data.sources.base.content`), by which caches of them are found.
+    def facts(self, name: str) -> SplitFacts:
+        """What tells a split apart, by which caches of it are found, and a resumed run knows it again.
 
-        The first call reads the stamp of every file; later ones repeat its result.
+        Size and time of each file are read by one process of a machine, once.
 
         Raises:
             UserError: as of :meth:`split`.
         """
-        if name not in self._content:
-            self._content[name] = content(self.split(name))
-        return self._content[name]
+        return self._facts_of(self.split(name))
+
+    def _facts_of(self, split: Split) -> SplitFacts:
+        from kd.data.scan import facts_of_machine
+
+        if id(split) not in self._facts:
+            self._facts[id(split)] = split, facts_of_machine(split, self._began)
+        return self._facts[id(split)][1]
 
     def _checked(self, split: Split, name: str) -> Split:
         """A part of a split without its damaged pictures, which are added to ``skipped``, or refused
@@ -269,26 +269,23 @@ class Splits:
 
         Args:
             split: as the source lists it.
-            name: ``train``, ``unlabeled``, ``val``, ``probe train`` or another one: for messages, and for ``_pictures``.
+            name: ``train``, ``unlabeled``, ``val``, ``probe train`` or another one: for messages, and for ``_digests``.
         """
         from kd.data.scan import scan, usual
 
-        damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
-        paths = split.paths if isinstance(split, FileSplit) else ()
-        self._pictures[name] = Identities(
-            digests=[digest for i, digest in enumerate(digests) if i not in damaged],
-            paths=[path for i, path in enumerate(paths) if i not in damaged],
-        )
+        check = self.check or usual(split)
+        damaged, digests = scan(split, name, check, self.max_pixels, self._facts_of)
+        self._digests[name] = [digest for i, digest in enumerate(digests) if i not in damaged]
         if not damaged:
             return split
         descriptions = [f"{named(split, i)} ({reason})" for i, reason in damaged.items()]
         count = len(descriptions)
+        key = "data.source"
+        if name == "unlabeled":
+            key = "data.unlabeled"
+        elif name.startswith("probe"):
+            key = PROBE
         if self.on_bad_image == "stop":
-            key = "data.source"
-            if name == "unlabeled":
-                key = "data.unlabeled"
-            elif name.startswith("probe"):
-                key = PROBE
             more = ""
             if count > 10:
                 more = f" and {count - 10} more"
@@ -300,7 +297,7 @@ class Splits:
         intact = [i for i in range(len(split.targets)) if i not in damaged]
         if not intact:
             raise UserError(
-                f"data.source: all {count} pictures of {name} are damaged, the first is {descriptions[0]}"
+                f"{key}: all {count} pictures of {name} are damaged, the first is {descriptions[0]}"
             )
         return Subset(split, intact)
 
@@ -311,23 +308,25 @@ class Splits:
         The same bytes count where both splits were read whole (``data.check=all``), else the same path. Call it once both
         splits have been checked: before, it is empty.
         """
-        if not {"train", "val"} <= self._pictures.keys():
+        if not {"train", "val"} <= self._digests.keys():
             return []
-        train = self._pictures["train"]
-        val = self._pictures["val"]
-        train_pictures, val_pictures = train.paths, val.paths
-        if train.digests and val.digests:
-            train_pictures, val_pictures = train.digests, val.digests
-        first_number: dict[str, int] = {}  # in training, by the picture's identity
-        for i, picture in enumerate(train_pictures):
-            first_number.setdefault(picture, i)
-        names = []
-        for i, picture in enumerate(val_pictures):
-            if picture in first_number:
-                val_name = self.split("val").name(i)
-                train_name = self.split("train").name(first_number[picture])
-                names.append((val_name, train_name))
-        return names
+        train, val = self.split("train"), self.split("val")
+        of_train: Iterable[str] = self._digests["train"]
+        of_val: Iterable[str] = self._digests["val"]
+        if not (of_train and of_val):
+            if not all(isinstance(self.listed(name)[0], FileSplit) for name in ("train", "val")):
+                return []
+            count = len(train.targets) - self.unlabelled()
+            of_train = (train.name(i) for i in range(count))
+            of_val = (val.name(i) for i in range(len(val.targets)))
+        numbers: dict[str, list[int]] = {}  # in validation, by the picture's identity
+        for i, picture in enumerate(of_val):
+            numbers.setdefault(picture, []).append(i)
+        names: dict[int, str] = {}
+        for i, picture in enumerate(of_train):
+            for number in numbers.pop(picture, ()):
+                names[number] = train.name(i)
+        return [(val.name(i), names[i]) for i in sorted(names)]
 
     def prepare(self) -> None:
         """Lists and checks ``train``, ``val`` and ``probe`` before training; every process calls it.
@@ -356,19 +355,13 @@ class Splits:
             )
 
     def _doubt_labels(self) -> None:
-        """Adds a warning to the source's notes: labelled training pictures that are the same, with different labels.
-
-        The same bytes are the same picture; where pictures were not read whole, the same path. Without files, and not
-        read whole, nothing is compared.
+        """Adds a warning to the source's notes: labelled training pictures of the same bytes, with different labels. Where
+        pictures were not read whole, nothing is compared.
         """
         split = self.split("train")
-        pictures = self._pictures["train"].digests or self._pictures["train"].paths
-        labelled_count = len(split.targets) - self.unlabelled()
-        if len(pictures) != labelled_count:
-            return
         first_number: dict[str, int] = {}
         different: list[tuple[int, int]] = []
-        for i, picture in enumerate(pictures):
+        for i, picture in enumerate(self._digests["train"]):
             before = first_number.setdefault(picture, i)
             if split.targets[before] != split.targets[i]:
                 different.append((before, i))
@@ -410,6 +403,12 @@ class Splits:
             return len(self.parts("train")[1].targets)
         return 0
 
+    def info(self) -> DataInfo:
+        """What is known of the data, without the facts of classes; see :func:`info_of`."""
+        targets = self.parts("train")[0].targets
+        probed = bool(self.probe and self.listed("probe"))
+        return info_of(self.source, self.sizes(), targets, self.given, probed)
+
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more, never
@@ -423,15 +422,12 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
         seed: of the choice, which a resumed run must repeat.
     """
     rng = np.random.default_rng([seed, 2])
-    numbers_by_class: dict[Hashable, list[int]] = {}
-    for i, target in enumerate(targets):
-        # of other targets all are alike
-        kind = None
-        if isinstance(target, Integral):
-            kind = int(target)
-        numbers_by_class.setdefault(kind, []).append(i)
+    column = Column.of(targets)
+    ids = np.zeros(len(targets), np.int32)
+    if isinstance(column, Column) and column.ends is None and column.values.ndim == 1:
+        ids = column.values
     chosen = []
-    for numbers in numbers_by_class.values():
+    for numbers in sorted(by_value(ids), key=lambda group: group[0]):
         count = max(1, round(fraction * len(numbers)))
         count = min(count, len(numbers) - 1)
         chosen.append(rng.permutation(numbers)[:count])
@@ -497,11 +493,7 @@ def info_of(
     source: Source,
     sizes: Mapping[str, int],
     targets: Sequence[Any],
-    augment: Augment,
-    crop_ratio: float,
-    unlabeled_ratio: float | None,
-    balance_classes: bool,
-    samples_freely: bool = False,
+    given: DataSettings,
     probed: bool = False,
 ) -> DataInfo:
     """What is known of the data, once their settings are seen to fit each other; no picture is read.
@@ -510,23 +502,21 @@ def info_of(
         source: classes and kind of target.
         sizes: pictures of ``train``, ``val`` and ``unlabeled``, as of :meth:`Splits.sizes`.
         targets: of the source's own training pictures, without those of ``data.unlabeled``.
-        augment: how views are changed.
-        crop_ratio: side of a validation view over that of the scaled picture, in (0, 1].
-        unlabeled_ratio: unlabelled pictures for each labelled one; None: an epoch is all of them, without labelled ones.
-        balance_classes: whether all classes come equally often.
-        samples_freely: whether a sampler of the user's chooses the pictures.
+        given: ``data.*``.
         probed: whether there are labelled pictures (``data.probe``) to score features on.
 
     Raises:
         UserError: settings that do not fit; it names the key.
     """
+    augment = given.augment or Augment()
+    balance_classes = given.balance_classes
     undefined = [name for name in source.kind.undefined if getattr(augment, name)]
     if undefined:
         off = " ".join(f"data.augment.{name}=0" for name in undefined)
         raise UserError(
             f"data.augment.{undefined[0]}: is not defined for {source.kind.name}: {off}"
         )
-    unlabelled_alone = bool(sizes["unlabeled"]) and unlabeled_ratio is None
+    unlabelled_alone = bool(sizes["unlabeled"]) and given.unlabeled_ratio is None
     counts = None
     if source.classes:
         counts = source.kind.counts(targets, len(source.classes))
@@ -536,7 +526,7 @@ def info_of(
         raise UserError(
             "data.balance_classes: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled"
         )
-    if samples_freely:
+    if given.sampler is not None:
         if balance_classes or unlabelled_alone:
             other = "data.balance_classes=true" if balance_classes else "data.unlabeled alone"
             raise UserError(f"data.sampler: chooses labelled pictures, not with {other}")
@@ -559,8 +549,8 @@ def info_of(
         soft_targets=augment.mixes,
         kind=source.kind.name,
         ignore_index=source.ignore_index,
-        crop_ratio=crop_ratio,
+        crop_ratio=given.crop_ratio,
         probed=probed,
-        counts=None if balance_classes or samples_freely else counts,
+        counts=None if balance_classes or given.sampler is not None else counts,
         scales=source.kind.scales(targets, len(source.classes)),
     )

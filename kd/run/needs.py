@@ -139,12 +139,17 @@ def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
     needed = (
         (data["engine"] == "dali", "data.engine: dali", "nvidia.dali", "dali"),
         (data["engine"] == "ray", "data.engine: ray", "ray", "ray"),
-        ("HuggingFace" in _class_names(data["source"]), "data.source: HuggingFace", "datasets", "hf"),
         ("DeepSpeed" in _class_names(trainer["strategy"]), "trainer.strategy: DeepSpeed", "deepspeed", "deepspeed"),
         (monitor["prometheus_port"], "monitor.prometheus_port:", "prometheus_client", "prometheus"),
         (monitor["otlp"], "monitor.otlp:", "opentelemetry", "otel"),
         (monitor["cloudwatch"], "monitor.cloudwatch:", "boto3", "aws"),
     )  # fmt: skip
+    from kd.data.sources import class_at
+
+    source = class_at((data["source"] or {}).get("class_path"))
+    if source is not None and source.needs is not None:
+        package, extra = source.needs
+        yield Need(f"data.source: {source.__name__}", (package,), extra)
     for is_needed, setting, package, extra in needed:
         if is_needed:
             yield Need(setting, (package,), extra)

@@ -15,12 +15,11 @@ from typing import Any, cast
 
 from kd.config import parts as listed
 from kd.config.kinds import fitted
-from kd.data import sources
 from kd.data.class_facts import read_class_facts
-from kd.data.sources import Source
+from kd.data.sources import Source, class_at, classes_below
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined
-from kd.data.splits import PROBE, Splits, check_global_batch, info_of, load_probe
+from kd.data.splits import PROBE, Splits, check_global_batch, load_probe
 from kd.data.targets import TASKS, other_targets
 from kd.errors import UserError
 from kd.launch.child import PARENT
@@ -33,14 +32,13 @@ from kd.run.needs import teachers_in
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
 
-LISTED = ("ImageFolder", "Manifest", "Pictures", "SegmentationFolder", "Shards")
-"""kd's sources that are listed without another package, and without drawing or downloading pictures."""
-SHARDS = "WebDataset"
-"""The source whose shards must exist; they are read whole to be listed, which is left for later."""
 SLOW_S = 2.0
 """Seconds; a list of pictures that takes longer is announced."""
-FOR_SPLITS = ("unlabeled", "val_fraction", "on_bad_image", "check", "max_pixels")
-"""Settings of ``data`` that decide which pictures belong to which split."""
+OF_PICTURES = (
+    "unlabeled", "unlabeled_ratio", "val_fraction", "on_bad_image", "check", "max_pixels", "crop_ratio",
+    "balance_classes", "sampler",
+)  # fmt: skip
+"""Settings of ``data`` that say which pictures belong to which split, or must fit them."""
 DRAW = """\
 import contextlib, pathlib, sys
 from kd.launch.child import end_with_parent
@@ -62,34 +60,25 @@ def list_to_train(config: Mapping[str, Any]) -> Splits | None:
         config: the resolved settings.
 
     Returns:
-        The splits; None where some of the pictures are in a store, for sources that :data:`LISTED` does not name, and
-        for ``Pictures`` without a folder: these are listed once torch is there.
+        The splits; None for sources that are not :attr:`~kd.data.sources.Source.listed_early`, and where some of the
+        pictures are in a store: these are listed once torch is there.
 
     Raises:
         UserError: a folder without pictures, a list without the column, one class alone, augmentations that labels do
             not allow, ...
     """
     data = config["data"]
+    for key, folder in (
+        ("data.unlabeled", data["unlabeled"]),
+        (PROBE, (data["probe"] or {}).get("root")),
+    ):
+        if folder and not is_url(folder) and not Path(folder).expanduser().is_dir():
+            raise UserError(f"{key}: folder {folder} not found")
     _check_task(config)
     splits = list_splits(config, ["train", "val"])
     if splits is None:
         return None
-    sizes = {
-        name: sum(len(part.targets) for part in splits.listed(name)) for name in ("train", "val")
-    }
-    first, *unlabelled = splits.listed("train")
-    sizes["unlabeled"] = sum(len(part.targets) for part in unlabelled)
-    info = info_of(
-        splits.source,
-        sizes,
-        first.targets,
-        augment=Augment(**(data["augment"] or {})),
-        crop_ratio=data["crop_ratio"],
-        unlabeled_ratio=data["unlabeled_ratio"],
-        balance_classes=data["balance_classes"],
-        samples_freely=data["sampler"] is not None,
-        probed=splits.probe is not None,
-    )
+    info = splits.info()
     if _batch_stays(config):  # how many processes there will be is not known yet: one at least
         size = data["batch_size"]
         check_global_batch(size, 1, info.train, f"the {info.train} training pictures")
@@ -103,27 +92,22 @@ def draw_ahead(source: Mapping[str, Any] | None, folder: Path) -> None:
     first waits for the rest.
 
     Args:
-        source: the settings ``data.source``; only those of FoodTagMini with its usual numbers are drawn ahead.
+        source: the settings ``data.source``; only FoodTagMini's pictures are drawn ahead.
         folder: the cache folder.
     """
-    drawn_set = listed.listed("FoodTagMini", "source")
-    if source is None or drawn_set is None or source["class_path"] not in drawn_set.paths:
+    if source is None or not source["class_path"].endswith(".FoodTagMini"):
         return
-    usual = {name: argument.value for name, argument in drawn_set.arguments.items()}
-    init_args = source["init_args"]
-    sizes = [str(init_args[f"{split}_per_class"]) for split in ("train", "val")]
-    drawn = f"foodtag-mini-*-{'x'.join(sizes)}"
-    if init_args != usual or any(folder.glob(drawn)):
+    sizes = [str(source["init_args"][f"{split}_per_class"]) for split in ("train", "val")]
+    if any(folder.glob(f"foodtag-mini-*-{'x'.join(sizes)}")):
         return
     command = python("-c", DRAW, str(folder), *sizes)
-    process = str(os.getpid())
-    environment = {**os.environ, PARENT: process}
+    environment = {**os.environ, PARENT: str(os.getpid())}
     drawing = subprocess.Popen(command, env=environment, start_new_session=True)
     atexit.register(drawing.terminate)
 
 
 def _check_task(config: Mapping[str, Any]) -> None:
-    """Refuses one of kd's tasks whose targets a source of :data:`LISTED` never has, before a picture is listed."""
+    """Refuses one of kd's tasks whose targets the source never has, before a picture is listed."""
     model = config["model"]
     if not model["student"]["head"]:  # features need no targets
         return
@@ -151,9 +135,16 @@ def list_splits(config: Mapping[str, Any], names: Sequence[str]) -> Splits | Non
     Raises:
         UserError: no such split, or no pictures in it.
     """
-    splits = _splits_of(config)
-    if splits is None:
+    data = config["data"]
+    source = _source_of(data["source"])
+    probe = Probe(**(data["probe"] or {}))
+    if source is None or is_url(f"{data['unlabeled']} {probe.root}"):
         return None
+    augment = Augment(**(data["augment"] or {}))
+    settings = {name: data[name] for name in OF_PICTURES}
+    seed = config.get("seed", 0)
+    given = DataSettings(source=cast(Any, source), seed=seed, augment=augment, **settings)
+    splits = Splits(source, given, probe if probe.root else None)
     if splits.probe is not None and "train" in names:
         names = [*names, "probe"]
     with said_when_slow(str(config["recipe"])):
@@ -205,8 +196,7 @@ def list_folder(folder: str) -> None:
         UserError: names it.
     """
     if not is_url(folder):
-        classes = sources.classes_below(folder, "folder")
-        labelled_folder(joined(expanded(folder)), classes, "folder")
+        labelled_folder(joined(expanded(folder)), classes_below(folder, "folder"), "folder")
 
 
 def list_to_compare(wish: PaysWish) -> None:
@@ -223,39 +213,22 @@ def list_to_compare(wish: PaysWish) -> None:
         raise UserError(str(error).replace(PROBE, "pays")) from error
 
 
-def _splits_of(config: Mapping[str, Any]) -> Splits | None:
-    """The splits of resolved settings, not listed yet; None as of :func:`list_to_train`."""
-    data = config["data"]
-    source = _source_of(data["source"])
-    if source is None:
-        return None
-    settings = {name: data[name] for name in FOR_SPLITS}
-    probe = Probe(**(data["probe"] or {}))
-    if any(is_url(str(place)) for place in (data["unlabeled"], probe.root)):
-        return None
-    given = DataSettings(source=cast(Any, source), seed=config.get("seed", 0), **settings)
-    return Splits(source, given, probe if probe.root else None)
-
-
 def _source_of(spec: Mapping[str, Any] | None) -> Source | None:
-    """A source of :data:`LISTED` whose pictures are on this disk; None for any other.
-
-    Of :data:`SHARDS` it only checks that they exist.
+    """A source whose pictures are on this disk and can be listed early; None for any other, of which only what it needs is
+    looked for (:meth:`~kd.data.sources.Source.check_there`).
     """
-    package, _, name = str((spec or {}).get("class_path", "")).rpartition(".")
-    if spec is None or package != sources.__name__ or name not in (*LISTED, SHARDS):
+    kind = class_at((spec or {}).get("class_path"))
+    if spec is None or kind is None:
         return None
     arguments = spec["init_args"]
-    is_drawn = name == "Pictures" and not arguments.get("root")
-    if is_drawn or any(is_url(str(value)) for value in arguments.values()):
+    is_checked = kind.listed_early or kind.check_there is not Source.check_there
+    if not is_checked or any(is_url(str(value)) for value in arguments.values()):
         return None
     known = listed.listed(spec["class_path"], "source")
     assert known is not None
-    values = {}
-    for argument, value in arguments.items():
-        values[argument] = fitted(known.fields.get(argument, Any), value)
-    source = typed.make_object(getattr(sources, name), values, "data.source")
-    if isinstance(source, sources.WebDataset):
-        source.check_shards()
-        return None
-    return cast(Source, source)
+    values = {name: fitted(known.fields.get(name, Any), value) for name, value in arguments.items()}
+    source = cast(Source, typed.make_object(kind, values, "data.source"))
+    if source.listed_early:
+        return source
+    source.check_there()
+    return None

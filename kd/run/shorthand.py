@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.config.parts import listed
+from kd.data.info import LISTS
 from kd.errors import UserError
 from kd.run import files, resolve
 from kd.run.paths import SETTINGS
@@ -13,10 +14,6 @@ from kd.run.task_words import at, words_of_task
 from kd.storage.objects import is_url
 
 SOURCE = "data.source"
-LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
-"""Endings of files that list pictures."""
-OF_A_FOLDER = ("Pictures", "SegmentationFolder")
-"""A recipe's sources that stay what they are when a folder is given."""
 
 
 def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]]) -> list[str]:
@@ -37,10 +34,11 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
     files_say = resolve.merged(contents)
     data = files_say.get("data") or {}
     source = data.get("source") or {}
-    _, _, source_name = str(source.get("class_path", "")).rpartition(".")
+    source_path = str(source.get("class_path", ""))
+    source_name = source_path.rpartition(".")[2]
     words: list[str] = []
     for word in overrides:
-        words += _answers(word) or _source(word, source_name)
+        words += _answers(word) or _source(word, source_path)
     given = dict(word.split("=", 1) for word in words if "=" in word)
     train = given.get(f"{SOURCE}.train", "")
     is_list = train.lower().endswith(LISTS)
@@ -104,14 +102,14 @@ def as_typed(message: str, words: Sequence[str]) -> str:
     return message
 
 
-def _source(word: str, source_name: str) -> list[str]:
+def _source(word: str, source_path: str) -> list[str]:
     """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is.
 
-    A recipe's source of :data:`OF_A_FOLDER` gets the folder as its argument alone.
+    A recipe's source that :attr:`~kd.data.sources.Source.takes_folder` gets the folder as its argument alone.
 
     Args:
         word: ``key=value``.
-        source_name: the class of the files' ``data.source``, without its package; "" without one.
+        source_path: the class of the files' ``data.source``; "" without one.
 
     Raises:
         UserError: a YAML file that names no source, or a folder that is not there.
@@ -132,7 +130,10 @@ def _source(word: str, source_name: str) -> list[str]:
         if "/" in path and not Path(path).exists():
             raise UserError(f"{SOURCE}: folder {path} not found")
         return [word]
-    if source_name in OF_A_FOLDER:
+    from kd.data.sources import class_at
+
+    kind = class_at(source_path)
+    if kind is not None and kind.takes_folder:
         return [f"{SOURCE}.root={path}"]
     name = "ImageFolder"
     if Path(path, "train.json").is_file():

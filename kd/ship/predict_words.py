@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kd.data.info import LISTS
 from kd.data.sources import pictures_below, pictures_in_list
-from kd.data.sources.lists import LISTS
 from kd.errors import UserError
 from kd.storage.student_metadata import student_metadata_in
 
@@ -70,8 +70,8 @@ def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None)
 
 
 def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a run's source by which a list's pictures are found: of ``image_dir``, ``path_column`` and
-    ``delimiter`` those that it has; none of a source that is not a list.
+    """The arguments of a run's source by which a list's pictures are found: of ``image_dir``, ``path_column``,
+    ``delimiter`` and ``ending`` those that it has; none of a source that is not a list.
 
     Args:
         source: ``data.source`` of the run, a class path and its arguments.
@@ -80,7 +80,7 @@ def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     arguments = source["init_args"]
     reading = {}
-    for name in ("image_dir", "path_column", "delimiter"):
+    for name in ("image_dir", "path_column", "delimiter", "ending"):
         if name in arguments:
             reading[name] = arguments[name]
     return reading

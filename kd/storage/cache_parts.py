@@ -64,6 +64,7 @@ PARTS = {
     "fetched": Part(
         rf"fetched/{DIGEST}", "copies from an object store", "downloaded again when needed"
     ),
+    "lists": Part(rf"lists/{DIGEST}", "names of pictures, of runs that were killed", "nothing"),
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
     "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),

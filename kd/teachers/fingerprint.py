@@ -82,7 +82,7 @@ def pictures_of(data: DistillationDataModule, split: str = "train") -> dict[str,
     """The part ``data`` of a split: how many pictures, and a digest of their keys."""
     return {
         "pictures": len(data.split(split).targets),
-        "content": data.splits.content(split),
+        "content": data.splits.facts(split).content,
     }
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from kd.cli import train_main
 from kd.data.datamodule import DistillationDataModule
+from kd.data.info import LISTS
 from kd.data.scan import Check, scan
-from kd.data.sources import ImageFolder, Manifest, Source, lists
+from kd.data.sources import ImageFolder, Manifest, Source, manifest
 from kd.errors import UserError
 from kd.run.request import translate
-from kd.run.shorthand import LISTS
 from kd.storage.elsewhere import LARGEST
 from tests._helpers import CLASSES, draw_folder
 from tests._runs import run
@@ -76,20 +76,13 @@ TWO = (["a.jpg", "b/c.jpg"], ["x", "y"])
     [
         ("bom.csv", b"\xef\xbb\xbfpath,label\na.jpg,x\nb/c.jpg,y\n", {}),
         ("bom.jsonl", b'\xef\xbb\xbf{"path": "a.jpg", "label": "x"}\n{"path": "b/c.jpg", "label": "y"}\n', {}),
-        ("wide.csv", "path,label\r\na.jpg,x\r\nb/c.jpg,y\r\n".encode("utf-16"), {}),
-        ("semicolon.csv", "id;path;label\n1;a.jpg;x\n2;b/c.jpg;y\n", {}),
+        ("semicolon.csv", "id;path;label\n1;a.jpg;x\n2;b/c.jpg;y\n", {"delimiter": ";"}),
         ("tab.tsv", "path\tlabel\na.jpg\tx\nb/c.jpg\ty\n", {}),
         ("named.csv", "filename,class\na.jpg,x\nb/c.jpg,y\n", {"path_column": "filename", "label_column": "class"}),
         ("bare.txt", "a.jpg x\nb/c.jpg y\n", {"path_column": 0, "label_column": 1}),
         ("turned.csv", "x,0,a.jpg\ny,0,b/c.jpg\n", {"path_column": 2, "label_column": 0}),
         ("bar.txt", "path^label\na.jpg^x\nb/c.jpg^y\n", {"delimiter": "^"}),
         ("array.json", json.dumps([{"path": "a.jpg", "label": "x"}, {"path": "b/c.jpg", "label": "y"}]), {}),
-        ("coco.json", json.dumps({
-            "images": [{"id": 7, "file_name": "a.jpg"}, {"id": 3, "file_name": "b/c.jpg"}],
-            "annotations": [{"image_id": 3, "category_id": 2}, {"image_id": 7, "category_id": 1},
-                            {"image_id": 3, "category_id": 2}],
-            "categories": [{"id": 0, "name": "things"}, {"id": 1, "name": "x"}, {"id": 2, "name": "y"}],
-        }), {}),
     ],
 )  # fmt: skip
 def test_lists_of_many_kinds(
@@ -105,44 +98,30 @@ def test_semicolons_part_labels_in_a_list_without_a_header(tmp_path: Path) -> No
     assert found == (["a.jpg", "b.jpg"], ["x;y", "y"])
 
 
-@pytest.mark.parametrize("last", ["val", "valid", "test"])
-def test_ultralytics_names_the_split_of_each_picture(last: str, tmp_path: Path) -> None:
-    rows = [("a.jpg", "train", 0), ("b.jpg", "train", 1), ("c.jpg", last, 1), ("d.jpg", "test", 0)]
-    lines: list[dict] = [
-        {"type": "dataset", "task": "classify", "class_names": {"0": "x", "1": "y"}}
-    ]
-    lines += [
-        {"type": "image", "file": f, "split": s, "annotations": {"classification": [i]}}
-        for f, s, i in rows
-    ]
-    lines += [lines[3]] if last != "test" else []
-    (tmp_path / "set.ndjson").write_text("\n".join(map(json.dumps, lines)))
-    source = Manifest(str(tmp_path / "set.ndjson"))
-    assert source.has("val")
-    assert source.load("train").targets == [0, 1]
-    assert source.load("val").targets == ([1, 1] if last != "test" else [1, 0])
-
-
 @pytest.mark.parametrize(
     ("name", "content", "arguments", "message"),
     [
-        ("m.csv", "file,class\na,x\n", {}, r"has no column path \(it has file, class\); .*path_column=NAME.*: "
-         r"data.source.path_column=file data.source.label_column=class\?"),
-        ("m.csv", "x,a.jpg\ny,b.jpg\n", {}, "data.source.path_column=1 data.source.label_column=0"),
-        ("m.csv", "file,other,class\na.jpg,b.jpg,x\n", {}, "has no column path .*path_column=NAME"),
+        ("m.csv", "file,class\na,x\n", {}, r"has no column path \(it has file, class\); data.source.path_column=NAME and "
+         r"data.source.label_column=NAME say which"),
+        ("m.csv", "path;label\na.jpg;x\n", {}, r"it has path;label\).*data.source.delimiter what parts them"),
         ("m.csv", "path,kind\na.jpg,x\n", {}, r"has no column label .*data.source.label_column=NAME"),
         ("m.csv", "path\na.jpg\n", {"label_column": "kind"}, r"has no column kind .*data.source.label_column=NAME"),
-        ("m.csv", "path,class,tags\na.jpg,x,y\n", {}, r"has no column label .*data.source.label_column=NAME.*; a label in "
-         r"each: 'data.source.label_column=\[class, tags\]'"),
         ("m.csv", "path,label\na,b.jpg,x\n", {}, "has 3 columns in line 2, 2 in the first"),
         ("m.csv", "a.jpg,x\n", {"path_column": 0}, "has no column label"),
         ("m.json", "{", {}, "is no list of pictures"),
+        ("m.json", "[3]", {}, "must hold an object a picture"),
         ("m.csv", b"path,label\n\xff.jpg,x\n", {}, "is no list of pictures"),
-        ("m.json", '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": []}', {},
-         "a.jpg has no label"),
-        ("m.json", '{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "category_id": 0}, '
-         '{"image_id": 1, "category_id": 1}], "categories": [{"id": 0, "name": "x"}, {"id": 1, "name": "y"}]}', {},
-         r"a.jpg has 2 labels \(x, y\), which data.source.multi_label=true takes"),
+        ("m.json", '{"images": [], "annotations": [], "categories": []}', {},
+         "it has images, annotations, categories.*scripts/to_list.py makes a table of COCO's JSON"),
+        ("m.csv", "path,label\n,x\n", {}, "has no path in row 1"),
+        ("m.csv", "path,label,split\na.jpg,x,train\nb.jpg,x,other\n", {}, "column split, but has 'other' there"),
+        ("m.csv", "path,label\na.jpg,x\n", {"split_column": "part"}, "has no column part"),
+        ("m.csv", "path,label,subset\na.jpg,x,train\nb.jpg,x,val\n", {}, "data.source.split_column=subset reads it"),
+        ("m.csv", "path,label,is_valid\na.jpg,x,0\nb.jpg,x,1\n", {}, "data.source.split_column=is_valid reads it"),
+        ("m.csv", "path,label\na.jpg,x;y\nb.jpg,y;z\nc.jpg,z;x\n", {}, "several labels, separated by ';'"),
+        ("m.csv", "path,label\na.jpg,\"['x', 'y']\"\n", {}, "a.jpg has 2 labels .x, y., which data.source.multi_label=true"),
+        ("m.csv", "path,label\na.jpg,\"x,y\"\nb.jpg,x\n", {"multi_label": True}, "label_separator=',' parts them"),
+        ("m.csv", "path,label\na.jpg,x y\nb.jpg,y x\nc.jpg,x\n", {"multi_label": True}, "label_separator=' ' parts them"),
     ],
 )  # fmt: skip
 def test_lists_that_do_not_fit(
@@ -152,41 +131,29 @@ def test_lists_that_do_not_fit(
         listed(tmp_path, name, content, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("m.csv", "image,Labels,split\na.jpg,x,train\nsub/b.PNG,y,train\n"),
-        ("m.tsv", "class\tfile name\nx\ta.jpg\ny\tsub/b.PNG\n"),
-        ("m.jsonl", '{"img": "a.jpg", "category": "x"}\n{"img": "sub/b.PNG", "category": "y"}\n'),
-    ],
-)  # fmt: skip
-def test_columns_of_other_names_are_found_by_what_they_hold_and_reported(
-    name: str, content: str, tmp_path: Path
+@pytest.mark.parametrize(("cells", "arguments", "labels"), [
+    (["x;y", "y"], {}, ["x;y", "y"]), (["x|y", "y"], {"label_separator": "|"}, ["x;y", "y"]),
+    (["x y", "y"], {"label_separator": "blank"}, ["x;y", "y"]), (["x|y", "y"], {"label_separator": "none"}, ["x|y", "y"]),
+    (["[\"x\", 3]", "['y']"], {}, ["x;3", "y"]),
+])  # fmt: skip
+def test_several_labels_in_a_cell(
+    cells: list[str], arguments: dict, labels: list[str], tmp_path: Path
 ) -> None:
-    assert listed(tmp_path, name, content) == (["a.jpg", "sub/b.PNG"], ["x", "y"])
-    source = Manifest(str(tmp_path / name))
-    source.load("train")
-    text = " ".join(source.notes)
-    assert "data.source.path_column" in text
-    assert "data.source.label_column" in text
+    rows = "".join(f"{i}.jpg\t{cell}\n" for i, cell in enumerate(cells))
+    found = listed(tmp_path, "m.tsv", f"path\tlabel\n{rows}", multi_label=True, **arguments)
+    assert found[1] == labels
 
 
-def test_several_columns_hold_a_label_each(tmp_path: Path) -> None:
-    table = "path,fruit,shape\na.jpg,apple,round\nb.jpg,banana,\n"
-    columns = {"label_column": ["fruit", "shape"]}
-    (tmp_path / "m.csv").write_text(table)
-    source = Manifest(str(tmp_path / "m.csv"), multi_label=True, label_column=["fruit", "shape"])
-    targets = source.load("train").targets
-    assert source.classes == ["apple", "banana", "round"]
-    assert targets == [[0, 2], [1]]
-    with pytest.raises(
-        ValueError, match="label_column must be one column, or several with multi_label"
-    ):
-        listed(tmp_path, "m.csv", table, **columns)
-    with pytest.raises(
-        UserError, match=r"no column colour \(data.source.label_column; it has path, fruit"
-    ):
-        listed(tmp_path, "m.csv", table, multi_label=True, label_column=["fruit", "colour"])
+@pytest.mark.parametrize(
+    ("column", "values"), [("subset", ["train", "Testing"]), ("is_valid", ["False", "1"])]
+)
+def test_a_column_of_splits_is_named(column: str, values: list[str], tmp_path: Path) -> None:
+    rows = "".join(f"{i}.jpg,x,{value}\n" for i, value in enumerate(values))
+    (tmp_path / "m.csv").write_text(f"path,label,{column}\n{rows}")
+    source = Manifest(str(tmp_path / "m.csv"), split_column=column)
+    assert source.has("val")
+    assert [len(source.load(split).targets) for split in ("train", "val")] == [1, 1]
+    assert len(Manifest(str(tmp_path / "m.csv"), split_column="none").load("train").targets) == 2
 
 
 def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:
@@ -203,10 +170,7 @@ def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"delimiter": ";;"}, "delimiter must be one character"),
-        (
-            {"path_column": 0, "label_column": "class"},
-            "label_column must be a name or a number as path_column is",
-        ),
+        ({"label_separator": "::"}, "label_separator must be one character"),
     ],
 )
 def test_columns_that_can_not_be(arguments: dict, message: str) -> None:
@@ -248,7 +212,7 @@ def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> No
         "data.source=Shards",
         folder,
     ]
-    assert {*lists.TABLES} < {*LISTS}
+    assert {*manifest.DELIMITERS} < {*LISTS}
     with pytest.raises(UserError, match=f"data.source: folder {tmp_path}/none not found"):
         source_of("recipe=foodtag_vit", f"data.source={tmp_path}/none")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kd.data.sources.places import DISK, joined, list_at, pictures_below, place_of
-from kd.data.sources.shard_names import braces
+from kd.data.sources.webdataset import braces
 from kd.errors import UserError
 
 

@@ -1,21 +1,26 @@
 """Packs of tar shards: the run over a pack is the run over its folder, on a disk and from an S3 server."""
 
+import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import tarfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kd.cli import cache_main, pack_main, train_main
 from kd.data.pack import pack
 from kd.data.pictures import decode
-from kd.data.sources import ImageFolder, Shards, fingerprint
+from kd.data.sources import ImageFolder, Shards, fingerprint, shards
+from kd.data.sources.shards import PICTURE
 from kd.errors import UserError
 from kd.storage.objects import file_system, tried
 from tests._faults import Faults, before
@@ -120,59 +125,68 @@ OUTSIDE = "../../outside.tar"
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("key", "value", "message"),
     [
-        (["shards", 0], OUTSIDE, f"a file's plain name (NAME.tar), got '{OUTSIDE}'"),
-        (["shards", 0], "/etc/passwd.tar", "a file's plain name"),
-        (["shards", 0], 7, "a file's plain name"),
-        (
-            ["shards"],
-            "x.tar",
-            "it must hold the lists classes, shards, samples, targets, checksums",
-        ),
-        (
-            ["checksums"],
-            None,
-            "it must hold the lists",
-        ),  # as packs had none before the first release
-        (["checksums"], [], "checksums must be one for each of 1 shard(s), got 0"),
-        (["classes"], [], "target 0 must be a class id, -1 to -1, got 1"),
-        (["classes", 1], None, "classes must be names"),
-        (["samples"], [], "equally many, >= 1, got 0 and 48"),
-        (["targets"], [0], "equally many, >= 1, got 48 and 1"),
-        (["samples", 3], [0, -512, 10], "sample 3 lies at no place"),
-        (["samples", 3], [0, 512, -1], "sample 3 lies at no place"),
-        (["samples", 3], [5, 512, 10], "sample 3 lies at no place"),
-        (["samples", 3], [0, 512, 2**40], "sample 3 lies at no place"),
-        (["samples", 3], [0, "512", 10], "sample 3 must be three whole numbers"),
-        (["samples", 3], [0, 512], "sample 3 must be three whole numbers"),
-        (["targets", 2], -1, "target 2 must be a class id, 0 to 3, got -1"),
-        (["targets", 2], 4, "target 2 must be a class id"),
-        (["targets", 2], [1], "target 2 must be a class id"),
+        ("shards", [OUTSIDE], f"a file's plain name (NAME.tar), got '{OUTSIDE}'"),
+        ("shards", ["/etc/passwd.tar"], "a file's plain name"),
+        ("shards", [7], "a file's plain name"),
+        ("shards", "x.tar", "it must hold the lists classes, shards, checksums"),
+        ("checksums", None, "it must hold the lists"),
+        ("checksums", [], "checksums must be one for each of 1 shard(s), got 0"),
+        ("classes", ["a", None], "classes must be names"),
+        ("masks", 1, "whether there are masks"),
+        ("ignore_index", 256, "ignore_index must be a value of a mask, 0 to 255, got 256"),
+        ("index", "0" * 64, "it is not the one that train.json was written with"),
+        ("masks", True, "train.index is damaged"),
+        ("classes", [], "target 0 must be a class id, -1 to -1, got 1"),
+        (3, (-1, 512, 10, 1), "sample 3 lies at no place"),
+        (3, (0, -512, 10, 1), "sample 3 lies at no place"),
+        (3, (0, 512, 0, 1), "sample 3 lies at no place"),
+        (3, (5, 512, 10, 1), "sample 3 lies at no place in 1 shard(s)"),
+        (3, (0, 2**60, 10, 1), "sample 3 lies at no place"),
+        (3, (0, 512, 2**31 - 1, 1), "sample 3 lies at no place"),
+        (2, (0, 512, 10, -1), "target 2 must be a class id, 0 to 3, got -1"),
+        (2, (0, 512, 10, 4), "target 2 must be a class id"),
+        ("pictures", 0, "train.index is damaged"),
     ],
 )
 @pytest.mark.parametrize("url", ["", "file://"])
 def test_an_index_that_lies_is_refused_before_anything_is_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: list[Any],
-    value: Any,
-    message: str,
-    url: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Any, value: Any, message: str, url: str
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache" / "deep"))
     (tmp_path / "pack").mkdir()
     (tmp_path / "outside.tar").write_bytes(bytes(10**6))
-    index: Any = {"classes": list("abcd"), "shards": ["train-00000.tar"], "targets": [1] * 48, "checksums": [0],
-                  "samples": [[0, 512 + 1024 * i, 100] for i in range(48)]}  # fmt: skip
-    node = index
-    for key in place[:-1]:
-        node = node[key]
-    node[place[-1]] = value
-    (tmp_path / "pack" / "train.json").write_text(json.dumps(index))
+    table = np.zeros(0 if key == "pictures" else 47, PICTURE)
+    table["offset"], table["size"], table["target"] = 512, 100, 1
+    if isinstance(key, int):
+        table[key] = value
+    (tmp_path / "pack" / "train.index").write_bytes(table.tobytes())
+    digest = hashlib.sha256(table.tobytes()).hexdigest()
+    head: dict[Any, Any] = {"classes": list("abcd"), "shards": ["train-00000.tar"], "checksums": [0], "masks": False,
+                            "ignore_index": None, "index": digest}  # fmt: skip
+    if key in head:
+        head[key] = value
+    (tmp_path / "pack" / "train.json").write_text(json.dumps(head))
     with pytest.raises(UserError, match=re.escape(message)):
         Shards(f"{url}{tmp_path}/pack").load("train").read(0)
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_newest_shards_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that reads from more shards than it may hold open ended in an OSError."""
+    monkeypatch.setattr(shards, "MOST_OPEN", 2)
+    source = ImageFolder(str(draw_folder(tmp_path / "data", size=400)))
+    split = source.load("train")
+    pack(split, source.classes, str(tmp_path / "pack"), "train", shard_mb=1)
+    read: Any = Shards(str(tmp_path / "pack")).load("train")
+    assert len(read.shards) > 3
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read.read, range(48))) == [split.read(i) for i in range(48)]
+    assert len([*Path("/proc/self/fd").iterdir()]) == before + 2
+    again = pickle.loads(pickle.dumps(read))
+    assert again.read(3) == split.read(3)
 
 
 def test_a_shard_of_noise_is_named_before_training(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kd.data.sources import ImageFolder
-from kd.data.sources.base import Source, content
+from kd.data.sources.base import Source, facts_of
 from kd.data.splits import Splits, held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.errors import UserError
@@ -51,9 +51,9 @@ def test_one_picture_of_each_class_leaves_none_to_validate(tmp_path: Path) -> No
 
 def test_pictures_that_are_held_out_later_are_hashed_anew(tmp_path: Path) -> None:
     data = Splits(ImageFolder(str(draw_folder(tmp_path, train=4))), DataSettings(check="off"))
-    before = data.content("train")
+    before = data.facts("train")
     data.validate_in_training(0.5)
-    assert data.content("train") == content(data.split("train")) != before
+    assert data.facts("train") == facts_of(data.split("train")) != before
 
 
 class Known(Source):
@@ -64,9 +64,10 @@ class Known(Source):
 def info(source: Source, augment: Augment | None = None, balance: bool = False, unlabeled: int = 0,
          ratio: float | None = None, targets: list[int] | None = None):  # type: ignore[no-untyped-def]  # fmt: skip
     sizes = {"train": 4, "val": 2, "unlabeled": unlabeled}
-    return info_of(
-        source, sizes, targets or [0, 1, 1, 1], augment or Augment(), 0.875, ratio, balance
+    given = DataSettings(
+        augment=augment, unlabeled="x", unlabeled_ratio=ratio, balance_classes=balance
     )
+    return info_of(source, sizes, targets or [0, 1, 1, 1], given)
 
 
 def test_classes_are_counted_where_a_picture_has_one_label() -> None:

@@ -58,7 +58,6 @@ TABLE = ["recipe=distill", "data.source=train.csv"]
 EXCHANGED = [
     (["model.task=MultiLabel"], "MultiLabel", "BinaryKDLoss"),
     (["data.source.multi_label=true"], "MultiLabel", "BinaryKDLoss"),
-    (["data.source.label_column=[fruit, shape]"], "MultiLabel", "BinaryKDLoss"),
     (["model.task=Regression"], "Regression", "RegressionKDLoss"),
     (["data.source.targets=[calories, fat]"], "Regression", "RegressionKDLoss"),
     (["data.source.targets=label"], "Regression", "RegressionKDLoss"),

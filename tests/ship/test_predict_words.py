@@ -30,10 +30,14 @@ def test_pictures_by_url_are_refused_in_a_line_that_says_what_is_allowed(tmp_pat
     table = tmp_path / "test.csv"
     table.write_text("path\na.jpg\ns3://food/b.jpg\n")
     on_this_disk = "pictures must be on this disk, got s3://food"
-    with pytest.raises(UserError, match=f"^{table}: {on_this_disk}/b.jpg; copy the pictures, and"):
+    with pytest.raises(
+        UserError, match=f"^{table}: {on_this_disk}/b.jpg; copy them, data.source.i"
+    ):
         find_pictures([str(table)])
     table.write_text("path\na.jpg\n")
-    with pytest.raises(UserError, match=f"^{table}: {on_this_disk}/all/a.jpg; data.source.image_d"):
+    with pytest.raises(
+        UserError, match=f"^{table}: {on_this_disk}/all/a.jpg; copy them, data.sour"
+    ):
         find_pictures([str(table)], MANIFEST)
     for word in ("s3://food/b.jpg", "s3://food/test.csv", "s3://food"):
         allowed = "files, folders, patterns or lists on this disk"

@@ -164,9 +164,9 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "path,red\na.png,1",
             ["blue"],
-            "has no column blue (data.source.targets; it has path, red); numbers are in red: data.source.targets=red",
+            "has no column blue (data.source.targets; it has path, red)",
         ),
-        ("path,red\na.png,much", ["red"], "red of a.png is 'much', which is not a number"),
+        ("path,red\na.png,much", ["red"], "has 'much' for red of a.png, which is not a number"),
         ("path,red\na.png,\nb.png,nan", ["red"], "has no value of red"),
         ('[{"path": "a.png", "red": "inf"}]', ["red"], "which is not a number"),
         ("path\na.png", ["red"], "has no column red (data.source.targets; it has path)"),

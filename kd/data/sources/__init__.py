@@ -3,6 +3,8 @@
 A source of one's own is a subclass of :class:`Source`, named by its class path.
 """
 
+from importlib import import_module
+
 from kd.data.sources.base import (
     Joined,
     Source,
@@ -30,6 +32,15 @@ from kd.machine import cache_dir
 __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
-    "cache_dir", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
+    "cache_dir", "class_at", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
     "pictures_below", "pictures_in_list", "printable", "said",
 ]  # fmt: skip
+
+
+def class_at(path: object) -> type[Source] | None:
+    """The class of one of kd's sources by its class path; None for any other."""
+    package, _, name = str(path).rpartition(".")
+    if package != __name__ and not package.startswith(f"{__name__}."):
+        return None
+    kind: type[Source] = getattr(import_module(package), name)
+    return kind

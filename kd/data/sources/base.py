@@ -5,10 +5,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
 
 from kd.data.info import Target
-from kd.data.sources.files import printable
+from kd.data.sources.arrays import chained, chosen
+from kd.data.sources.files import FileSplit, printable
 from kd.data.sources.places import Place, place_of
 from kd.data.targets import Targets
 
@@ -47,6 +50,13 @@ class Source:
         ignore_index: the value of a mask's pixels that take no part.
     """
 
+    needs: ClassVar[tuple[str, str] | None] = None
+    """A package that it imports, and kd's extra that installs the package."""
+    listed_early: bool = False
+    """Whether its pictures are listed before torch is imported: without a package, a download or long work."""
+    takes_folder: ClassVar[bool] = False
+    """Whether a recipe's source stays this one where ``data.source=FOLDER`` gives another folder."""
+
     classes: list[str]
     kind = Targets()
     ignore_index: int | None = None
@@ -73,6 +83,14 @@ class Source:
         """Where the files below ``root`` are; a URL is listed at the first use, by each process that uses it."""
         return place_of(self.root, self.key, self.cache_bytes)
 
+    def check_there(self) -> None:
+        """Refuses what the settings name and this machine lacks, before torch is imported; here nothing. Of a source that is
+        :attr:`listed_early`, listing does.
+
+        Raises:
+            UserError: names the setting, and the missing folder or file.
+        """
+
     def load(self, split: str) -> Split:
         """The split ``"train"``, ``"val"``, or another one that the source has (``kd-eval split=test``); sets ``classes``.
 
@@ -82,6 +100,15 @@ class Source:
             UserError: the data is missing or unusable; the message names ``data.source`` and the file or folder.
         """
         raise NotImplementedError
+
+    def check_listed(self, split: Split, name: str, key: str) -> None:
+        """Refuses a split whose files are all missing; here nothing.
+
+        Args:
+            split: as :meth:`load` gives it.
+            name: its name.
+            key: the setting that names it, for messages.
+        """
 
     def has(self, split: str) -> bool:
         """Whether the source has a split of that name; here, any. Without ``"val"`` a part of ``"train"`` is held out."""
@@ -118,14 +145,6 @@ class Parts:
         """The stamp of picture ``i`` in its own split, see :meth:`Split.stamp`."""
         return stamp_of(*self.part(i))
 
-    def key(self, i: int) -> str:
-        """What picture ``i`` is, see :func:`key_of`, as its own split says it."""
-        return key_of(*self.part(i))
-
-    def size(self, i: int) -> int:
-        """Bytes of the file of picture ``i``, see :func:`size_of`."""
-        return size_of(*self.part(i))
-
 
 def whole_of(split: Split, i: int) -> tuple[Split, int]:
     """The split of a source that picture ``i`` is in, below all :class:`Parts`, and its number there."""
@@ -137,21 +156,21 @@ def whole_of(split: Split, i: int) -> tuple[Split, int]:
 class Subset(Parts):
     """Some pictures of a split, under new numbers."""
 
-    def __init__(self, split: Split, keep: Sequence[int]) -> None:
+    def __init__(self, split: Split, keep: Sequence[int] | np.ndarray) -> None:
         """A part of a split; ``keep``: numbers of its pictures, in the order that they have here."""
         self.split = split
-        self.keep = list(keep)
-        self.targets = [split.targets[i] for i in self.keep]
+        self.keep = np.asarray(keep, np.int32)
+        self.targets = chosen(split.targets, self.keep)
         self.check = getattr(split, "check", None)
         self.label = getattr(split, "label", "")
 
     def part(self, i: int) -> tuple[Split, int]:
         """The whole split, and the number of picture ``i`` there."""
-        return self.split, self.keep[i]
+        return self.split, int(self.keep[i])
 
     def fetch(self, numbers: Iterable[int]) -> None:
         """Brings these pictures' files to this disk, where the split reads from a store."""
-        fetch(self.split, [self.keep[i] for i in numbers])
+        fetch(self.split, [int(self.keep[i]) for i in numbers])
 
 
 class Joined(Parts):
@@ -161,7 +180,7 @@ class Joined(Parts):
         """Takes both splits: the unlabelled pictures have the numbers after the labelled ones."""
         self.parts = (labelled, unlabelled)
         self.border = len(labelled.targets)  # the number of the first unlabelled picture
-        self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
+        self.targets: Sequence[Any] = chained(labelled.targets, unlabelled.targets)
 
     def part(self, i: int) -> tuple[Split, int]:
         """The split that picture ``i`` is from, and its number there."""
@@ -196,15 +215,6 @@ def fetch(split: Split, numbers: Iterable[int]) -> None:
         split.fetch(numbers)
 
 
-def size_of(split: Split, i: int) -> int:
-    """Bytes of the file of picture ``i``; 0 where it has none of its own (in a shard, in a table), or it is missing."""
-    if hasattr(split, "size"):
-        return int(split.size(i))
-    with suppress(OSError):  # not every source has files
-        return Path(split.name(i)).stat().st_size
-    return 0
-
-
 def labelled(split: Split, label: str) -> Split:
     """The same split, which messages then call ``label`` (:func:`named`)."""
     with suppress(AttributeError):  # one of someone's own may take no attributes
@@ -231,51 +241,47 @@ def stamp_of(split: Split, i: int) -> str:
     return ""
 
 
-def key_of(split: Split, i: int) -> str:
-    """What a picture is: it changes when the picture's content does. Caches of teachers' answers are found by it.
+class SplitFacts(NamedTuple):
+    """What tells splits apart: hashes, of 16 hex digits each, of their pictures in order."""
 
-    A pack's key is the same wherever the pack lies; that of all other splits holds the picture's name, which is a path for
-    most, and so changes with the folder.
-    """
-    if hasattr(split, "key"):
-        return split.key(i)
-    return f"{split.name(i)}\0{stamp_of(split, i)}"
+    fingerprint: str
+    """Of names, labels and stamps: a cached check of the pictures is found by it. It changes when a file, a label or the
+    order does, and when the folder is moved; the identity stays then."""
+    content: str
+    """Of what the pictures are, whatever their labels; it names a teacher's cache. It changes when a picture's content does.
+    A pack's is the same wherever the pack lies; that of all other splits changes with the folder."""
+    identity: str
+    """Of file names, sizes and labels: the same wherever the files lie. A resumed run must find it unchanged
+    (:func:`kd.data.datamodule.check_same_samples`); times of change do not count."""
+
+
+def facts_of(split: Split) -> SplitFacts:
+    """The facts of a split. Size and time of each file are read once."""
+    digests = [hashlib.sha256() for _ in range(3)]
+    for i, target in enumerate(split.targets):
+        name = split.name(i)
+        whole, j = whole_of(split, i)
+        stamp = stamp_of(whole, j)
+        key = f"{name}\0{stamp}"
+        if hasattr(whole, "key"):
+            key = whole.key(j)
+        size = 0  # of pictures in a shard or a table
+        if isinstance(whole, FileSplit):
+            size = whole.size_in(stamp)
+        else:
+            with suppress(OSError):
+                size = Path(name).stat().st_size
+        texts = (f"{name}\0{target}\0{stamp}", f"{key}\0", f"{Path(name).name}\0{target}\0{size}\0")
+        for digest, text in zip(digests, texts, strict=True):
+            digest.update(text.encode("utf-8", "backslashreplace"))
+    return SplitFacts(*(digest.hexdigest()[:16] for digest in digests))
 
 
 def fingerprint(split: Split) -> str:
-    """A hash, of 16 hex digits, of a split's names, labels and stamps: a cached check of the pictures is found by it.
-
-    It changes when a file, a label or the order does, and when the folder is moved; :func:`identity` stays then.
-    """
-    lines = []
-    for i, target in enumerate(split.targets):
-        name = split.name(i)
-        stamp = stamp_of(split, i)
-        lines.append(f"{name}\0{target}\0{stamp}")
-    return _hash(lines)
-
-
-def content(split: Split) -> str:
-    """A hash of a split's pictures (:func:`key_of`) in order, whatever their labels; it names a teacher's cache."""
-    return _hash(f"{key_of(split, i)}\0" for i in range(len(split.targets)))
+    """See :attr:`SplitFacts.fingerprint`."""
+    return facts_of(split).fingerprint
 
 
 def identity(split: Split) -> str:
-    """A hash of a split's file names, sizes and labels in order: the same wherever the files lie.
-
-    A resumed run must find it unchanged (:func:`kd.data.datamodule.check_same_samples`). Times of change do not count.
-    """
-    lines = []
-    for i, target in enumerate(split.targets):
-        file_name = Path(split.name(i)).name
-        size = size_of(split, i)
-        lines.append(f"{file_name}\0{target}\0{size}\0")
-    return _hash(lines, "surrogateescape")
-
-
-def _hash(texts: Iterable[str], errors: str = "backslashreplace") -> str:
-    """The first 16 hex digits of the SHA-256 of all texts in order, in UTF-8; ``errors``: as of ``str.encode``."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode("utf-8", errors))
-    return digest.hexdigest()[:16]
+    """See :attr:`SplitFacts.identity`."""
+    return facts_of(split).identity

@@ -1,10 +1,12 @@
 """Splits of picture files."""
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, TypeAlias
 
 from kd.data.info import Target
+from kd.data.sources.arrays import Column, Names, shared
 from kd.data.sources.places import DISK, Place, Store
 from kd.storage.objects import is_url
 
@@ -24,17 +26,22 @@ class FileSplit:
 
     def __init__(
         self,
-        paths: Sequence[PathLike],
+        paths: Iterable[PathLike],
         targets: Sequence[Any],
         left_out: dict[str, int] | None = None,
         place: Place = DISK,
     ) -> None:
-        """Stores the paths as text; the arguments are the class's."""
-        # Strings: thousands of Path objects make workers slow to start.
-        self.paths = [str(p) for p in paths]
-        self.targets = list(targets)
+        """Stores paths and targets in arrays; the arguments are the class's."""
+        self.paths = paths if isinstance(paths, Names) else Names(map(str, paths))
+        self.targets = Column.of(targets)
         self.left_out = left_out or {}
         self.place = place
+
+    def share(self) -> None:
+        """Moves names and targets to where all processes of a machine share them."""
+        self.paths.share()
+        if isinstance(self.targets, Column):
+            self.targets.values = shared(self.targets.values)
 
     def at(self, file: str) -> Place:
         """The place of one file: the split's store for a URL, else this machine's disk."""
@@ -77,9 +84,10 @@ class FileSplit:
         """Size and time of change of each of its files, one after another (:meth:`Disk.stamp`, :meth:`Store.stamp`)."""
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
-    def size(self, i: int) -> int:
-        """Bytes of the picture's file; 0 where it is not there."""
-        return self.at(self.paths[i]).size(self.paths[i])
+    @staticmethod
+    def size_in(stamp: str) -> int:
+        """Bytes of the picture's file by its stamp, which begins with them; 0 where the file is not there."""
+        return int(re.match(r"\d*", stamp)[0] or 0)  # type: ignore[index]
 
     def name(self, i: int) -> str:
         """Path or URL of the picture's file."""

@@ -1,13 +1,17 @@
 """The source ``ImageFolder``: a folder with one subfolder a class."""
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from kd.data.label_text import plain
+from kd.data.sources.arrays import Column, Names
 from kd.data.sources.base import Source, cache_bytes_of
-from kd.data.sources.files import FileSplit, PathLike, printable, said
+from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.labels import check_known, doubts, left_out
 from kd.data.sources.places import (
     DISK,
@@ -16,7 +20,6 @@ from kd.data.sources.places import (
     expanded,
     is_hidden,
     joined,
-    list_at,
     pictures_below,
     place_of,
 )
@@ -26,7 +29,7 @@ from kd.storage.objects import is_url
 
 Note = Callable[[str], None]  # takes a line for the person who reads the run
 
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", ".jsonl")
 """Endings of files that are most likely tables of pictures, where they lie beside these."""
 
 
@@ -55,6 +58,8 @@ class ImageFolder(Source):
             longest ago goes. Default: all that were read.
     """
 
+    listed_early = True
+
     def __init__(
         self,
         root: str,
@@ -74,16 +79,33 @@ class ImageFolder(Source):
         Raises:
             UserError: no such folder, no pictures, or a class that the training split lacks.
         """
-        if "train" not in self._loaded:
-            self._loaded["train"] = self._load_train()
         if split in self._loaded:
             return self._loaded[split]
+        if split != "train":
+            self.load("train")  # names the classes
         folder = self._folder(split)
         if not self.place.is_folder(folder):
             raise self._no_folder(split, folder)
-        listed = labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
+        folders = _visible(self.place, folder)
+        if not folders and split == "train":
+            raise self._no_classes(folder)
+        note = self._noted(split)
+        if split != "train":
+            listed = labelled_folder(folder, self.classes, self.key, self.place, note)
+        else:
+            names = sorted({plain(name) for name in folders})
+            listed = labelled_folder(folder, names, self.key, self.place, note)
+            # Folders without a picture are no classes: the others are numbered without them.
+            used, ids = np.unique(np.asarray(listed.targets), return_inverse=True)
+            self.classes = [names[i] for i in used]
+            listed.targets = Column(ids.astype(np.int32))
+            self.note(*doubts(self.classes))
         self._loaded[split] = listed
         return listed
+
+    def _noted(self, split: str) -> Note:
+        """A function that adds a line to the source's notes, with the split's name before it."""
+        return lambda line: self.note(f"{split}: {line}")
 
     def _no_folder(self, split: str, folder: str) -> UserError:
         """The error, for the caller to raise, of a split without a folder; it names the setting that decides the folder.
@@ -92,204 +114,105 @@ class ImageFolder(Source):
             split: ``train``, ``val``, or a name from a command.
             folder: that was looked for.
         """
+        root = joined(self.root)
+        if not self.place.is_folder(root):
+            reads = "ImageFolder reads train/<class>/*.jpg and val/<class>/*.jpg in it"
+            return UserError(f"{self.key}: folder {self.root} not found ({reads})")
         if self.folders.get(split) is not None:
             key = f"data.source.{split}"
         elif split in self.folders or self.key != Source.key:
             key = self.key
         else:  # of a command that reads a split by its name
             key = "split"
-        names = ", ".join(map(printable, _visible(self.place, joined(self.root))))
+        names = ", ".join(map(printable, _visible(self.place, root)))
+        says = ""
+        if key == Source.key:
+            says = f"; data.source.{split}=NAME names another"
         return UserError(
-            f"{key}: folder {folder} not found; {self.root} has {names or 'no folders'}"
+            f"{key}: folder {folder} not found; {self.root} has {names or 'no folders'}{says}"
         )
 
-    def _load_train(self) -> FileSplit:
-        """Lists the training split; its class folders with a picture become the source's classes, in order of name.
-
-        Raises:
-            UserError: no such folder, no class folders or pictures, or folders that may be splits or tables instead.
-        """
-        folder = self._folder("train")
-        if self.folders["train"] is not None and not self.place.is_folder(folder):
-            raise self._no_folder("train", folder)
-        self._check_no_table(folder)
-        if self._layout.train == ".":
-            self._check_no_splits_in_classes(folder)
-        folders = class_folders(folder, self.key, self.place)
-        names = sorted({plain(name) for name in folders})
-        note = self._noted("train")
-        split = labelled_folder(folder, names, self.key, self.place, note)
-        # Folders without a picture are no classes: the others are numbered without them.
-        used_ids = sorted(set(split.targets))
-        self.classes = [names[i] for i in used_ids]
-        new_ids = {old: new for new, old in enumerate(used_ids)}
-        split.targets = [new_ids[target] for target in split.targets]
-        self.note(*doubts(self.classes))
-        return split
-
-    def _check_no_table(self, folder: str) -> None:
-        """Refuses a folder with a table of its pictures and no folders for two classes; names the table's source.
-
-        Args:
-            folder: the training split's.
-        """
+    def _no_classes(self, folder: str) -> UserError:
+        """The error, for the caller to raise, of a training folder without folders; it names a table beside it."""
         root = joined(self.root)
-        if not self.place.is_folder(root) or len(_visible(self.place, folder)) > 1:
-            return
-        tables = sorted(name for name in self.place.files(root) if name.lower().endswith(TABLES))
-        if not tables:
-            return
-        of_train = [name for name in tables if split_of(name.rpartition(".")[0]) == "train"]
-        table = joined(root, (of_train or tables)[0])
-        image_dir = ""
-        if not self._has_pictures(root, "."):  # else paths start beside the table
-            names = _visible(self.place, root)
-            holders = [joined(root, name) for name in names if self._has_pictures(root, name)]
-            if holders:
-                chosen = folder if folder in holders else holders[0]
-                first_rows = list_at(table, self.key)[:4096]
-                if f"{chosen.rpartition('/')[2]}/".encode() not in first_rows:
-                    image_dir = f" data.source.image_dir={chosen}"
-        raise UserError(
-            f"{self.key}: {root} has no class folders, but {', '.join(tables[:3])}: data.source={table}{image_dir} reads a "
-            "table of pictures and labels"
+        tables = [name for name in self.place.files(root) if name.lower().endswith(TABLES)]
+        if tables:
+            table = joined(root, min(tables))
+            return UserError(
+                f"{self.key}: no class folders in {folder}, but tables in {root}: data.source={table} "
+                f"data.source.image_dir=FOLDER reads {min(tables)}"
+            )
+        return UserError(
+            f"{self.key}: no class folders in {folder} (expected train/<class>/*.jpg and val/<class>/*.jpg, or "
+            "<class>/*.jpg; recipe=foundation_vit takes pictures without labels)"
         )
-
-    def _noted(self, split: str) -> Note:
-        """A function that adds a line to the source's notes, with the split's name before it."""
-        return lambda line: self.note(f"{split}: {line}")
 
     # -- which folders are the splits --------------------------------------------------------------------------------
     @cached_property
     def _layout(self) -> SplitFolders:
-        """Which folders are the splits: those of the settings, else by their names; what is guessed is noted.
+        """Which folders are the splits: those of the settings, else by their names.
 
         Raises:
             UserError: folders that may be splits or classes, or two that may be the same split.
         """
         root = joined(self.root)
         names = _visible(self.place, root)
-        splits = [name for name in names if split_of(name)]
-        holders = [name for name in splits if _visible(self.place, joined(root, name))]
-        train = self.folders["train"]
-        val = self.folders["val"]
-        nothing_chosen = train is None and val is None
-        if nothing_chosen and not names and self.place.is_folder(root):
-            self._check_no_table(root)
-            raise _no_classes(self.key, root, "train/<class>/*.jpg and val/<class>/*.jpg, or ")
-        may_be_classes = nothing_chosen and names and not holders
-        if may_be_classes and self._are_classes(root, names, splits):
-            self._doubt_classes(root, names)
-            return SplitFolders(train=".", val=None)
+        named = [name for name in names if split_of(name)]
+        others = [name for name in names if name not in named]
+        train, val = self.folders["train"], self.folders["val"]
+        if train is None and val is None:
+            self._doubt(root, named, others)
+            if not named:
+                return SplitFolders(train=".", val=None)
+        holders = [name for name in named if _visible(self.place, joined(root, name))]
         if train is None:
-            train = self._choose(holders, "train")
-            if train is None:
-                train = self._choose(splits, "train") or "train"
-            self._doubt_train(root, train, names, splits)
+            train = self._choose(holders, "train") or self._choose(named, "train") or "train"
             train = self._inner(root, train)
-        if train == ".":
-            return SplitFolders(train=train, val=val)
-        if val is None:
-            val = self._val_folder(root, train, splits, holders)
-        used = [name.split("/")[0] for name in (train, val) if name is not None]
-        unread = [printable(name) for name in names if name not in used and not split_of(name)]
-        if unread:
-            self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
-        return SplitFolders(train=train, val=val)
+        first = train.split("/")[0]
+        if train != "." and val is None:
+            val = self._choose([name for name in holders if name != first], "val")
+            flat = [name for name in named if name not in holders]
+            val = val or self._choose([name for name in flat if split_of(name) == "val"], "val")
+            val = self._inner(root, val) if val else None
+        if train != ".":
+            used = {first, (val or "").split("/")[0], *holders}
+            unread = [printable(name) for name in names if name not in used]
+            if unread:
+                self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
+        return SplitFolders(train, val)
+
+    def _doubt(self, root: str, named: Sequence[str], others: Sequence[str]) -> None:
+        """Refuses folders that may be splits or classes: one with a split's name beside folders of pictures, or folders
+        without such a name of which more than half hold the same two or more folders (``entrenamiento``, ``prueba``).
+
+        Args:
+            root: the source's folder.
+            named: names of its folders that mean a split.
+            others: of its other folders.
+        """
+        suspects: list[str] = []
+        if len(named) == 1:
+            suspects = [name for name in others if self._has_pictures(joined(root, name))]
+        elif not named:
+            inner = {name: tuple(_visible(self.place, joined(root, name))) for name in others}
+            usual, count = Counter(inner.values()).most_common(1)[0] if inner else ((), 0)
+            if len(usual) > 1 and 2 * count > max(2, len(others)):
+                suspects = [name for name in others if inner[name] == usual]
+        if suspects:
+            among = ", ".join(map(printable, [*named, *suspects][:3]))
+            says = "expected train/<class>/*.jpg and val/<class>/*.jpg"
+            if self.key == Source.key:
+                says = "data.source.train=NAME data.source.val=NAME name splits, data.source.train=. classes"
+            raise UserError(f"{self.key}: {among} in {root} may be splits or classes; {says}")
 
     def _choose(self, names: Sequence[str], split: str) -> str | None:
         """Which folder is ``train`` or ``val``, None for none, by :func:`choose`; ``data.probe`` has no setting for them."""
         has_setting = self.key == Source.key
         return choose(names, split, self.key, joined(self.root), has_setting)
 
-    def _val_folder(
-        self, root: str, train: str, splits: Sequence[str], holders: Sequence[str]
-    ) -> str | None:
-        """The validation split's folder, or that of a test split where there is no other; None where no folder means either.
-        A test split's folder without class folders is not taken, which is noted.
-
-        Args:
-            root: the source's folder.
-            train: the training split's folder, below it.
-            splits: the folders whose names mean a split.
-            holders: those of them that hold class folders.
-        """
-        others = [name for name in holders if name != train.split("/")[0]]
-        val = self._choose(others, "val")
-        flat = self._choose([name for name in splits if name not in holders], "val")
-        if val is None and flat is not None:
-            if split_of(flat) == "val":
-                val = flat  # without class folders: refused where it is read
-            else:
-                self.note(f"{flat} has no class folders and is not read")
-        if val is not None:
-            return self._inner(root, val)
-        return None
-
-    def _has_pictures(self, root: str, name: str) -> bool:
+    def _has_pictures(self, folder: str) -> bool:
         """Whether pictures lie in the folder itself."""
-        files = self.place.files(joined(root, name))
-        return any(file.lower().endswith(IMAGE_SUFFIXES) for file in files)
-
-    def _are_classes(self, root: str, names: Sequence[str], splits: Sequence[str]) -> bool:
-        """Whether the root's folders are classes: none has a split's name, or one alone has, and pictures lie in it and in
-        another folder (which is noted).
-
-        Args:
-            root: the source's folder.
-            names: of all its folders.
-            splits: those of them whose names mean a split.
-        """
-        if not splits:
-            return True
-        others = [name for name in names if name not in splits and self._has_pictures(root, name)]
-        if len(splits) == 1 and others and self._has_pictures(root, splits[0]):
-            self.note(
-                f"{splits[0]} is a class: it has pictures and no class folders, as {others[0]} has"
-            )
-            return True
-        return False
-
-    def _doubt_train(
-        self, root: str, train: str, names: Sequence[str], splits: Sequence[str]
-    ) -> None:
-        """Refuses the only folder with a split's name beside two or more folders of pictures: ``train`` may be a class of
-        vehicles.
-
-        Args:
-            root: the source's folder.
-            train: the folder that was chosen to train on.
-            names: of all folders of the root.
-            splits: those of them whose names mean a split.
-        """
-        others = [name for name in names if name not in splits and self._has_pictures(root, name)]
-        if [*splits] == [train] and len(others) > 1:
-            raise UserError(
-                f"{self.key}: {joined(root, train)} may be the training split, or a class beside "
-                f"{others[0]} and {others[1]}; data.source.train={train} or data.source.train=. says "
-                "which"
-            )
-
-    def _doubt_classes(self, root: str, names: Sequence[str]) -> None:
-        """Refuses class folders of which more than half hold the same two or more folders, as splits with unusual names do
-        (``entrenamiento`` and ``prueba``).
-        """
-        holders_by_inner: dict[tuple[str, ...], list[str]] = {}
-        for name in names:
-            folders = _visible(self.place, joined(root, name))
-            inner = tuple(plain(folder) for folder in folders)
-            if len(inner) > 1 and not self._has_pictures(root, name):
-                holders_by_inner.setdefault(inner, []).append(name)
-        for inner, holders in holders_by_inner.items():
-            count = len(holders)
-            if count > 1 and 2 * count > len(names):
-                among = ", ".join(map(printable, holders[:3]))
-                shared = ", ".join(map(printable, inner[:3]))
-                raise UserError(
-                    f"{self.key}: the folders {among} in {root} hold the same folders ({shared}), as splits do, and no "
-                    f"name says which is which; data.source.train={printable(holders[0])} and data.source.val=NAME do, "
-                    "data.source.train=. takes them for classes"
-                )
+        return any(file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(folder))
 
     def _inner(self, root: str, name: str) -> str:
         """A split's folder below the root: ``name``, or ``name/inner`` where its only folder means the same split.
@@ -297,28 +220,9 @@ class ImageFolder(Source):
         ``seg_train/seg_train``, as some archives unpack.
         """
         folders = _visible(self.place, joined(root, name))
-        split = split_of(name)
-        if split is None or len(folders) != 1:
-            return name
-        (inner,) = folders
-        if split_of(inner) == split:
-            return f"{name}/{inner}"
+        if len(folders) == 1 and split_of(folders[0]) == split_of(name) is not None:
+            return f"{name}/{folders[0]}"
         return name
-
-    def _check_no_splits_in_classes(self, folder: str) -> None:
-        """Refuses classes with splits of their own (``bottle/train``, ``bottle/test``): all would be trained on."""
-        for name in _visible(self.place, folder):
-            inner_by_split = {}
-            for inner in _visible(self.place, joined(folder, name)):
-                split = split_of(inner)
-                if split is not None:
-                    inner_by_split[split] = inner
-            if "train" in inner_by_split and len(inner_by_split) > 1:
-                within = " and ".join(sorted(inner_by_split.values()))
-                raise UserError(
-                    f"{self.key}: {joined(folder, name)} has splits of its own ({within}); expected "
-                    f"{joined(folder, inner_by_split['train'], name)}"
-                )
 
     def _folder(self, split: str) -> str:
         """The path or URL of a split's folder; a UserError where one from the settings is not below the root of a store."""
@@ -338,11 +242,9 @@ class ImageFolder(Source):
         """
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
-        root = joined(self.root)
-        folder = joined(root, split)
-        if self.place.is_folder(folder):
+        names = _visible(self.place, joined(self.root))
+        if split in names:
             return split
-        names = _visible(self.place, root)
         return choose(names, split, self.key, self.root, has_setting=False) or split
 
     def has(self, split: str) -> bool:
@@ -384,21 +286,13 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
         raise UserError(f"{key}: folder {path} not found")
     names = _visible(place, path)
     if not names:
-        raise _no_classes(key, path)
+        raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
     for name in names:
         if printable(name) != name:
             raise UserError(
                 f"{key}: the name of the class folder {path}/{printable(name)} is not UTF-8; rename it"
             )
     return names
-
-
-def _no_classes(key: str, path: str, splits: str = "") -> UserError:
-    """The error, for the caller to raise, of a folder without folders; ``splits``: what else may be in it."""
-    return UserError(
-        f"{key}: no class folders in {path} (expected {splits}<class>/*.jpg; recipe=foundation_vit takes pictures "
-        "without labels)"
-    )
 
 
 def classes_below(folder: str, key: str) -> list[str]:
@@ -423,27 +317,31 @@ def labelled_folder(
         UserError: no folders or pictures, or a folder with pictures that is not among ``classes``.
     """
     ids = {name: i for i, name in enumerate(classes)}
-    paths: list[PathLike] = []
-    targets: list[int] = []
+    targets = array("i")
     others: Counter[str] = Counter()
     empty: dict[str, str] = {}
-    unknown: dict[str, list[str]] = {}
-    for folder in class_folders(path, key, place):
-        name = plain(folder)
-        pictures, other_files = pictures_below(joined(path, folder), place)
-        others.update(other_files)
-        if not pictures:
-            empty[name] = said(other_files).removeprefix("; left out: ") or "empty"
-        elif name not in ids:
-            unknown.setdefault(name, []).extend(pictures)
-        else:
-            paths += pictures
-            targets += [ids[name]] * len(pictures)
+    unknown: list[tuple[str, Sequence[str]]] = []
+
+    def pictures() -> Iterator[str]:
+        """The pictures of known classes; notes the target of each, and what else is there."""
+        for folder in class_folders(path, key, place):
+            label = plain(folder)
+            files, other_files = pictures_below(joined(path, folder), place)
+            others.update(other_files)
+            if not files:
+                empty[label] = said(other_files).removeprefix("; left out: ") or "empty"
+            elif label not in ids:
+                unknown.extend((file, [label]) for file in files)
+            else:
+                targets.extend([ids[label]] * len(files))
+                yield from files
+
+    names = Names(pictures())
     check_known(unknown, ids, key)
-    if not paths:
+    if not len(names):
         raise UserError(
             f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(dict(others))}"
         )
     if empty and note is not None:
         note(left_out(empty))
-    return FileSplit(paths, targets, dict(others), place)
+    return FileSplit(names, Column(np.asarray(targets)), dict(others), place)

@@ -2,22 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from kd.data.label_text import plain
+from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
-from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, unused
+from kd.data.sources.labels import check_known, doubts, in_order, labels_in, separator_of, unused
 from kd.data.sources.places import expanded
-from kd.data.sources.split_names import Column, Unfit, choose, numbers_in, splits_by_row
-from kd.errors import UserError, first_line, needs_extra
+from kd.data.sources.split_names import RowSplits, Unfit, choose
+from kd.errors import UserError, first_line
 from kd.storage.dataset_folder import check_dataset_folder
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
-from kd.storage.hub import FORMATS, REMEDIES, without_retries
+from kd.storage.hub import FORMATS, REMEDIES, check_dataset, without_retries
 
-SplitColumn: TypeAlias = Sequence[str | None] | None
-"""The split of each row, as a column names it; None: no column does."""
+PLAIN = {"string", "large_string", "bool", "int8", "int16", "int32", "int64", "uint8"}
+"""Types of columns that may name the rows' splits."""
 
 
 class HubTable(Protocol):
@@ -47,7 +50,7 @@ class HuggingFace(Source):
     """A Hugging Face data set with a picture and a label column (extra ``hf``).
 
     Classes are those of the training split: its ``ClassLabel`` names with their ids, or its labels in order. A column
-    that names the rows' splits is honoured, as in a :class:`~kd.data.sources.Manifest`.
+    ``split`` names the rows' splits, as in a :class:`~kd.data.sources.Manifest`.
 
     Args:
         path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
@@ -56,7 +59,10 @@ class HuggingFace(Source):
             held out (``data.val_fraction``), as where no split is for validation.
         image_column: column of pictures.
         label_column: column of labels (a ``ClassLabel``, integers or text); null: pictures without labels.
+        split_column: as of :class:`~kd.data.sources.Manifest`.
     """
+
+    needs = ("datasets", "hf")
 
     def __init__(
         self,
@@ -65,17 +71,21 @@ class HuggingFace(Source):
         val: str | None = "auto",
         image_column: str = "image",
         label_column: str | None = "label",
+        split_column: int | str | None = None,
     ) -> None:
         """Stores the arguments, which are the class's; nothing is loaded yet."""
         self.path = expanded(path)
         self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
+        self.split_column = split_column
         self._names: list[str] | None = None
         """Of the data set's splits; None: not listed yet."""
-        self._whole: dict[str, LabelledRows] = {}
-        """By the name of the data set's split, its rows as they were read."""
-        self._by_row: dict[str, SplitColumn] = {}
-        """By the same name, kd's split of each row where a column names it."""
+        self._read: dict[str, dict[str | None, LabelledRows]] = {}
+        """By the name of the data set's split, its rows by the splits that a column names (None: no column does)."""
+
+    def check_there(self) -> None:
+        """See :meth:`Source.check_there`: the hub may be asked whether it has the data set."""
+        check_dataset(self.path, "data.source.path")
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`. Any other split is one that the data set has, or that a column of its training split
@@ -85,81 +95,76 @@ class HuggingFace(Source):
             UserError: no such split or pictures, or labels that are missing or unknown.
         """
         train = self._rows("train")
-        rows = train
-        if split != "train":
-            rows = self._rows(split)
-        name = self._name_read(split)
-        count = len(rows.labels)
-        if not count:
-            raise UserError(f"data.source: {self.path} ({name}) has no pictures")
-        column, _ = self.columns
+        rows = train if split == "train" else self._rows(split)
+        assert train is not None
+        if rows is None:
+            there = ", ".join(self._split_names())
+            raise UserError(f"split: {self.path} has the splits {there}, got '{split}'")
+        where = f"{self.path} ({self._name_read(split)})"
+        if not rows.labels:
+            raise UserError(f"data.source: {where} has no pictures")
+        image, _ = self.columns
         if not any(train.labels):
             self.classes = train.names or []
-            return _HuggingFaceSplit(rows.data, column, [UNLABELLED] * count, self.path)
-
+            return _HuggingFaceSplit(rows.data, image, [UNLABELLED] * len(rows.labels), self.path)
         self.classes = train.names or in_order(set(train.labels) - {""})
         ids = {class_name: i for i, class_name in enumerate(self.classes)}
         if "" in rows.labels:
+            row = f"{self.path}[{rows.labels.index('')}] ({self._name_read(split)})"
             raise UserError(
-                f"data.source.{split}: {self.path}[{rows.labels.index('')}] ({name}) has no label, others "
-                "have; data.source.label_column=null reads pictures alone"
+                f"data.source.{split}: {row} has no label, others have; data.source.label_column=null reads pictures alone"
             )
-        pictures = [f"{self.path}[{i}]" for i in range(count)]
-        labels = [[label] for label in rows.labels]
-        check_known(by_label(pictures, labels), ids, f"data.source.{split}")
+        pictures = ((f"{self.path}[{i}]", [label]) for i, label in enumerate(rows.labels))
+        check_known(pictures, ids, f"data.source.{split}")
         self.note(*doubts(self.classes))
         if train.names:
             self.note(*unused(self.classes, (ids[label] for label in train.labels if label)))
         targets = [ids[label] for label in rows.labels]
-        return _HuggingFaceSplit(rows.data, column, targets, self.path)
+        return _HuggingFaceSplit(rows.data, image, targets, self.path)
 
-    def _rows(self, split: str) -> LabelledRows:
-        """The rows of a split: of the data set's own split, or of its training split where it has no such split.
-
-        Where a column names the rows' splits, those of ``split`` (:func:`numbers_in`); a UserError where there are none.
-        """
-        name = self._name_read(split)
-        rows = self._read(name, split)
-        by_row = self._by_row[name]
-        if by_row is None:
-            if split not in self.given and self._name(split) is None:
-                there = ", ".join(self._split_names())
-                raise UserError(f"split: {self.path} has the splits {there}, got '{split}'")
-            return rows
-        chosen = numbers_in(by_row, split)
-        if not chosen:
-            raise UserError(
-                f"data.source.{split}: {self.path} ({name}) has a column of splits that names no row of "
-                f"{split}"
-            )
-        return LabelledRows(
-            rows.data.select(chosen), labels=[rows.labels[i] for i in chosen], names=rows.names
-        )
-
-    def _read(self, name: str, split: str) -> LabelledRows:
-        """A whole split of the data set, read once; :attr:`_by_row` gets the split that its columns name for each row.
-
-        Args:
-            name: of the data set's split.
-            split: kd's, for messages.
+    def _rows(self, split: str) -> LabelledRows | None:
+        """The rows of a split: of the data set's own split, or those of its training split that a column names; None where
+        there are neither. A test split validates where no row is of ``val``.
 
         Raises:
-            UserError: it can't be loaded, lacks a column, gives a row several labels, or its columns contradict each other.
+            UserError: they can't be loaded, lack a column or a label, or it is not clear which splits rows belong to.
         """
-        if name in self._whole:
-            return self._whole[name]
-        data = self._table(name)
-        try:
-            self._whole[name] = self._labelled(data)
-            columns: dict[Column, Any] = {}
-            for column in data.column_names:
-                if column not in self.columns and _is_plain(data, column):
-                    columns[column] = data[column][:]
-            self._by_row[name], notes, _ = splits_by_row(columns)
-        except Unfit as error:
-            raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
-        self.note(*notes)
-        return self._whole[name]
+        name = self._name_read(split)
+        if name not in self._read:
+            data = self._table(name)
+            try:
+                self._read[name] = self._by_split(data, self._labelled(data))
+            except Unfit as error:
+                raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
+        by_split = self._read[name]
+        if None in by_split:
+            return by_split[None] if self._name(split) is not None else None
+        wanted = "test" if split == "val" and "val" not in by_split else split
+        return by_split.get(wanted)
+
+    def _by_split(self, data: HubTable, rows: LabelledRows) -> dict[str | None, LabelledRows]:
+        """The rows of a table by the splits that a column names; all by None where none does."""
+        columns = [
+            column
+            for column in data.column_names
+            if column not in self.columns and getattr(data.features[column], "dtype", "") in PLAIN
+        ]
+        finder = RowSplits(self.split_column, self.columns)  # type: ignore[arg-type]
+        cells = (
+            zip(*(data[column][:] for column in columns), strict=True)
+            if columns
+            else [()] * len(data)
+        )
+        numbers: dict[str | None, list[int]] = {}
+        for i, row in enumerate(cells):
+            numbers.setdefault(finder.of(dict(zip(columns, row, strict=True))), []).append(i)
+        finder.check()
+        if {*numbers} <= {None}:
+            return {None: rows}
+        return {
+            split: LabelledRows(data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
+            for split, chosen in numbers.items()
+        }
 
     def _table(self, name: str) -> HubTable:
         """A split of the data set with its pictures as encoded bytes.
@@ -167,10 +172,8 @@ class HuggingFace(Source):
         Raises:
             UserError: it can't be loaded, lacks a column of pictures or labels, or that of pictures holds none.
         """
-        try:
-            import datasets
-        except ImportError as error:
-            raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
+        import datasets
+
         self._check()
         where = f"{self.path} ({name})"
         with without_retries(self.path) as unreachable:
@@ -209,7 +212,7 @@ class HuggingFace(Source):
         """The rows with the text of their labels, "" without one; of a column of class ids also the classes' names.
 
         Raises:
-            Unfit: a row has several labels.
+            Unfit: a row has several labels, or cells look so.
         """
         column = self.columns[1]
         if column is None:
@@ -221,14 +224,16 @@ class HuggingFace(Source):
             names = [plain(name) for name in names]
             labels = [names[value] if value is not None else "" for value in values]
             return LabelledRows(data, labels=labels, names=names)
+        separator_of(values, several=False)
         labels = []
-        for i, cell in enumerate(cells(values, several=False).labels):
-            if len(cell) > 1:
+        for i, value in enumerate(values):
+            found = labels_in(value, "none")
+            if len(found) > 1:
                 raise Unfit(
-                    f"gives {self.path}[{i}] {len(cell)} labels ({', '.join(cell[:3])}); a list takes "
+                    f"gives {self.path}[{i}] {len(found)} labels ({', '.join(found[:3])}); a list takes "
                     "several (data.source=Manifest data.source.multi_label=true)"
                 )
-            labels.append(cell[0] if cell else "")
+            labels.append("".join(found))
         return LabelledRows(data, labels=labels, names=None)
 
     def _check(self) -> None:
@@ -264,40 +269,28 @@ class HuggingFace(Source):
         return self._names
 
     def _name(self, split: str) -> str | None:
-        """The data set's name of a split; None where it has no such split (but for ``train``). Where its splits can't be
-        listed, that is ``split``, and None of ``val``. A guess is noted; a UserError where two fit.
+        """The data set's name of a split: the one of the settings, else the one that means it; None where there is none, but
+        of ``train`` its own name. A UserError where two fit.
         """
-        name = self.given.get(split)
-        if name not in (None, "auto"):
-            return name
-        if split == "val" and name is None:
+        given = self.given.get(split)
+        if given not in (None, "auto"):
+            return given
+        if split == "val" and given is None:
             return None
-        names = self._split_names()
-        usual = "validation" if split == "val" else split
-        if usual in names:
-            return usual
-        if not names and split != "val":
-            return usual
-        chosen = choose(names, split, "data.source", self.path)
-        if chosen is not None:
-            self.note(f"{chosen} of {self.path} is {split}")
-            return chosen
-        return usual if split == "train" else None
+        name = choose(self._split_names(), split, "data.source", self.path)
+        if name is None and split == "train":
+            return split
+        return split if split in self._split_names() else name
 
     def _name_read(self, split: str) -> str:
         """The data set's name of the split that a split's rows are in: its own, else the training split."""
-        return self._name(split) or self._name("train") or "train"
+        return self._name(split) or str(self._name("train"))
 
     def has(self, split: str) -> bool:
         """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
-        name = self._name(split)
-        if name is not None:  # a name that was given must be there: load() says so
-            return split in self.given or name in self._split_names()
         if split == "val" and self.given["val"] is None:
             return False
-        train = self._name_read("train")
-        self._read(train, split)
-        return bool(numbers_in(self._by_row[train] or [], split))
+        return self._name(split) is not None or self._rows(split) is not None
 
     def describe(self) -> str:
         """The set's path."""
@@ -309,20 +302,6 @@ def _check_format(builder: object) -> None:
     format_name = type(builder).__module__.rpartition(".")[2]
     if format_name not in FORMATS:
         raise ValueError(f"its files are {format_name}, not one of {', '.join(FORMATS)}")
-
-
-def _is_plain(data: HubTable, column: str) -> bool:
-    """Whether a column holds texts, whole numbers, yes or no: then it may say to which split a row belongs."""
-    return getattr(data.features[column], "dtype", "") in (
-        "string",
-        "large_string",
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-    )
 
 
 class _HuggingFaceSplit:
@@ -339,7 +318,7 @@ class _HuggingFaceSplit:
         """
         self.data = data
         self.column = column
-        self.targets = targets
+        self.targets = Column(np.asarray(targets, np.int32))
         self.path = path
 
     def read(self, i: int) -> bytes:

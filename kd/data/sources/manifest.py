@@ -1,29 +1,24 @@
-"""The source ``Manifest``: lists of paths and labels."""
+"""The source ``Manifest``: a table (CSV, TSV) or JSON lines of pictures and labels; settings name the columns."""
 
 import csv
-import math
+import io
+import os
+import posixpath
 from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kd.data.label_text import plain
-from kd.data.sources.base import Source, cache_bytes_of
-from kd.data.sources.endings import check_some_exist, complete_endings
+import numpy as np
+
+from kd.data.sources.arrays import Column, Names
+from kd.data.sources.base import Source, Split, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
-from kd.data.sources.labels import (
-    by_label,
-    cells,
-    check_known,
-    doubts,
-    in_order,
-    join_rows,
-    left_out,
-)
-from kd.data.sources.lists import ListColumns, ListContent, Row, read_list
+from kd.data.sources.labels import check_known, doubts, in_order, in_quotes, labels_in, separator_of
 from kd.data.sources.places import (
     DISK,
+    IMAGE_SUFFIXES,
     UNUSABLE,
     Place,
     Store,
@@ -32,33 +27,35 @@ from kd.data.sources.places import (
     joined,
     list_at,
 )
-from kd.data.sources.split_names import Unfit, numbers_in
+from kd.data.sources.split_names import RowSplits, Unfit
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
-from kd.storage.elsewhere import number_of
-from kd.storage.objects import is_url
+from kd.storage.elsewhere import json_of, number_of
+from kd.storage.objects import is_url, listed
+
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": " "}
+"""Of tables, by the ending of their names; all other lists are JSON."""
+CHARACTERS = {"\\t": "\t", "tab": "\t", "blank": " "}
+"""What settings call characters that are hard to type."""
 
 
-class ListedPictures(NamedTuple):
-    """The pictures of a split: paths, the labels of each, and how many files were left out, by ending.
+class Rows(NamedTuple):
+    """What a list says of the pictures of one split."""
 
-    Labels are a list for each picture: empty without a label; for a regression the cells of the columns of numbers, None
-    for a missing one.
-    """
-
-    paths: list[str]
-    labels: list[list[Any]]
+    paths: Names
+    cells: list[Any]
+    """Of each picture the cell of its label, or those of its numbers."""
     left_out: dict[str, int]
+    """How many rows name files that are no pictures, by ending."""
 
 
 class Manifest(Source):
     """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
 
-    COCO's JSON (the categories of a picture's annotations) and Ultralytics' NDJSON for classification are read as they
-    are. A list may name its rows' splits. Labels are class names; ids are their sorted order in the training list, by
-    value where all are whole numbers. Relative paths start at ``image_dir``; one that lacks its file's ending
-    (``0001``) is completed where one picture fits (``0001.jpg``). Lists of the one column ``path`` are
-    pictures without labels. Lists, folder and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
+    A column ``split`` names the rows' splits. Labels are class names; ids are their sorted order in the training list, by
+    value where all are whole numbers. Relative paths start at ``image_dir``; where they lack the files' ending (``0001``),
+    they get that of the first picture (``0001.jpg``). Lists of the one column ``path`` are pictures without labels. Lists,
+    folder and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
 
     Args:
         train: the training list (``.csv``, ``.tsv``, ``.txt``, ``.json``, ``.jsonl``, ``.ndjson``).
@@ -68,18 +65,18 @@ class Manifest(Source):
             parts. Rows of the same picture are joined.
         test: a list of other pictures to judge by (``kd-eval split=test``); the classes are those of the training list.
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
-        path_column: name of the paths' column; a number, counted from 0, where a table has no header. Without a column
-            ``path`` the only one whose cells end as pictures' files do is taken, and reported.
-        label_column: likewise of the labels' column; with ``multi_label`` also several columns, of a label each. Without
-            a column ``label`` one called ``labels``, ``class``, ``category``, ``tags`` or alike is taken, and reported.
+        path_column: name of the paths' column; a number, counted from 0, where a table has no header.
+        label_column: likewise of the labels' column; null: pictures without labels.
         targets: column or columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is
             missing.
-        delimiter: between a table's columns; default: the tab, comma, semicolon, bar or blank of its first line.
+        delimiter: between a table's columns; default: a comma in ``.csv``, a tab in ``.tsv``, a blank in ``.txt``.
         split_column: the column that names each row's split (``train``, ``Testing``, or yes and no in ``is_valid``);
-            default: found by its name and values; ``none``: all rows belong to the list's split.
-        label_separator: the character between the labels of one cell; default: ``;``, or the one that the cells
-            themselves show (``red,round`` beside ``red`` and ``round``); ``none``: a cell is one label.
+            default: ``split`` where there is one; ``none``: all rows belong to the list's split.
+        label_separator: the character between the labels of one cell; default: ``;``; ``none``: a cell is one label.
+        ending: of the pictures' files, where paths lack it (``.jpg``); default: that of the first picture.
     """
+
+    listed_early = True
 
     def __init__(
         self,
@@ -90,11 +87,12 @@ class Manifest(Source):
         test: str | None = None,
         cache_gb: float | None = None,
         path_column: int | str = "path",
-        label_column: int | str | list[str] = "label",
+        label_column: int | str | None = "label",
         delimiter: str | None = None,
         targets: list[str] | str | None = None,
         split_column: int | str | None = None,
         label_separator: str | None = None,
+        ending: str | None = None,
     ) -> None:
         """Checks the arguments, which are the class's; the lists are read when they are first needed.
 
@@ -102,20 +100,13 @@ class Manifest(Source):
             ValueError: an argument out of its range, or two that contradict each other; it begins with the argument's
                 name.
         """
-        if delimiter in ("\\t", "tab"):
-            delimiter = "\t"
+        delimiter = CHARACTERS.get(delimiter or "", delimiter)
+        separator = CHARACTERS.get(label_separator or "", label_separator)
         if delimiter is not None and len(delimiter) != 1:
             raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
-        if isinstance(label_column, list) and not (label_column and multi_label):
+        if separator not in (None, "none") and len(separator) != 1:
             raise ValueError(
-                f"label_column must be one column, or several with multi_label=true, got {label_column}"
-            )
-        if (
-            isinstance(path_column, int) != isinstance(label_column, int)
-            and label_column != "label"
-        ):
-            raise ValueError(
-                f"label_column must be a name or a number as path_column is, got {label_column}"
+                f"label_separator must be one character (or tab, blank, none), got '{separator}'"
             )
         if isinstance(targets, str):
             targets = [targets]
@@ -123,321 +114,349 @@ class Manifest(Source):
             raise ValueError(
                 f"targets must be different columns, without multi_label, got {targets}"
             )
-        label_separator = {"\\t": "\t", "tab": "\t", "blank": " "}.get(
-            label_separator or "", label_separator
-        )
-        if label_separator is not None and label_separator != "none" and len(label_separator) != 1:
-            raise ValueError(
-                f"label_separator must be one character (or tab, blank, none), got '{label_separator}'"
-            )
         self.targets = targets
-        self.columns = ListColumns(
-            path_column, targets or label_column, delimiter, split_column, numbers=bool(targets)
-        )
-        self.separator = label_separator
+        self.path_column = path_column
+        self.label_column = label_column
+        self.delimiter = delimiter
+        self.split_column = split_column
+        self.separator = separator
+        self.ending = ending
         self.cache_bytes = cache_bytes_of(cache_gb)
-        self.lists = {"train": expanded(train)}
-        for split, file in (("val", val), ("test", test)):
-            if file:
-                self.lists[split] = expanded(file)
+        given = {"train": train, "val": val, "test": test}
+        self.lists = {split: expanded(file) for split, file in given.items() if file}
         self.image_dir = expanded(image_dir) if image_dir else image_dir
-        self._contents: dict[str, ListContent] = {}  # by file: each is read once
-        self._pictures: dict[str, ListedPictures] = {}  # by split
         self.kind = Numbers() if targets else LabelSets() if multi_label else Targets()
         self._several = multi_label
-
-    def load(self, split: str) -> FileSplit:
-        """See :meth:`Source.load`. Any other split has a list of its own (``test``), or rows of the training list."""
-        train = self._listed("train")
-        pictures = train
-        if split != "train":
-            pictures = self._listed(split)
-        if self.targets:
-            targets = self._numbers(split, pictures)
-        else:
-            targets = self._ids(split, pictures, train)
-        return FileSplit(
-            pictures.paths, targets, pictures.left_out, self._place(split, pictures.paths)
-        )
-
-    def _ids(self, split: str, pictures: ListedPictures, train: ListedPictures) -> list[Any]:
-        """The targets of a split: class ids, with ``multi_label`` lists of them (empty for a picture without a label), or -1
-        for all where no training picture has a label.
-
-        Also sets :attr:`classes`, from the training pictures.
-
-        Raises:
-            UserError: a label that no training picture has, or a list without labels beside a training list with labels.
-        """
-        self.classes = in_order({label for labels in train.labels for label in labels})
-        self.note(*doubts(self.classes))
-        listed_classes = [plain(name) for name in self._content("train").classes]
-        empty = [name for name in listed_classes if name not in self.classes]
-        if empty:
-            self.note(left_out(dict.fromkeys(empty, "no training picture")))
-        if self.classes and not self._content(split).labelled:
-            raise UserError(
-                f"data.source.{split}: {self._file(split)} has no labels, which the training list has"
-            )
-        ids = {label: i for i, label in enumerate(self.classes)}
-        names = [printable(path) for path in pictures.paths]
-        names_by_label = by_label(names, pictures.labels)
-        check_known(names_by_label, ids, f"data.source.{split}")
-        if not self.classes:
-            return [UNLABELLED] * len(pictures.paths)
-        targets = []
-        for labels in pictures.labels:
-            target = [ids[label] for label in labels]
-            targets.append(target if self._several else target[0])
-        return targets
-
-    def _numbers(self, split: str, pictures: ListedPictures) -> list[list[float]]:
-        """The targets of a split for a regression: for each picture a number of each column, NaN where it is missing.
-
-        Also sets :attr:`classes` to the names of the columns.
-
-        Raises:
-            UserError: a field is no number, or a column has none in this split.
-        """
-        self.classes = list(self.targets or [])
-        where = f"data.source.{split}: {self._file(split)}"
-        rows = []
-        for path, fields in zip(pictures.paths, pictures.labels, strict=True):
-            row = []
-            for name, field in zip(self.classes, fields, strict=True):
-                text = ""
-                if field is not None:
-                    text = str(field).strip()
-                try:
-                    row.append(number_of(text))
-                except ValueError as error:
-                    reason = f"{name} of {printable(path)} is '{text[:40]}', which is not a number"
-                    raise UserError(f"{where}: {reason}") from error
-            rows.append(row)
-        for name, column in zip(self.classes, zip(*rows, strict=True), strict=True):
-            if all(math.isnan(number) for number in column):
-                raise UserError(f"{where} has no value of {name} (data.source.targets)")
-        return rows
-
-    def _place(self, split: str, paths: list[str]) -> Place:
-        """Where a split's pictures are: a store of the URLs among its paths, whose folders are listed here; else this disk.
-
-        The training list names the store's copies on this disk, for all splits.
-        """
-        urls = [path for path in paths if is_url(path)]
-        if not urls:
-            return DISK
-        return Store.holding(
-            str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes
-        )
+        self._rows: dict[str, dict[str | None, Rows]] = {}
+        """By list, then by the split that its rows name (None: they name none), until they are loaded."""
+        self._named: set[str | None] = set()  # splits that rows of the training list name
+        self._loaded: dict[str, FileSplit] = {}
 
     # -- what a list holds -------------------------------------------------------------------------------------------
     def _file(self, split: str) -> str:
         """Path or URL of the list that has a split's rows: its own, else the training list."""
-        return joined(self.lists.get(split) or self.lists["train"] or "")
+        return joined(self.lists.get(split) or self.lists["train"])
 
-    def folder_of(self, split: str) -> str:
-        """The folder or URL that a split's relative paths start at."""
-        file = self._file(split)
-        if self.image_dir:
-            return self.image_dir
-        if is_url(file):
-            return joined(file, "..")
-        return str(Path(file).parent)
-
-    def check_files(self, paths: Sequence[str], split: str, key: str) -> None:
-        """Refuses a split of which no file is on this disk; ``key`` begins the message. Not for lists of URLs.
-
-        Raises:
-            UserError: see :func:`~kd.data.sources.endings.check_some_exist`.
-        """
-        list_folder = str(Path(self._file(split)).parent)
-        check_some_exist(paths, key, list_folder, self.image_dir)
-
-    def _paths_of(self, rows: Sequence[Row], split: str, key: str) -> tuple[list[str], str]:
-        """The rows' paths from where they start, with their endings; and :func:`complete_endings`' note."""
-        root = self.folder_of(split)
-        return complete_endings([joined(root, expanded(row.path)) for row in rows], key)
-
-    def _content(self, split: str) -> ListContent:
-        """The whole list of a split, which may hold other splits too; read once, and its notes are added to the source's.
+    def _of_file(self, split: str) -> dict[str | None, Rows]:
+        """The rows of a split's list by the splits that they name; read once.
 
         Raises:
             UserError: the list is not there, or is no list of pictures.
         """
-        is_listed_apart = bool(self.lists.get(split))
-        key = f"data.source.{split if is_listed_apart else 'train'}"
+        key = f"data.source.{split if split in self.lists else 'train'}"
         file = self._file(split)
-        if file not in self._contents:
+        if file not in self._rows:
             content = list_at(file, key)
             try:
-                self._contents[file] = read_list(content, Path(file).suffix.lower(), self.columns)
+                self._rows[file] = self._read(content.decode("utf-8-sig"), file)
             except Unfit as error:
                 raise UserError(f"{key}: {file} {error}") from error
-            except (csv.Error, KeyError, TypeError, ValueError, AttributeError) as error:
+            except (csv.Error, ValueError, TypeError) as error:
                 raise UserError(
                     f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})"
                 ) from error
-            self.note(*self._contents[file].notes)
-        return self._contents[file]
+            if split not in self.lists or split == "train":
+                self._named = {*self._rows[file]}
+        return self._rows[file]
 
-    def _rows(self, split: str) -> list[Row]:
-        """The rows of a split; none where its list was not given, and no row of the training list belongs to it.
+    def _read(self, text: str, file: str) -> dict[str | None, Rows]:
+        """The rows of a list by the splits that they name; only what is needed of each row is kept.
 
         Raises:
-            UserError: the split's list names splits, but no row of this one.
+            Unfit: a column is missing, a row has no path, or it is not clear which splits rows belong to.
         """
-        content = self._content(split)
-        rows = content.rows
-        listed_apart = bool(self.lists.get(split))
-        if not content.splits:
-            return rows if listed_apart else []
-        row_splits = [row.split for row in rows]
-        chosen = [rows[i] for i in numbers_in(row_splits, split)]
-        if rows and not chosen and listed_apart:
-            counts = [
-                f"{count} of {name or 'no split'}" for name, count in Counter(row_splits).items()
-            ]
-            raise UserError(
-                f"data.source.{split}: {self._file(split)} names no row of {split} ({', '.join(counts)}); "
-                "data.source.split_column=none reads all rows"
-            )
-        return chosen
+        label_columns: list[Any] = self.targets or [self.label_column]
+        splits = RowSplits(self.split_column, [self.path_column, *label_columns])
+        columns: dict[Any, None] = {}
+        parts: dict[str | None, tuple[list[str], list[Any], Counter[str]]] = {}
+        same: dict[str, str] = {}  # one object for equal texts
+        for number, row in enumerate(self._records(text, Path(file).suffix.lower()), 1):
+            columns |= dict.fromkeys(row)
+            if self.path_column not in row:
+                raise _no_column(self.path_column, row, "path_column")
+            path = str(row[self.path_column] or "")
+            if not path:
+                raise Unfit(f"has no path in row {number}")
+            paths, cells, left_out = parts.setdefault(splits.of(row), ([], [], Counter()))
+            if ending_of(path) in UNUSABLE:
+                left_out[ending_of(path)] += 1
+                continue
+            cell = row.get(self.label_column)
+            if self.targets:
+                cell = [row.get(name) for name in self.targets]
+            paths.append(path)
+            cells.append(same.setdefault(cell, cell) if isinstance(cell, str) else cell)
+        splits.check()
+        has_paths_alone = label_columns == ["label"] and len(columns) == 1
+        for name in label_columns:
+            if columns and name not in columns and name is not None and not has_paths_alone:
+                raise _no_column(name, columns, "targets" if self.targets else "label_column")
+        return {
+            split: Rows(Names(paths), [] if has_paths_alone else cells, dict(left_out))
+            for split, (paths, cells, left_out) in parts.items()
+        }
+
+    def _records(self, text: str, suffix: str) -> Iterator[Mapping[Any, Any]]:
+        """The rows of a list by column: of a table, of a JSON list, or of one JSON object a line.
+
+        A row that is shorter than the header lacks its last columns; of two columns of one name the first counts.
+        """
+        if suffix not in DELIMITERS:
+            content = None
+            with suppress(ValueError):
+                content = json_of(text)
+            lines = (json_of(line) for line in text.split("\n") if line.strip())
+            for record in content if isinstance(content, list) else lines:
+                if not isinstance(record, dict):
+                    raise Unfit("must hold an object a picture")
+                yield record
+            return
+        delimiter = self.delimiter or DELIMITERS[suffix]
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        names: list[Any] = []
+        for row in filter(None, reader):
+            if not names and not isinstance(self.path_column, int):
+                names = [name.strip() for name in row]
+                continue
+            names = names or [*range(len(row))]
+            if len(row) > len(names):
+                raise Unfit(
+                    f"has {len(row)} columns in line {reader.line_num}, {len(names)} in the first"
+                )
+            cells: dict[Any, Any] = {}
+            for name, cell in zip(names, row, strict=False):
+                cells.setdefault(name, cell)
+            yield cells
+
+    def _rows_of(self, split: str) -> Rows | None:
+        """The rows of a split; a test split validates where there is no validation split.
+
+        None where its list was not given, and no row of the training list belongs to it.
+        """
+        by_split = self._of_file(split)
+        name = "test" if split == "val" and "val" not in by_split else split
+        return by_split.get(name, by_split.get(None) if split in self.lists else None)
 
     def has(self, split: str) -> bool:
         """Whether there is a list for the split, or the training list names rows of it."""
-        return bool(self.lists.get(split)) or bool(self._rows(split))
+        if split not in self.lists and not self._named:
+            self._of_file(split)
+        return split in {*self.lists, *self._named} or (split == "val" and "test" in self._named)
 
-    def _listed(self, split: str) -> ListedPictures:
-        """The pictures of a split, read once."""
-        if split not in self._pictures:
-            self._pictures[split] = self._read(split)
-        return self._pictures[split]
-
-    def _read(self, split: str) -> ListedPictures:
-        """The pictures of a split with their labels; files that no reader decodes are left out and counted.
+    # -- a split -----------------------------------------------------------------------------------------------------
+    def load(self, split: str) -> FileSplit:
+        """See :meth:`Source.load`. Any other split has a list of its own (``test``), or rows of the training list.
 
         Raises:
-            UserError: no such split, no pictures, or labels that are missing, contradict each other or can't be parted.
+            UserError: no such split, no pictures, or labels that are missing, unknown, or contradict each other.
         """
+        if split in self._loaded:
+            return self._loaded[split]
+        if split != "train":
+            self.load("train")  # names the classes
         file = self._file(split)
-        where = f"data.source.{split}: {file}"
-        listed_rows = self._rows(split)
-        if not listed_rows and split not in ("train", "val", *self.lists):
-            names = ", ".join(self.lists)
+        key = f"data.source.{split}"
+        rows = self._rows_of(split)
+        if rows is None and split not in self.lists:
             raise UserError(
-                f"split: these lists have the splits {names}, got '{split}' (data.source.test=FILE is a list of "
-                "test pictures)"
+                f"split: these lists have the splits {', '.join(self.lists)}, got '{split}' (data.source.test=FILE is a "
+                "list of test pictures)"
             )
-        rows = []
-        unusable: Counter[str] = Counter()
-        for row in listed_rows:
-            ending = ending_of(row.path)
-            if ending in UNUSABLE:
-                unusable[ending] += 1
-            else:
-                rows.append(row)
-        left_out = dict(unusable)
-        if not rows:
-            raise UserError(f"{where} lists no pictures{said(left_out)}")
-
-        paths, note = self._paths_of(rows, split, f"data.source.{split}")
-        if note:
-            self.note(f"{split}: {note}")
-        values = [row.label for row in rows]
-        if self.targets:
-            _check_same_numbers(paths, values, where)
-            return ListedPictures(paths, values, left_out)
-        if not self._content(split).labelled:
-            return ListedPictures(paths, [[] for _ in paths], left_out)
-        separator = self.separator
+        if rows is None and self._of_file(split):
+            raise UserError(
+                f"{key}: {file} names no row of {split}; data.source.split_column=none reads all rows"
+            )
+        if rows is None or not len(rows.paths):
+            left_out = rows.left_out if rows else {}
+            raise UserError(f"{key}: {file} lists no pictures{said(left_out)}")
+        paths = self._paths_of(rows.paths, split, key)
         try:
-            if separator is None and split != "train":
-                separator = self._train_separator
-            labels = self._labels(paths, values, separator)
-            paths, labels, notes = join_rows(paths, labels, self._several)
+            if self.targets:
+                targets = self._numbers(paths, rows.cells)
+            else:
+                paths, targets = self._ids(paths, rows.cells, split)
         except Unfit as error:
-            raise UserError(f"{where} {error}") from error
-        self.note(*(f"{split}: {note}" for note in notes))
-        return ListedPictures(paths, labels, left_out)
+            raise UserError(f"{key}: {file} {error}") from error
+        urls = [path for path in paths if is_url(path)]
+        place: Place = DISK  # of a store the folders of the URLs are listed; the training list names its copies
+        if urls:
+            place = Store.holding(self.lists["train"], urls, key, self.cache_bytes)
+        self._loaded[split] = FileSplit(paths, targets, rows.left_out, place)
+        if all(name in self._loaded for name in ("train", "val") if self.has(name)):
+            self._rows.clear()
+        return self._loaded[split]
 
-    @cached_property
-    def _train_separator(self) -> str:
-        """What separates labels in the training list's cells ("none": nothing), and so in all other lists."""
-        values = [row.label for row in self._rows("train")]
-        return cells(values, self._several).separator
-
-    def _labels(
-        self, paths: Sequence[str], values: Sequence[object], separator: str | None
-    ) -> list[list[str]]:
-        """The labels of each picture: one, or with ``multi_label`` any number.
-
-        Args:
-            paths: for messages.
-            values: the cells with the labels.
-            separator: as of :func:`cells`; None: found in the values themselves.
+    def _ids(self, paths: Names, cells: list[Any], split: str) -> tuple[Names, Column]:
+        """The pictures of a split, each once where it may have several labels, and their class ids: one, or with
+        ``multi_label`` any number; -1 for all where the training list has no labels. The training pictures also set
+        :attr:`classes`.
 
         Raises:
-            Unfit: a picture has no label, or several, where it must have one.
+            Unfit: a picture has no label or several where it must have one, or is listed with different ones; or there are
+                no labels beside a training list with labels.
+            UserError: a label that no training picture has.
         """
-        read = cells(values, self._several, separator)
-        self.note(*read.notes)
+        if split == "train":
+            self.classes = []
+        if not cells or self.label_column is None:
+            if self.classes:
+                raise Unfit("has no labels, which the training list has")
+            return paths, Column(np.full(len(paths), UNLABELLED, np.int32))
+        if split == "train" and self.separator is None:
+            self.separator = separator_of(cells, self._several)
+        labels = [labels_in(cell, self.separator or "none") for cell in cells]
+        for path, one in zip(paths, labels, strict=True):
+            if len(one) != 1 and not self._several:
+                count = f"{len(one)} labels ({', '.join(one[:3])}), which data.source.multi_label=true takes"
+                raise Unfit(
+                    f"is no list of one label each: {printable(path)} has {count if one else 'no label'}"
+                )
+        paths, labels = self._joined(paths, labels)
+        if split == "train":
+            self.classes = in_order({label for one in labels for label in one})
+            self.note(*doubts(self.classes))
+        ids = {label: i for i, label in enumerate(self.classes)}
+        check_known(zip(map(printable, paths), labels, strict=True), ids, f"data.source.{split}")
         if self._several:
-            return read.labels
-        for path, labels in zip(paths, read.labels, strict=True):
-            if len(labels) != 1:
-                count = "no label"
-                if labels:
-                    count = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
-                raise Unfit(f"is no list of one label each: {printable(path)} has {count}")
-        return read.labels
+            return paths, Column.of_sets([ids[label] for label in one] for one in labels)
+        return paths, Column(np.array([ids[label] for (label,) in labels], np.int32))
+
+    def _joined(self, paths: Names, labels: list[list[str]]) -> tuple[Names, list[list[str]]]:
+        """The rows, those of one picture joined where it may have several labels.
+
+        Raises:
+            Unfit: a picture is listed with two labels, or with different numbers.
+        """
+        hashes = np.fromiter(map(hash, paths), np.int64, len(paths))
+        if len(np.unique(hashes)) == len(paths):
+            return paths, labels
+        joined_labels: dict[str, list[str]] = {}
+        for path, its_labels in zip(paths, labels, strict=True):
+            before = joined_labels.setdefault(path, its_labels)
+            if before != its_labels and not self._several:
+                found = in_quotes([*before, *its_labels])
+                raise Unfit(
+                    f"lists {printable(path)} twice, with different labels ({found}); give each picture one label, or "
+                    "data.source.multi_label=true joins them"
+                )
+            joined_labels[path] = [*dict.fromkeys([*before, *its_labels])]
+        self.note(f"rows of pictures that are listed before: {len(paths) - len(joined_labels)}")
+        if self._several:
+            return Names(joined_labels), [*joined_labels.values()]
+        return paths, labels
+
+    def _numbers(self, paths: Names, cells: list[Any]) -> Column:
+        """A number of each column for each picture of a split, NaN where it is missing; sets :attr:`classes` to their names.
+
+        Raises:
+            Unfit: a field is no number, or a column has none in this split.
+        """
+        self.classes = list(self.targets or [])
+        texts = [["" if field is None else str(field).strip() for field in row] for row in cells]
+        self._joined(paths, texts)
+        numbers = np.empty((len(texts), len(self.classes)))
+        for i, row in enumerate(texts):
+            for k, text in enumerate(row):
+                try:
+                    numbers[i, k] = number_of(text)
+                except ValueError as error:
+                    what = f"'{text[:40]}' for {self.classes[k]} of {printable(paths[i])}"
+                    raise Unfit(f"has {what}, which is not a number") from error
+        for name, column in zip(self.classes, numbers.T, strict=True):
+            if np.isnan(column).all():
+                raise Unfit(f"has no value of {name} (data.source.targets)")
+        return Column(numbers)
+
+    # -- where the pictures are --------------------------------------------------------------------------------------
+    def _folder(self, split: str) -> str:
+        """The folder or URL that a split's relative paths start at."""
+        return joined(self.image_dir or posixpath.dirname(self._file(split)))
+
+    def _paths_of(self, paths: Names, split: str, key: str) -> Names:
+        """The rows' paths from where they start, with their endings; an ending that was found is noted."""
+        root = self._folder(split)
+        whole = Names(joined(root, expanded(path)) for path in paths)
+        without = next((path for path in whole if not _has_ending(path)), None)
+        if without is None:
+            return whole
+        ending = _ending_of_file(without, key) if self.ending is None else self.ending
+        if ending:
+            name = printable(posixpath.basename(without))
+            self.note(f"{split}: paths lack the ending {ending}: '{name}' is {name}{ending}")
+        return Names(path if _has_ending(path) else path + ending for path in whole)
+
+    def check_listed(self, split: Split, name: str, key: str) -> None:
+        """Refuses a split of which no file is on this disk, by a UserError; not where its pictures have URLs."""
+        assert isinstance(split, FileSplit)
+        if split.store is None and not any(Path(path).exists() for path in split.paths):
+            start = printable(os.path.abspath(self._folder(name)))  # noqa: PTH100 - Path has no ".."
+            raise UserError(
+                f"{key}: none of the {len(split.paths)} files exists: relative paths start at {start} (the first is "
+                f"{printable(split.paths[0])}); data.source.image_dir=FOLDER says where they start"
+            )
 
     def describe(self) -> str:
         """The files of the lists."""
         return f"Manifest {', '.join(self.lists.values())}"
 
 
-def _check_same_numbers(
-    paths: Sequence[str], values: Sequence[Sequence[object]], where: str
-) -> None:
-    """Refuses a picture that is listed twice, with different numbers.
+def _no_column(name: object, names: Mapping[Any, Any], setting: str) -> Unfit:
+    """The error, for the caller to raise, of a list without the column ``name`` that ``data.source.setting`` names."""
+    there = ", ".join(map(str, names))[:120]
+    if setting == "targets":
+        return Unfit(f"has no column {name} (data.source.targets; it has {there})")
+    return Unfit(
+        f"has no column {name} (it has {there}); data.source.path_column=NAME and data.source.label_column=NAME say which "
+        "(numbers from 0 without a header), data.source.delimiter what parts them, and scripts/to_list.py makes a table "
+        "of COCO's JSON, Ultralytics' NDJSON and columns of 0 and 1"
+    )
+
+
+def _has_ending(path: str) -> bool:
+    return path.lower().endswith(IMAGE_SUFFIXES)
+
+
+def _ending_of_file(path: str, key: str) -> str:
+    """The ending of the picture that a path without one means; "" where a file has this very name, or none fits.
+
+    Raises:
+        UserError: two pictures fit, or the folder of a URL can't be listed.
+    """
+    folder, name = posixpath.split(path)
+    if is_url(path):
+        names = list(listed(folder, key, below=False))
+    else:
+        names = [file.name for file in Path(folder).iterdir()] if Path(folder).is_dir() else []
+    fitting = sorted(
+        ending
+        for stem, ending in map(posixpath.splitext, names)
+        if stem == name and _has_ending(ending)
+    )
+    if len(fitting) > 1:
+        among = " and ".join(printable(name + ending) for ending in fitting[:2])
+        raise UserError(
+            f"{key}: two pictures fit '{printable(path)}': {among}; data.source.ending={fitting[0]} says which"
+        )
+    return "" if name in names else "".join(fitting)
+
+
+def pictures_in_list(file: str, **arguments: Any) -> list[str]:
+    """The paths of all pictures of a list, whose labels are not read.
 
     Args:
-        paths: of the rows.
-        values: numbers of each.
-        where: the list, which begins the message.
-    """
-    texts_by_path: dict[str, list[str]] = {}
-    for path, numbers in zip(paths, values, strict=True):
-        texts = [str(number) for number in numbers]
-        first_texts = texts_by_path.setdefault(path, texts)
-        if texts != first_texts:
-            shown = printable(path)
-            raise UserError(f"{where} lists {shown} twice, with different numbers")
-
-
-def pictures_in_list(
-    file: str,
-    image_dir: str | None = None,
-    path_column: int | str = "path",
-    delimiter: str | None = None,
-) -> list[str]:
-    """The paths of all pictures of a list, whose labels are not read. The arguments are those of :class:`Manifest`.
+        file: the list.
+        arguments: of :class:`Manifest`.
 
     Raises:
         UserError: no list of pictures, a picture that is named by a URL, or none of its files is on this disk.
     """
-    source = Manifest(file, image_dir=image_dir, path_column=path_column, delimiter=delimiter)
-    source.columns = source.columns._replace(label=[])
-    rows = source._content("train").rows
-    for row in rows:
-        path = joined(source.folder_of("train"), expanded(row.path))
-        if is_url(path):
-            remedy = "copy the pictures, and list their paths"
-            if not is_url(row.path):
-                remedy = "data.source.image_dir=FOLDER says where the list's relative paths start"
-            problem = f"pictures must be on this disk, got {printable(path)}"
-            raise UserError(f"{file}: {problem}; {remedy}")
-    paths, _ = source._paths_of(rows, "train", file)
-    source.check_files(paths, "train", file)
-    return paths
+    source = Manifest(file, **arguments, label_column=None, split_column="none")
+    rows = source._rows_of("train")
+    paths = source._paths_of(rows.paths, "train", file) if rows else Names([])
+    for path in filter(is_url, paths):
+        raise UserError(
+            f"{file}: pictures must be on this disk, got {printable(path)}; copy them, data.source.image_dir=FOLDER says "
+            "where they are"
+        )
+    source.check_listed(FileSplit(paths, [UNLABELLED] * len(paths)), "train", file)
+    return list(paths)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL.Image import Image
 
+from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
 from kd.data.sources.places import (
@@ -53,7 +54,7 @@ class MaskSplit(FileSplit):
             left_out: how many files beside the pictures were passed over, by ending.
         """
         super().__init__(paths, [0] * len(paths), left_out, place)
-        self.masks = [str(p) for p in masks]
+        self.masks = Names(map(str, masks))
         self.classes = classes
         self.ignore = ignore
 
@@ -153,6 +154,8 @@ class SegmentationFolder(Source):
     """
 
     kind = Masks()
+    listed_early = True
+    takes_folder = True
 
     def __init__(
         self,
@@ -196,6 +199,11 @@ class SegmentationFolder(Source):
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.
         """
+        if not self.place.is_folder(joined(self.root)):
+            raise UserError(
+                f"data.source.root: folder {self.root} not found (SegmentationFolder reads images/train, images/val, "
+                "masks/train and masks/val in it)"
+            )
         images = joined(self.root, self.folders[0], self._name(split))
         masks = joined(self.root, self.folders[1], self._name(split))
         for folder in (images, masks):

@@ -1,19 +1,23 @@
 """The source ``Shards``: tar shards (WebDataset's layout) on a disk or in an object store.
 
-A pack is a folder, or any URL that fsspec knows (``s3://bucket/food``), with ``train-00000.tar``, ... and one index a
-split, ``train.json``, written last. The index says where in which shard a picture's bytes are, so pictures are read in
-any order: order, views and resume are those of every other source. Of a remote pack nothing is fetched but the ranges
-that pictures lie in, when they are wanted; they are kept in the user's cache folder (``cache_gb``).
+A pack is a folder, or any URL that fsspec knows (``s3://bucket/food``), with ``train-00000.tar``, ... and for each split
+an index: ``train.index``, where in which shard each picture's bytes are, and ``train.json``, which is written last. So
+pictures are read in any order: order, views and resume are those of every other source. Of a remote pack nothing is
+fetched but the ranges that pictures lie in, when they are wanted; they are kept in the user's cache folder (``cache_gb``).
 """
 
 import hashlib
+import io
 import os
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+import numpy as np
 
 from kd.data.info import Target
+from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split, cache_bytes_of
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import doubts, unused
@@ -22,13 +26,23 @@ from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
 from kd.storage.decoding import MAX_BYTES
-from kd.storage.elsewhere import LARGEST_DATA, json_of, open_descriptor
+from kd.storage.elsewhere import (
+    LARGEST_DATA,
+    LARGEST_LIST,
+    json_of,
+    open_descriptor,
+    open_regular,
+)
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file
 
-INDEX_LISTS = ("classes", "shards", "samples", "targets", "checksums")
-"""The lists that a pack's index must hold."""
+PICTURE = np.dtype([("shard", "<i4"), ("offset", "<i8"), ("size", "<i4"), ("target", "<i4")])
+"""A picture in an index: the number of its shard, its place in it in bytes, and its class id (-1 without labels)."""
+MASK = np.dtype([*PICTURE.descr, ("mask_offset", "<i8"), ("mask_size", "<i4")])
+"""Likewise with the place of its mask, in the same shard; the target is 0."""
 LARGEST_OFFSET = 2**60
 """Bytes; an index that names a larger place in a shard is refused."""
+MOST_OPEN = 64
+"""Shards that a process holds open."""
 
 
 class Shards(Source):
@@ -40,11 +54,13 @@ class Shards(Source):
             longest ago goes. Default: all that was read.
     """
 
+    listed_early = True
+
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
         """Expands ``~`` in the root; the arguments are the class's. No index is read yet."""
         self.cache_bytes = cache_bytes_of(cache_gb)
         self.root = expanded(root).rstrip("/")
-        self._indices: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split
+        self._heads: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split
 
     def load(self, split: str) -> Split:
         """Reads a split's index; the classes become the source's. Shards are not opened.
@@ -53,31 +69,31 @@ class Shards(Source):
             UserError: no index or a damaged one, other classes than those of ``train``, or a shard on this disk that is
                 missing or shorter than its index says.
         """
-        index, digest = self._index(split)
-        training_index = index
-        if split != "train" and self.has("train"):
-            training_index, _ = self._index("train")
-        self.classes = list(training_index["classes"])  # ids are those of the training pictures
-        if index["classes"] != self.classes:
+        head, digest = self._head(split)
+        train = self._head("train")[0] if self.has("train") else head
+        self.classes = list(train["classes"])  # ids are those of the training pictures
+        if head["classes"] != self.classes:
             raise UserError(
                 f"data.source.root: {self.root}/{split}.json lists other classes than train.json; pack "
                 "both splits again (kd-pack)"
             )
-        if self.classes and "masks" not in training_index:
+        table = self._table(split, head)
+        shard_split = ShardSplit(
+            self.root, head["shards"], table, table["target"], digest, self.cache_bytes
+        )
+        if self.classes and not head["masks"]:
             self.note(*doubts(self.classes))
-            self.note(*unused(self.classes, training_index["targets"]))
-        shard_split = ShardSplit(self.root, index, digest, self.cache_bytes)
+            if split == "train":
+                self.note(*unused(self.classes, np.unique(table["target"]).tolist()))
         if not is_url(self.root):
             self._check_sizes(shard_split)
         return shard_split
 
     def _check_sizes(self, split: "ShardSplit") -> None:
         """Refuses a shard on this disk that is missing, or shorter than the split's index says."""
-        for shard, end in split.ends().items():
+        for shard, end in zip(split.shards, split.ends(), strict=True):
             file = Path(self.root, shard)
-            size = 0
-            if file.is_file():
-                size = file.stat().st_size
+            size = file.stat().st_size if file.is_file() else 0
             if size < end:
                 raise UserError(
                     f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more"
@@ -86,141 +102,130 @@ class Shards(Source):
     @property
     def kind(self) -> Targets:  # type: ignore[override]
         """Masks where the training index has them, else class ids; the first use reads the index."""
-        if "masks" in self._index("train")[0]:
-            return Masks()
-        return Targets()
+        return Masks() if self._head("train")[0]["masks"] else Targets()
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
         """The value of a mask's pixels that take no part; None without masks or such a value."""
-        index, _ = self._index("train")
-        value: int | None = index.get("ignore_index")
+        value: int | None = self._head("train")[0]["ignore_index"]
         return value
 
-    def _index(self, split: str) -> tuple[dict[str, Any], str]:
-        """A split's index (:func:`kd.data.pack.pack` says what it holds), and a hash of it, 16 hex digits; read once.
+    def _head(self, split: str) -> tuple[dict[str, Any], str]:
+        """A split's ``SPLIT.json`` (:func:`kd.data.pack.pack` says what it holds), and a hash of it, 16 hex digits; read
+        once.
 
         Raises:
-            UserError: no index, a damaged one, or one that can't be fetched.
+            UserError: no such file, a damaged one, or one that can't be fetched.
         """
-        if split in self._indices:
-            return self._indices[split]
+        if split not in self._heads:
+            text = self._file(f"{split}.json")
+            try:
+                head = json_of(text)
+                check_head(head)
+            except ValueError as error:
+                raise self._damaged(f"{split}.json", error) from error
+            self._heads[split] = head, hashlib.sha256(text).hexdigest()[:16]
+        return self._heads[split]
+
+    def _table(self, split: str, head: dict[str, Any]) -> np.ndarray:
+        """A split's index, of :data:`PICTURE` or :data:`MASK`; on a disk the pages of the file, which all processes share.
+
+        Raises:
+            UserError: no such file, or not the one that was packed.
+        """
+        kind = MASK if head["masks"] else PICTURE
+        name = f"{split}.index"
+        try:
+            if is_url(self.root):
+                table = np.frombuffer(self._file(name), kind)
+            else:
+                with open_regular(Path(self.root, name), LARGEST_DATA) as file:
+                    table = np.memmap(file, kind, mode="r")
+            if hashlib.sha256(table.view(np.uint8).data).hexdigest() != head["index"]:
+                raise ValueError(f"it is not the one that {split}.json was written with")
+            check_table(table, len(head["shards"]), len(head["classes"]))
+        except (OSError, ValueError) as error:
+            raise self._damaged(name, error) from error
+        return table
+
+    def _damaged(self, name: str, error: Exception) -> UserError:
+        """The error, for the caller to raise, of a file of the pack that ``error`` says something of."""
+        return UserError(f"data.source.root: {self.root}/{name} is damaged: {str(error)[:160]}")
+
+    def _file(self, name: str) -> bytes:
+        """The content of a file of the pack that says where pictures are.
+
+        Raises:
+            UserError: there is none, it can't be fetched, or it is larger than any.
+        """
         files, path = file_system(self.root)
         try:
-            text = small_file(files, f"{path}/{split}.json", f"{self.root} can't be read")
-            index = json_of(text)
-            check_index(index)
+            return small_file(files, f"{path}/{name}", f"{self.root} can't be read", LARGEST_LIST)
         except FileNotFoundError as error:
             raise UserError(
-                f"data.source.root: {self.root} is not a finished pack: no {split}.json"
-            ) from error
-        except ValueError as error:
-            raise UserError(
-                f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}"
+                f"data.source.root: {self.root} is not a finished pack: no {name} (Shards reads what kd-pack writes)"
             ) from error
         except Exception as error:  # the object stores' clients raise many kinds
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
-        digest = hashlib.sha256(text).hexdigest()[:16]
-        self._indices[split] = index, digest
-        return index, digest
 
     def has(self, split: str) -> bool:
-        """Whether the split's index, ``SPLIT.json``, is there."""
+        """Whether the split's ``SPLIT.json`` is there."""
         files, path = file_system(self.root)
         with in_one_line(f"data.source.root: {self.root}"):
             return bool(files.exists(f"{path}/{split}.json"))
 
 
-def check_index(index: object) -> None:
-    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
+def check_head(head: object) -> None:
+    """Refuses a pack's JSON that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
 
     Raises:
         ValueError: the first thing that is wrong, in one line.
     """
-    if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
-        raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
-    classes = index["classes"]
-    shards = index["shards"]
-    samples = index["samples"]
-    targets = index["targets"]
-    if not all(isinstance(name, str) for name in classes):
+    lists = ("classes", "shards", "checksums")
+    if not isinstance(head, dict) or not all(isinstance(head.get(name), list) for name in lists):
+        raise ValueError(f"it must hold the lists {', '.join(lists)}")
+    if not all(isinstance(name, str) for name in head["classes"]):
         raise ValueError("classes must be names")
-    for shard in shards:
+    for shard in head["shards"]:
         if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.tar", shard):
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
-    checksums = index["checksums"]
-    if len(checksums) != len(shards):
-        raise ValueError(
-            f"checksums must be one for each of {len(shards)} shard(s), got {len(checksums)}"
-        )
-    if not samples or len(samples) != len(targets):
-        raise ValueError(
-            f"samples and targets must be equally many, >= 1, got {len(samples)} and {len(targets)}"
-        )
-    _check_masks(index.get("masks"), len(samples), index.get("ignore_index"))
-    if classes:
-        class_ids = range(len(classes))
-    else:
-        class_ids = range(UNLABELLED, UNLABELLED + 1)
-    for i in range(len(samples)):
-        _check_sample(i, samples[i], targets[i], len(shards), class_ids)
+    counts = len(head["checksums"]), len(head["shards"])
+    if counts[0] != counts[1]:
+        raise ValueError(f"checksums must be one for each of {counts[1]} shard(s), got {counts[0]}")
+    if not isinstance(head.get("masks"), bool) or not isinstance(head.get("index"), str):
+        raise ValueError("it must say whether there are masks, and the index's hash")
+    ignored = head.setdefault("ignore_index", None)
+    if ignored is not None and not (type(ignored) is int and 0 <= ignored <= 255):
+        raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
 
 
-def _check_masks(masks: object, count: int, ignored: object) -> None:
-    """Refuses places of masks, or a value of ignored pixels, that are not as ``kd-pack`` writes them.
+def check_table(table: np.ndarray, shards: int, classes: int) -> None:
+    """Refuses an index that names a place outside its shards, or an unknown class.
 
     Args:
-        masks: offset and size of each, as the index has them; None without masks.
-        count: of the pictures.
-        ignored: the value of ignored pixels, or None.
+        table: of :data:`PICTURE` or :data:`MASK`.
+        shards: how many there are.
+        classes: likewise; 0: pictures without labels.
 
     Raises:
-        ValueError: says what is wrong.
+        ValueError: names the first such picture.
     """
-    if masks is not None:
-        is_list = isinstance(masks, list) and len(masks) == count
-        if not is_list or not all(map(_is_place, masks)):  # type: ignore[call-overload]
-            raise ValueError(f"masks must be a place for each of {count} samples")
-    if ignored is not None:
-        is_value = type(ignored) is int and 0 <= ignored <= 255
-        if not is_value:
-            raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
-
-
-def _check_sample(i: int, sample: object, target: object, shards: int, class_ids: range) -> None:
-    """Refuses the sample number ``i``, by a ValueError, unless it is [shard, offset, size] and has one of the class ids.
-
-    Args:
-        i: its number, for the message.
-        sample: its place, from the index.
-        target: its class id, likewise.
-        shards: how many the pack has.
-        class_ids: those that the index may hold; -1 alone without classes.
-    """
-    if not _are_integers(sample, 3):
-        raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
-    shard_number, *place = sample
-    if not 0 <= shard_number < shards or not _is_place(place):
-        raise ValueError(f"sample {i} lies at no place in {shards} shard(s): {sample}")
-    if type(target) is not int or target not in class_ids:
+    if not len(table):
+        raise ValueError("it names no pictures")
+    is_wrong = (table["shard"] < 0) | (table["shard"] >= shards)
+    for name in ("", "mask_")[: 1 + (table.dtype == MASK)]:
+        offset, size = table[f"{name}offset"], table[f"{name}size"]
+        is_wrong |= (offset < 0) | (offset >= LARGEST_OFFSET) | (size <= 0) | (size > MAX_BYTES)
+    if is_wrong.any():
+        i = int(is_wrong.argmax())
+        raise ValueError(f"sample {i} lies at no place in {shards} shard(s): {table[i]}")
+    first, last = (0, classes - 1) if classes else (UNLABELLED, UNLABELLED)
+    is_wrong = (table["target"] < first) | (table["target"] > last)
+    if is_wrong.any():
+        i = int(is_wrong.argmax())
         raise ValueError(
-            f"target {i} must be a class id, {class_ids[0]} to {class_ids[-1]}, got {target!r}"
+            f"target {i} must be a class id, {first} to {last}, got {table['target'][i]}"
         )
-
-
-def _are_integers(value: object, count: int) -> TypeGuard[list[int]]:
-    """Whether a value of JSON is a list of ``count`` whole numbers."""
-    if not isinstance(value, list) or len(value) != count:
-        return False
-    return all(type(number) is int for number in value)
-
-
-def _is_place(value: object) -> bool:
-    """Whether a value of JSON is [offset, size] of a picture in a shard, in bytes."""
-    if not _are_integers(value, 2):
-        return False
-    offset, size = value
-    return 0 <= offset < LARGEST_OFFSET and 0 < size <= MAX_BYTES
 
 
 class ShardSplit:
@@ -228,33 +233,42 @@ class ShardSplit:
 
     Args:
         root: folder or URL of the pack.
-        index: the content of the split's index.
-        digest: a hash of it.
+        shards: names of its shards.
+        table: of each picture at least the fields ``shard``, ``offset`` and ``size``, see :data:`PICTURE`; checked.
+        targets: class ids, ``(N,)``.
+        digest: a hash of the pack's index.
         cache_bytes: most bytes of a URL's copies on this disk; None: all may be kept.
     """
 
     def __init__(
-        self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None
+        self,
+        root: str,
+        shards: list[str],
+        table: np.ndarray,
+        targets: np.ndarray,
+        digest: str,
+        cache_bytes: int | None = None,
     ) -> None:
-        """Takes an index that was checked (:func:`check_index`); shards are opened when they are first read. The arguments
-        are the class's; ``digest`` also names the folder of a URL's copies.
+        """Takes an index that was checked (:func:`check_table`); shards are opened when they are read. The arguments are the
+        class's; ``digest`` also names the folder of a URL's copies.
         """
         self.root = root
         self.digest = digest
-        self.shards: list[str] = index["shards"]
-        self.samples: list[list[int]] = index["samples"]  # shard, offset, size
-        self.targets: list[int] = index["targets"]
-        # Offset and size of each mask, in the shard of its picture.
-        self.masks: list[list[int]] | None = index.get("masks")
+        self.shards = shards
+        self.samples = table[["shard", "offset", "size"]]
+        self.targets = Column(targets)
+        self.masks = table[["mask_offset", "mask_size"]] if table.dtype == MASK else None
         self.check: str | None = "headers"
-        self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
+        self._open: dict[tuple[int, int], io.FileIO] = {}  # by process and shard, the newest last
         self._remote: Ranged | None = None
         if is_url(root):
             self.check = "off"
             name = f"{Path(root).name}-{digest}"
             folder = cache_dir() / "shards" / name
-            total_bytes = sum(self.ends().values())
-            self._remote = Ranged(root, folder, total_bytes, cache_bytes)
+            self._remote = Ranged(root, folder, sum(self.ends()), cache_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": {}}
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``, from its bytes in the shard.
@@ -262,21 +276,26 @@ class ShardSplit:
         Raises:
             OSError: they can't be read.
         """
-        return self._read(*self.samples[i])
+        return self._read(*self.samples[i].tolist())
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
-        """``size`` bytes of the shard number ``shard`` from ``offset`` on; each process opens a shard once, and for good.
+        """``size`` bytes of the shard number ``shard`` from ``offset`` on; each process holds the :data:`MOST_OPEN` shards
+        open that it read last.
 
         Raises:
             OSError: the shard ends before, or can't be opened or fetched.
         """
         if self._remote is not None:
             return self._remote.read(self.shards[shard], offset, size)
-        process_and_shard = (os.getpid(), shard)
-        if process_and_shard not in self._open:
-            file = Path(self.root, self.shards[shard])
-            self._open[process_and_shard] = open_descriptor(file, LARGEST_DATA)
-        data = os.pread(self._open[process_and_shard], size, offset)
+        key = (os.getpid(), shard)
+        # A file is closed once neither this table nor a thread that reads it has it.
+        file = self._open.pop(key, None)
+        if file is None:
+            file = io.FileIO(open_descriptor(Path(self.root, self.shards[shard]), LARGEST_DATA))
+        self._open[key] = file
+        for old in list(self._open)[:-MOST_OPEN]:
+            self._open.pop(old, None)
+        data = os.pread(file.fileno(), size, offset)
         if len(data) != size:
             raise OSError("the shard is truncated")
         return data
@@ -294,9 +313,7 @@ class ShardSplit:
 
         from kd.data.pictures import decode_grey
 
-        shard = self.samples[i][0]
-        offset, size = self.masks[i]
-        content = self._read(shard, offset, size)
+        content = self._read(int(self.samples["shard"][i]), *self.masks[i].tolist())
         return tv_tensors.Mask(decode_grey(content))
 
     def name(self, i: int) -> str:
@@ -305,12 +322,12 @@ class ShardSplit:
 
     def key(self, i: int) -> str:
         """Where it lies in the pack, and the pack's content: the same for every copy of the pack."""
-        shard, offset, size = self.samples[i]
+        shard, offset, size = self.samples[i].tolist()
         return f"{self.shards[shard]}@{offset}+{size} ({self.digest})"
 
     def stamp(self, i: int) -> str:
         """Size and time of change of its shard on a disk; nothing of one fetched, whose copy is kept as it is."""
-        return self._stamps[self.samples[i][0]]
+        return self._stamps[self.samples["shard"][i]]
 
     @cached_property
     def _stamps(self) -> list[str]:
@@ -323,14 +340,11 @@ class ShardSplit:
             stamps.append(f"{stat.st_size}\0{stat.st_mtime_ns}")
         return stamps
 
-    def ends(self) -> dict[str, int]:
-        """By the shard's name, where the last picture or mask of this split ends in it, in bytes."""
-        ends: dict[str, int] = {}
-        for i, (shard_number, offset, size) in enumerate(self.samples):
-            end = offset + size
-            if self.masks is not None:
-                mask_offset, mask_size = self.masks[i]
-                end = max(end, mask_offset + mask_size)
-            shard = self.shards[shard_number]
-            ends[shard] = max(end, ends.get(shard, 0))
-        return ends
+    def ends(self) -> list[int]:
+        """Where the last picture or mask of this split ends in each shard, in bytes."""
+        ends = np.zeros(len(self.shards), np.int64)
+        np.maximum.at(ends, self.samples["shard"], self.samples["offset"] + self.samples["size"])
+        if self.masks is not None:
+            mask_ends = self.masks["mask_offset"] + self.masks["mask_size"]
+            np.maximum.at(ends, self.samples["shard"], mask_ends)
+        return [int(end) for end in ends]

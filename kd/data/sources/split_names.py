@@ -1,12 +1,10 @@
-"""Which split a name means (train, val or test): of a folder, of a shard, of a data set's part, of a list's column.
+"""Which split a name means (train, val or test): of a folder, of a shard, of a data set's part, in a column of splits.
 
-Every source finds its splits here. A guess that other evidence contradicts is refused, with the key that decides it.
+Every source finds its splits here. Where two names fit, the message names the key that decides.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 from kd.errors import UserError
 
@@ -30,14 +28,10 @@ BESIDE = {
 USUAL = ("train", "val", "valid", "validation", "test")
 """Names that are taken before any other name of the same split, in this order."""
 
-SPLIT_COLUMNS = {
-    "split", "splits", "subset", "set", "partition", "phase", "usage", "data_split", "dataset_split", "split_name",
-    "data_set", "dataset",
-}  # fmt: skip
-"""Names of columns that usually name each row's split; a column of any name does so if all its values are splits."""
-
-TRUE = {"1", "1.0", "true", "yes", "t", "y"}
-FALSE = {"0", "0.0", "false", "no", "f", "n", ""}
+SPLITS = "split"
+"""The column that names each row's split where no setting names another."""
+TRUE = {"1", "1.0", "true", "yes"}
+FALSE = {"0", "0.0", "false", "no"}
 
 
 class Unfit(ValueError):
@@ -89,20 +83,16 @@ def choose(
     'valid'
     """
     wanted = ("val", "test") if split == "val" else (split,)
-    fitting = [name for name in names if split_of(name) in wanted]
-    if not fitting:
+    ranks: dict[str, tuple[int, int]] = {}
+    for name in sorted(names):
+        meaning = split_of(name)
+        if meaning in wanted:
+            usual = USUAL.index(name) if name in USUAL else len(USUAL)
+            ranks[name] = (wanted.index(meaning), usual)
+    if not ranks:
         return None
-
-    def rank(name: str) -> tuple[int, int]:
-        """Where a name comes in the search: by its split, in the order wanted, then the usual names first."""
-        if name in USUAL:
-            usual = USUAL.index(name)
-        else:
-            usual = len(USUAL)
-        return wanted.index(split_of(name) or ""), usual
-
-    first, *later = sorted(fitting, key=lambda name: (rank(name), name))
-    equal = [name for name in later if rank(name) == rank(first)]
+    best = min(ranks.values())
+    first, *equal = [name for name, rank in ranks.items() if rank == best]
     if equal:
         among = ", ".join([first, *equal])
         remedy = "rename or move all but one"
@@ -114,204 +104,71 @@ def choose(
     return first
 
 
-def may_name_split(column: Column) -> bool:
-    """Whether a column of this name usually says which split a row belongs to: ``subset``, ``is_valid``."""
-    name = re.sub(r"[\W]+", "_", str(column).strip().lower())
-    return name in SPLIT_COLUMNS or split_of(re.sub(r"^(is|in|for|use)_+", "", name)) is not None
+def split_in(column: Column, value: object) -> str | None:
+    """The split that a cell names: by its word, or by yes and no in a column such as ``is_valid``; None for other cells.
+
+    >>> split_in("subset", "Testing"), split_in("is_valid", "True"), split_in("is_valid", 0), split_in("age", 0)
+    ('test', 'val', 'train', None)
+    """
+    text = str(value).strip()
+    flag = text.lower()
+    if flag not in TRUE | FALSE:
+        return split_of(text)
+    without_is = re.sub(r"^(?i:is)([\W_]+|(?=[A-Z]))", "", str(column).strip())
+    named = split_of(without_is)
+    if named is None or flag in TRUE:
+        return named
+    return "val" if named == "train" else "train"
 
 
-class RowSplits(NamedTuple):
-    """The split of each row of a list, and notes for the user on how it was found."""
-
-    splits: list[str | None] | None  # None: no column names splits. A row of None is in no split
-    notes: list[str]
-    columns: Sequence[Column] = ()  # those that name the splits
-
-
-def splits_by_row(
-    columns: Mapping[Column, Sequence[object]], wanted: Column | None = None, one_hot: bool = False
-) -> RowSplits:
-    """Finds the column that names each row's split: ``split=train``, ``subset=testing``, ``is_valid=True``.
+class RowSplits:
+    """Finds each row's split by the column that a setting names, or by the column ``split``.
 
     Args:
-        columns: the values of each column but those of paths and labels.
-        wanted: the column that a user has named; ``"none"``: no column names splits; None: it is found.
-        one_hot: whether columns of 0 and 1 may be classes: then ``train`` is a class, unless another column of yes and no
-            is about a split, or ``wanted`` is given.
-
-    Raises:
-        Unfit: two columns contradict each other, a column names splits in some rows and something else in others
-            (:func:`_named_splits`), columns of yes and no put a row into two splits, or the column ``wanted`` is missing
-            or names no splits.
+        wanted: the setting ``data.source.split_column``: a column; ``none``: no column names splits; None: ``split``.
+        used: columns that hold something else.
     """
-    if wanted == "none":
-        return RowSplits(splits=None, notes=[])
-    if wanted is not None:
-        if wanted not in columns:
-            there = ", ".join(map(str, columns))[:120]
-            raise Unfit(f"has no column {wanted} (data.source.split_column; it has {there})")
-        columns = {wanted: columns[wanted]}
-    by_column: dict[Column, list[str | None]] = {}
-    notes: list[str] = []
-    for column, values in columns.items():
-        splits, note = _named_splits(column, values, wanted is not None)
-        if splits is not None:
-            by_column[column] = splits
-        notes += [note] if note else []
-    flags = _flags(columns)
-    if one_hot and [*flags] == ["train"] and wanted is None:
-        flags = {}
-    if flags:  # is_valid, is_test: each a column of yes and no
-        columns_of_flags = {column: columns[column] for column in flags}
-        by_column[", ".join(map(str, flags))] = _flagged(columns_of_flags, flags)
-    if not by_column and wanted is not None:
-        raise Unfit(
-            f"names no splits in its column {wanted} (data.source.split_column), but {_some(columns[wanted])}"
-        )
-    if not by_column:
-        return RowSplits(splits=None, notes=notes)
-    first, *others = by_column
-    for other in others:
-        if by_column[other] != by_column[first]:
-            raise Unfit(
-                f"names splits in columns that differ: {first}, and {other}; data.source.split_column=NAME "
-                "says which column is right"
-            )
-    used = [*(column for column in by_column if column in columns), *flags]
-    return RowSplits(
-        splits=by_column[first], notes=[*notes, _counted(first, by_column[first])], columns=used
-    )
 
+    def __init__(self, wanted: Column | None, used: Iterable[Column]) -> None:
+        """Stores what columns are for; the arguments are the class's."""
+        self.wanted = wanted
+        self.others: dict[Column, set[str | None]] = {}  # what the cells of each other column mean
+        self.used = set(used)
 
-def _named_splits(
-    column: Column, values: Sequence[object], named: bool
-) -> tuple[list[str | None] | None, str]:
-    """The split of each row as a column of words names it, None where it names none; and a note, "" without one.
+    def of(self, row: Mapping[Column, object]) -> str | None:
+        """The split of a row; None where no column names splits.
 
-    Args:
-        column: its name or number.
-        values: its cells.
-        named: whether the user has named the column (``data.source.split_column``).
-
-    Raises:
-        Unfit: it names splits in some rows and something else in others; of a column that is neither named nor called as
-            :data:`SPLIT_COLUMNS` are, two or more splits in more than half of the rows.
-    """
-    usual = named or (
-        isinstance(column, str) and re.sub(r"[\W]+", "_", column.strip().lower()) in SPLIT_COLUMNS
-    )
-    texts = ["" if value is None else str(value).strip() for value in values]
-    splits = [split_of(text) for text in texts]
-    strangers = [text for text, split in zip(texts, splits, strict=True) if split is None]
-    if values and not strangers:
-        return list(splits), ""
-    if len(strangers) < len(texts):
-        several = {split for split in splits if split is not None}
-        # one class of vehicles may be called "train": a column that does not usually name splits must name two
-        if usual or (len(several) > 1 and len(strangers) * 2 < len(texts)):
-            raise Unfit(
-                f"names splits in its column {column}, but {_some(strangers)} in {len(strangers)} of {len(texts)} "
-                "rows; write train, val or test there, or data.source.split_column=none reads the column as no split"
-            )
-    if usual and texts and not _flag(column, values):
-        return None, f"column '{column}' is not read as splits: it holds {_some(texts)}"
-    if isinstance(column, str) and column.strip().lower() in ("fold", "kfold", "folds"):
-        return (
-            None,
-            f"column '{column}' ({_some(texts)}) is not used: rows of all folds are in the same split",
-        )
-    return None, ""
-
-
-def _some(values: Iterable[object]) -> str:
-    """Up to three of the different values, in quotes, for a message."""
-    different: list[str] = []
-    for value in values:
-        text = "nothing"
-        if value not in ("", None):
-            text = f"'{str(value)[:30]}'"
-        if text not in different:
-            different.append(text)
-        if len(different) > 3:
-            return ", ".join(different[:3]) + " ..."
-    return ", ".join(different)
-
-
-def _flags(columns: Mapping[Column, Sequence[object]]) -> dict[Column, str]:
-    """By column of yes and no, the split that its name is about; all other columns are left out."""
-    flags = {}
-    for column, values in columns.items():
-        split = _flag(column, values)
-        if split is not None:
-            flags[column] = split
-    return flags
-
-
-def _flag(column: Column, values: Sequence[object]) -> str | None:
-    """The split that a column of yes and no is about; None for other columns.
-
-    >>> [_flag(name, ["True", "False"]) for name in ("is_valid", "isTest", "for test", "train", "island")]
-    ['val', 'test', 'test', 'train', None]
-    """
-    if not isinstance(column, str):
+        Raises:
+            Unfit: a cell of the column names no split, or there is no such column.
+        """
+        column = SPLITS if self.wanted is None else self.wanted
+        if column in row and column not in self.used:
+            split = split_in(column, row[column])
+            if split is None:
+                raise Unfit(
+                    f"names splits in its column {column}, but has '{row[column]}' there; write train, val or test, or "
+                    "data.source.split_column=none reads the column as no split"
+                )
+            return split
+        if self.wanted is None:
+            for other in row.keys() - self.used:
+                meanings = self.others.setdefault(other, set())
+                if None not in meanings:
+                    meanings.add(split_in(other, row[other]))
+        elif self.wanted != "none":
+            there = ", ".join(map(str, row))[:120]
+            raise Unfit(f"has no column {column} (data.source.split_column; it has {there})")
         return None
-    texts = {"" if value is None else str(value).strip().lower() for value in values}
-    if not texts or not texts <= TRUE | FALSE:
-        return None
-    # is_valid, isValid
-    without_is = re.sub(r"^(?i:is|in|for|use)([\W_]+|(?=[A-Z]))", "", column.strip())
-    return split_of(without_is)
 
+    def check(self) -> None:
+        """Refuses a column that names splits in all rows without a setting that says so; call it after the last row.
 
-def _flagged(
-    columns: Mapping[Column, Sequence[object]], flags: Mapping[Column, str]
-) -> list[str | None]:
-    """Rows' splits by columns of yes and no.
-
-    A row without a yes is trained on. Where a column says which rows are trained on (``train``), a row without a yes is in
-    no split, or validates if that is the only column.
-
-    Args:
-        columns: the cells of each.
-        flags: the split that each is about, in the same order.
-
-    Raises:
-        Unfit: a row with two splits.
-    """
-    default: str | None = "train"
-    if "train" in flags.values():
-        default = None
-        if len(flags) == 1:
-            default = "val"
-    splits: list[str | None] = []
-    for number, row in enumerate(zip(*columns.values(), strict=True)):
-        yes = set()
-        for value, split in zip(row, flags.values(), strict=True):
-            if str(value).strip().lower() in TRUE:
-                yes.add(split)
-        if len(yes) > 1:
-            raise Unfit(
-                f"puts row {number + 1} into {len(yes)} splits: {', '.join(sorted(yes))} "
-                f"(columns {', '.join(map(str, flags))})"
-            )
-        splits.append(yes.pop() if yes else default)
-    return splits
-
-
-def _counted(column: Column, splits: Sequence[str | None]) -> str:
-    """The note on a column that names splits: how many rows it gives to each."""
-    counts = Counter(splits)
-    texts = []
-    for split in ("train", "val", "test"):
-        if counts[split]:
-            texts.append(f"{counts[split]} {split}")
-    if counts[None]:
-        texts.append(f"{counts[None]} in no split, left out")
-    return f"column '{column}' names the splits: {', '.join(texts)}"
-
-
-def numbers_in(splits: Sequence[str | None], split: str) -> list[int]:
-    """Numbers of the rows of a split; a test split validates where there is no validation split."""
-    if split == "val" and "val" not in splits:
-        split = "test"
-    return [i for i, name in enumerate(splits) if name == split]
+        Raises:
+            Unfit: names the column, and the setting.
+        """
+        for column, meanings in self.others.items():
+            if None not in meanings and len(meanings) > 1:
+                raise Unfit(
+                    f"has a column {column} that may name splits: data.source.split_column={column} reads it, "
+                    "data.source.split_column=none takes all rows"
+                )

@@ -1,6 +1,7 @@
 """Pictures without labels, alone or beside labelled ones."""
 
 from collections import Counter
+from functools import lru_cache, partial
 
 from kd.data.sources.base import Source, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
@@ -26,6 +27,9 @@ class Pictures(Source):
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
+    listed_early = True
+    takes_folder = True
+
     def __init__(
         self, root: str | None, val: str | None = None, cache_gb: float | None = None
     ) -> None:
@@ -35,6 +39,7 @@ class Pictures(Source):
             "val": expanded(val) if val else val,
         }
         self.cache_bytes = cache_bytes_of(cache_gb)
+        self.listed_early = bool(root)  # drawing takes long
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
@@ -97,12 +102,13 @@ def unlabelled_folder(
         raise UserError(
             f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}"
         )
-    kept_paths = []
     counts: Counter[str] = Counter()  # pictures left out, by the folder that names another split
+    folder_of_other = lru_cache(None)(partial(_folder_of_other_split, split=split))
+    kept_paths = []
     for path in paths:
-        folder_of_other = _folder_of_other_split(path[len(folder) :], split)
-        if folder_of_other:
-            counts[folder_of_other] += 1
+        other = folder_of_other(path[len(folder) :].rpartition("/")[0])
+        if other:
+            counts[other] += 1
         else:
             kept_paths.append(path)
     others_named = "validation or test pictures" if split == "train" else "training pictures"
@@ -121,15 +127,15 @@ def unlabelled_folder(
 
 
 def _folder_of_other_split(path: str, split: str) -> str:
-    """The first folder of a relative path that names another split, as a path; empty without one.
+    """The first part of a folder's relative path that names another split, as a path; empty without one.
 
-    >>> _folder_of_other_split("/food/val_set/a/1.jpg", "train"), _folder_of_other_split("/train/test.jpg", "train")
+    >>> _folder_of_other_split("/food/val_set/a", "train"), _folder_of_other_split("/train", "train")
     ('food/val_set', '')
-    >>> _folder_of_other_split("/test/1.jpg", "val")  # a test split validates where there is no other
+    >>> _folder_of_other_split("/test", "val")  # a test split validates where there is no other
     ''
     """
     other_splits = ("val", "test") if split == "train" else ("train",)
-    folders = path.strip("/").split("/")[:-1]
+    folders = path.strip("/").split("/")
     for i, name in enumerate(folders):
         if split_of(name) in other_splits:
             return "/".join(folders[: i + 1])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kd.data.sources.base import cache_bytes_of, content, fingerprint, identity
+from kd.data.sources.base import cache_bytes_of, facts_of, fingerprint, identity
 from kd.data.sources.files import FileSplit
 
 
@@ -21,7 +21,9 @@ def test_the_identity_of_a_split_follows_labels_and_content_not_the_folder(tmp_p
     assert identity(here) == identity(there)
     assert fingerprint(here) != fingerprint(there)
     assert identity(FileSplit(here.paths, [1])) != identity(here)
-    assert content(FileSplit(here.paths, [1])) == content(here), "whatever the labels"
+    assert facts_of(FileSplit(here.paths, [1])).content == facts_of(here).content, (
+        "whatever the labels"
+    )
 
 
 @pytest.mark.parametrize("given", [0, -1])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from kd.data.sources.base import Subset, size_of
+from kd.data.sources.base import Subset
 from kd.data.sources.files import FileSplit, printable, said
 
 
@@ -21,7 +21,8 @@ def test_a_split_of_files_knows_sizes_stamps_and_a_subset_keeps_them(tmp_path: P
     assert some.targets == [0, 0]
     assert some.name(0) == str(paths[2])
     assert some.read(0) == paths[2].read_bytes()
-    assert size_of(some, 1) == split.size(0) == paths[0].stat().st_size
+    assert split.size_in(split.stamp(0)) == paths[0].stat().st_size
+    assert split.size_in(FileSplit(["none"], [0]).stamp(0)) == 0
     assert some.stamp(0) == split.stamp(2) != split.stamp(0)
     assert split.store is None
 

@@ -74,7 +74,10 @@ def test_splits_whose_names_are_unknown_are_not_taken_for_classes(
     for name in names:
         for label in ("cat", "dog"):
             picture(tmp_path / name / label / "1.png")
-    with pytest.raises(UserError, match=r"hold the same folders \(cat, dog\), as splits do"):
+    with pytest.raises(
+        UserError,
+        match=r"may be splits or classes; data.source.train=NAME data.source.val=NAME name splits",
+    ):
         ImageFolder(str(tmp_path)).load("train")
     named = ImageFolder(str(tmp_path), train=names[0], val=names[1])
     assert (named.load("train").targets, named.classes) == ([0, 1], ["cat", "dog"])
@@ -107,3 +110,43 @@ def test_two_folders_of_one_split_name_a_remedy_that_there_is(
             Image.new("RGB", (8, 8)).save(tmp_path / split / name / "1.png")
     with pytest.raises(UserError, match=rf"could be val: Valid, val_set; {remedy}"):
         make(str(tmp_path)).has("val")
+
+
+@pytest.mark.parametrize("lone", ["train", "test"])
+def test_a_split_among_classes_is_doubted_and_the_key_decides(lone: str, tmp_path: Path) -> None:
+    """``train`` may be a class of vehicles; beside another split it is none."""
+    for name in ("bus", lone):
+        picture(tmp_path / name / "1.png")
+    with pytest.raises(
+        UserError, match=f"{lone}, bus in .* may be splits or classes; .*train=. cl"
+    ):
+        ImageFolder(str(tmp_path)).load("train")
+    source = ImageFolder(str(tmp_path), train=".")
+    assert len(source.load("train").targets) == 2
+    assert source.classes == sorted(["bus", lone])
+
+
+def test_a_folder_with_a_table_names_it_with_its_keys(tmp_path: Path) -> None:
+    """As Kaggle's archives unpack."""
+    picture(tmp_path / "train_images" / "1.png")
+    (tmp_path / "train.csv").write_text("id,breed\n1,a\n")
+    with pytest.raises(
+        UserError, match=rf"data.source={tmp_path}/train.csv data.source.image_dir="
+    ):
+        ImageFolder(str(tmp_path)).load("train")
+
+
+def test_validation_pictures_alone_name_the_key(tmp_path: Path) -> None:
+    picture(tmp_path / "val" / "a" / "1.png")
+    with pytest.raises(UserError, match=r"has val; data.source.train=NAME names another"):
+        ImageFolder(str(tmp_path)).load("train")
+    assert len(ImageFolder(str(tmp_path), train="val").load("train").targets) == 1
+
+
+def test_an_archive_that_holds_a_folder_twice_and_flat_test_pictures(tmp_path: Path) -> None:
+    picture(tmp_path / "seg_train" / "seg_train" / "a" / "1.png")
+    picture(tmp_path / "seg_test" / "1.png")
+    source = ImageFolder(str(tmp_path))
+    assert len(source.load("train").targets) == 1
+    assert not source.has("val")
+    assert source.notes == ["folders beside the splits are not read: seg_test"]
