@@ -1,18 +1,15 @@
 """Measures the teacher before the first step: a wrong one costs the whole run.
 
 Every teacher answers the validation pictures once. One that is no better than guessing is *weak*: the run ends, or
-warns (``preflight``). What would mend it, such as another order of classes or another input, is its *remedy*. The
-answers are kept for the student's agreement.
+warns (``preflight``). What would mend it, another order of classes, is its *remedy*. The answers are kept for the
+student's agreement.
 """
 
 import copy
-import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -24,24 +21,19 @@ from torch import Tensor
 
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, better_order
 from kd.callbacks.context import RunContext
-from kd.callbacks.files_input import FilesInput, files_inputs
 from kd.callbacks.host_copies import HostCopies
 from kd.clock import part_of_the_start
-from kd.data.sources import fingerprint
 from kd.errors import UserError
 from kd.models import count_parameters
 from kd.module.evaluation import look
-from kd.processes import all_processes, total
+from kd.processes import total
 from kd.progress import bar
-from kd.storage.tensors import read_tensors
-from kd.storage.writing import write_text, write_whole
+from kd.storage.writing import write_text
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import MOST_LOGITS, KeptLogits
 from kd.teachers import RunTeacher, dtype_for
 from kd.teachers.answer import ALL
-
-FOLDER = "KD_PREFLIGHT"  # The environment's name for the folder of what preflights find; without it nothing is kept
 
 
 @dataclass
@@ -56,10 +48,6 @@ class Findings:
     """The number of targets seen, over all processes: pictures whose class is known, pixels of masks, else pictures."""
     decided: Tensor | None
     """The teacher's decisions by the pictures' numbers, ``(pictures of the split, ...)``: 0 but for this process's share."""
-    index: list[int] = field(default_factory=list)
-    """Numbers of the pictures whose logits are kept."""
-    logits: Tensor | None = None
-    """Of all teachers together, ``(len(index), C, ...)``: float16, or float32 of numbers."""
     weak: list[str] = field(default_factory=list)
     """The names of teachers that are no better than guessing."""
     unclear: list[str] = field(default_factory=list)
@@ -71,72 +59,6 @@ class Findings:
     remedies: dict[str, str] = field(default_factory=dict)
     """What is off with a teacher, and the key that mends it, by name: the end of a message, from its semicolon on; "" where
     nothing was found."""
-
-
-class SharedPreflight:
-    """What a preflight has found of one teacher and validation set, kept for later runs: a search has many.
-
-    Each process has a file of its own, in the folder that the environment's :data:`FOLDER` names.
-    """
-
-    def __init__(self, run: RunContext) -> None:
-        """Computes the file's name, from all that the findings depend on; without :data:`FOLDER` there is no file."""
-        self.run = run
-        folder = os.environ.get(FOLDER)
-        self.file = Path(folder, f"{self._key()}.pt") if folder else None
-
-    def _key(self) -> str:
-        """A digest of all that decides this process's findings: teachers, pictures, precision, torch, batches, rank."""
-        trainer = self.run.trainer
-        data = self.run.data
-        teachers = []
-        for name, t in self.run.teacher.members.items():
-            teachers.append([name, t.weight, t.identity(), t.described()])
-        facts = [
-            teachers,
-            str(dtype_for(str(trainer.precision))),
-            self.run.device.type,
-            torch.__version__,
-            fingerprint(data.split("val")),
-            list(data.source.classes),
-            data.size,
-            data.crop_ratio,
-            type(self.run.module.task).__name__,
-            hashlib.sha256(data.eval_batches("val").order.tobytes()).hexdigest(),
-            str(trainer.limit_val_batches),
-            data.batch_size,
-            trainer.world_size,
-            trainer.global_rank,
-        ]
-        return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
-
-    def read(self) -> Findings | None:
-        """What an earlier run has found; None unless all processes have their file. Every process must call this.
-
-        Each process reads what the same rank has found: a rank's file holds its own share of logits and decisions.
-        """
-        if self.file is None:
-            return None
-        findings = None
-        # a file that is missing or damaged, which torch says by errors of any kind, is made again
-        with suppress(Exception):
-            findings = Findings(**read_tensors(self.file))  # type: ignore[arg-type]
-        all_have_one = all_processes(self.run.trainer.strategy, findings is not None)
-        return findings if all_have_one else None
-
-    def write(self, findings: Findings, kept: KeptLogits) -> None:
-        """Keeps what this process has found, and the logits of its share, ``kept``, in place of those in ``findings``."""
-        if self.file is None:
-            return
-        rows = kept.rows
-        logits = None
-        if rows:
-            logits = torch.stack(list(rows.values()))
-        content = asdict(replace(findings, index=list(rows), logits=logits))
-        # several runs may write it at once
-        part = self.file.with_name(f"{self.file.stem}-{os.getpid()}.pt")
-        write_whole(part, lambda opened: torch.save(content, opened))
-        part.replace(self.file)
 
 
 class Preflight(Callback):
@@ -171,10 +93,9 @@ class Preflight(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set before training; all processes must call it.
 
-        What an earlier run has found of the same (:class:`SharedPreflight`) is taken in its place. The results go to
-        :attr:`teacher_val`, :attr:`members`, :attr:`kept` and the module's validation, which then does not run the teacher
-        again; the first process prints a line for each teacher. Nothing is measured without a teacher, a validation or a
-        fit, with ``mode`` off, and of a teacher without a classifier.
+        The results go to :attr:`teacher_val`, :attr:`members`, :attr:`kept` and the module's validation, which then does
+        not run the teacher again; the first process prints a line for each teacher. Nothing is measured without a teacher,
+        a validation or a fit, with ``mode`` off, and of a teacher without a classifier.
 
         Raises:
             UserError: the teacher is too weak to teach, and ``mode`` is ``stop``.
@@ -198,17 +119,8 @@ class Preflight(Callback):
             return
         keep = not run.module.resumed and run.student.start == "inherited"
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
-        shared = SharedPreflight(run)
-        earlier = shared.read()
         self.kept = self._nothing_kept_yet(run)
-        if earlier is None:
-            findings = self._find(trainer, run, self.kept)
-            shared.write(findings, self.kept)
-        else:
-            findings = earlier
-            self.kept.full = earlier.logits is None
-            if earlier.logits is not None:
-                self.kept.add(torch.tensor(earlier.index), earlier.logits)
+        findings = self._find(trainer, run, self.kept)
         run.module.validation.known = findings.decided
         self.teacher_val = findings.val[""]
         self.members = {name: val for name, val in findings.val.items() if name}
@@ -216,9 +128,8 @@ class Preflight(Callback):
         self.remedy = "; ".join(
             text.removeprefix("; ") for text in findings.remedies.values() if text
         )
-        note = "" if earlier is None else ", as measured before"
         for name in findings.val:
-            self._judge(trainer, run, findings, name, note)
+            self._judge(trainer, run, findings, name)
         self._report_limit(trainer)
 
     def _report_limit(self, trainer: Trainer) -> None:
@@ -298,12 +209,7 @@ class Preflight(Callback):
         confusions: dict[str, Confusions] = {}
         if task.one_class and len(info.classes) <= MOST_CLASSES:
             confusions = {name: Confusions(len(info.classes)).to(run.device) for name in members}
-        other_inputs = {}
-        if task.one_class:
-            other_inputs = files_inputs(run)
-        decided, seen_here = self._measure(
-            trainer, run, judges, targets, confusions, other_inputs, kept
-        )
+        decided, seen_here = self._measure(trainer, run, judges, targets, confusions, kept)
         pictures = int(total(trainer.strategy, seen_here))
 
         counts, targets_seen = targets.of_all_batches()
@@ -316,14 +222,12 @@ class Preflight(Callback):
             val, counts.cpu(), int(targets_seen), decided, classes=classes, pictures=pictures
         )
 
-        # a wrong input is named first: with it no order of classes can be judged
         for name, teacher in members.items():
-            remedy = ""
-            if name in other_inputs:
-                remedy = other_inputs[name].remedy(run)
-            if not remedy and name in confusions:
-                remedy = self._order_remedy(trainer, teacher, confusions[name], info.classes)
-            findings.remedies[name] = remedy
+            findings.remedies[name] = ""
+            if name in confusions:
+                findings.remedies[name] = self._order_remedy(
+                    trainer, teacher, confusions[name], info.classes
+                )
         self._find_weak(run, findings, searched=bool(confusions))
         return findings
 
@@ -362,7 +266,7 @@ class Preflight(Callback):
 
         The first process writes the list of classes that it names to :attr:`lists`. All processes must call it.
         """
-        order = better_order(confusions.compute(), classes)
+        order = better_order(confusions.compute())
         if order is None or self.lists is None:
             return ""
         names = teacher.names_of_its_columns([classes[i] for i in order.classes])
@@ -371,10 +275,7 @@ class Preflight(Callback):
         file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
         if trainer.is_global_zero:
             write_text(file, json.dumps(names, indent=1) + "\n")
-        rule = ""
-        if order.rule:
-            rule = f" ({order.rule})"
-        reached = f"in the one found{rule} it reaches {order.reached:.1%}"
+        reached = f"in the one found it reaches {order.reached:.1%}"
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -411,7 +312,6 @@ class Preflight(Callback):
         judges: dict[str, Task],
         targets: TargetCounts,
         confusions: dict[str, Confusions],
-        other_inputs: dict[str, FilesInput],
         kept: KeptLogits,
     ) -> tuple[Tensor, int]:
         """Runs the teachers over the validation batches; the arguments after ``run`` collect what they are given.
@@ -447,8 +347,6 @@ class Preflight(Callback):
             for name, counts in confusions.items():
                 answers = taught[name].argmax(1)
                 counts.update(answers, seen.target, seen.index)
-            for name, other in other_inputs.items():
-                other.look(batch, taught[name], seen.target)
             decided = _keep(copies.take(), pictures, kept, decided)
         shown.close()
         decided = _keep(copies.take(wait=True), pictures, kept, decided)
@@ -458,9 +356,7 @@ class Preflight(Callback):
             decided = torch.zeros(pictures, dtype=torch.long)
         return decided, seen_here
 
-    def _judge(
-        self, trainer: Trainer, run: RunContext, findings: Findings, key: str, note: str
-    ) -> None:
+    def _judge(self, trainer: Trainer, run: RunContext, findings: Findings, key: str) -> None:
         """Reports a teacher's accuracy, or of all together (``key`` is empty), in a line by the first process.
 
         Args:
@@ -468,7 +364,6 @@ class Preflight(Callback):
             run: its teachers and task.
             findings: of the preflight.
             key: the teacher's name among several; "": all together, or the only one.
-            note: follows the score in the line: that it was measured by an earlier run, or "".
 
         Raises:
             UserError: it is too weak to teach, and ``mode`` is ``stop``.
@@ -506,7 +401,7 @@ class Preflight(Callback):
             )
         elif 2 * findings.classes < classes:
             judged = f"; they show {findings.classes} of {classes} classes, too few to judge it"
-        print(f"preflight: teacher {name} {score}{share}{note}{judged}{remedy}", flush=True)
+        print(f"preflight: teacher {name} {score}{share}{judged}{remedy}", flush=True)
 
 
 def _keep(

@@ -215,10 +215,6 @@ class RunTeacher:
         """
         raise NotImplementedError
 
-    def described(self) -> str:
-        """What beside its identity decides its answers; "" where nothing does."""
-        return ""
-
     def fingerprint(self) -> dict[str, Any]:
         """What its answers to a picture depend on."""
         return {**self.identity(), "dtype": str(self.dtype).removeprefix("torch.")}

@@ -1,8 +1,6 @@
 """Teachers from settings; which of their classes are the data's."""
 
-import contextlib
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from kd.models import (
 from kd.models.own import error_of_builder
 from kd.models.weights import about, say
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher, errors_of_user
-from kd.teachers.frozen import FrozenTeacher, NamedInput
+from kd.teachers.frozen import FrozenTeacher
 from kd.teachers.stored import StoredAnswers
 
 SAME_MOMENTS = 0.002  # a mean or deviation that differs by no more is the same, rounded
@@ -86,11 +84,7 @@ def build_teacher(
         model, full_spec.img_size, full_spec.channels_last, full_spec.mean, full_spec.std
     )
     teacher = FrozenTeacher(model, prepare, full_spec, places, key, count)
-
-    def rebuild(other: TeacherSpec) -> RunTeacher:
-        return build_teacher(other, num_classes, classes, key, dense)
-
-    teacher.named_input = _named_input(teacher, model, full_spec, rebuild)
+    say_differing_input(prepare, input_named_by_weights(full_spec, model), teacher.spec, key)
     return teacher
 
 
@@ -124,29 +118,9 @@ def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple
     return {name: tuple(values) for name, values in named.items() if values is not None}
 
 
-def differing_input(prepare: Preprocess, named: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
-    """Which settings of an input differ from what the weights name, with the weights' values as settings.
-
-    Args:
-        prepare: the input as it is set.
-        named: what :func:`input_named_by_weights` returns.
-
-    Returns:
-        ``mean``, ``std`` or ``img_size`` -> ``[0.5,0.5,0.5]``; {} where all agree.
-    """
-    now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
-    different = {}
-    for name, values in named.items():
-        pairs = zip(values, now[name], strict=True)
-        distance = max(abs(wanted - present) for wanted, present in pairs)
-        if distance > SAME_MOMENTS:
-            different[name] = as_setting(values)
-    return different
-
-
 def say_differing_input(
     prepare: Preprocess, named: Mapping[str, tuple[float, ...]], spec: ModelSpec, key: str
-) -> dict[str, str]:
+) -> None:
     """Reports in one line which settings of an input differ from what the weights name; nothing where none does.
 
     Args:
@@ -154,19 +128,16 @@ def say_differing_input(
         named: what :func:`input_named_by_weights` returns.
         spec: names the weights in the line.
         key: of the model's settings, likewise.
-
-    Returns:
-        What :func:`differing_input` returns.
     """
-    different = differing_input(prepare, named)
-    if not different:
-        return different
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
     settings = []
-    for name, weights_value in different.items():
-        settings.append(f"{key}.{name}={as_setting(now[name])}, not {weights_value}")
-    say(f"{'; '.join(settings)} as {spec.checkpoint or spec.arch} was trained with")
-    return different
+    for name, values in named.items():
+        pairs = zip(values, now[name], strict=True)
+        distance = max(abs(wanted - present) for wanted, present in pairs)
+        if distance > SAME_MOMENTS:
+            settings.append(f"{key}.{name}={as_setting(now[name])}, not {as_setting(values)}")
+    if settings:
+        say(f"{'; '.join(settings)} as {spec.checkpoint or spec.arch} was trained with")
 
 
 def as_setting(values: Sequence[float]) -> str:
@@ -176,55 +147,6 @@ def as_setting(values: Sequence[float]) -> str:
     '[0.5,0.25]'
     """
     return f"[{','.join(f'{value:g}' for value in values)}]"
-
-
-def _named_input(
-    teacher: FrozenTeacher,
-    model: nn.Module,
-    spec: TeacherSpec,
-    build: Callable[[TeacherSpec], RunTeacher],
-) -> NamedInput | None:
-    """The input that a teacher's weights name; None where it is the teacher's, or they name none. A difference is
-    reported in a line.
-
-    Args:
-        teacher: as it is set.
-        model: the model that it was made of.
-        spec: its complete settings.
-        build: makes a teacher of the same weights from other settings; called where the named size is another.
-    """
-    prepare = teacher.prepare
-    assert isinstance(prepare, Preprocess)
-    named = input_named_by_weights(spec, model)
-    different = say_differing_input(prepare, named, teacher.spec, teacher.key)
-    if not different:
-        return None
-    height, width = named.get("img_size", prepare.size)
-    size = (int(height), int(width))
-    weights_prepare = Preprocess(
-        size,
-        named.get("mean", prepare.mean),
-        named.get("std", prepare.std),
-        prepare.channels_last,
-    )
-
-    def with_named_input(teacher: FrozenTeacher) -> FrozenTeacher:
-        """The teacher again with the input that its weights name: the same classes and link, rebuilt at another
-        size.
-        """
-        eager = replace(teacher.spec, compile=False)
-        model = teacher.model
-        if size != prepare.size:
-            with contextlib.redirect_stdout(io.StringIO()):  # all of it has been reported
-                model = build(replace(eager, mean=None, std=None, img_size=size)).model
-        other = FrozenTeacher(
-            model, weights_prepare, eager, teacher.columns, teacher.key, teacher.classes
-        )
-        other.link = teacher.link
-        other.gives_probabilities = teacher.gives_probabilities
-        return other
-
-    return NamedInput(different, with_named_input)
 
 
 def build_teachers(

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,16 +20,6 @@ from kd.models.taps import KEY, TRIAL, Taps, single_classifier, tap_shapes
 from kd.processes import whole
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.base import RunTeacher
-
-
-@dataclass
-class NamedInput:
-    """What a teacher's weights say of their input, where it is another than the teacher's."""
-
-    settings: dict[str, str]
-    """The differing keys (``mean``, ``std``, ``img_size``), with the weights' own values."""
-    build: Callable[["FrozenTeacher"], "FrozenTeacher"]
-    """Makes the same teacher with that input."""
 
 
 class FrozenTeacher(RunTeacher):
@@ -62,7 +51,6 @@ class FrozenTeacher(RunTeacher):
         self.classes = classes
         self.spec = spec or TeacherSpec(arch=type(model).__name__)
         self.arch = self.spec.arch
-        self.named_input: NamedInput | None = None
         self.model.requires_grad_(False).eval()
         self.taps = Taps(self.model, [], prepare)
         self._identity: dict[str, Any] = {}
@@ -296,13 +284,6 @@ class FrozenTeacher(RunTeacher):
             digest.update(tensor.detach().float().cpu().numpy().tobytes())
         self._identity = {"arch": self.arch, "weights": digest.hexdigest()[:16]}
         return self._identity
-
-    def described(self) -> str:
-        """The preprocessing and the choice of columns: they change answers without being part of the weights'
-        identity.
-        """
-        of_input = {name: v for name, v in vars(self.prepare).items() if not name.startswith("_")}
-        return f"{of_input} {self.columns}"
 
     def fingerprint(self) -> dict[str, Any]:
         """Identity, arguments, input (sizes in pixels) and precision: what a cached answer to a given picture depends

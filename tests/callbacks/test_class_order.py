@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kd.callbacks.class_order import MOST_CLASSES, ClassOrder, Confusions, better_order
-from kd.callbacks.files_input import FilesInput
 from kd.cli import train_main
 from kd.proof.luck import SIGMAS
 from tests._good_teacher import recipe_of_a_good_teacher
@@ -114,55 +113,39 @@ def confusions(
 
 
 NAMES = [f"class{i}" for i in sorted(map(str, range(81)))]
-MIXED = sorted(
-    [
-        *(f"Food{i:02}" for i in range(12)),
-        *(f"drink{i:02}" for i in range(12)),
-        "Apple",
-        "banana",
-        "Zucchini",
-    ]
-)
 
 
-@pytest.mark.parametrize(("names", "key", "rule"), [
-    (NAMES, lambda name: int(name[5:]), "numbers sorted as numbers"),
-    (MIXED, str.casefold, "names sorted without regard to case"),
-])  # fmt: skip
+@pytest.mark.parametrize("key", [lambda name: int(name[5:]), lambda name: name[::-1]])
 @pytest.mark.parametrize("accuracy", [0.5, 0.8])
-def test_names_that_another_tool_has_sorted(
-    names: list[str], key: Any, rule: str, accuracy: float
-) -> None:
-    """Numbers sorted as numbers, or without regard to case; the other classes are where they belong."""
-    order = sorted(range(len(names)), key=lambda i: key(names[i]))
-    found = better_order(confusions(names, order, accuracy, 10 * len(names)), names)
+def test_names_that_another_tool_has_sorted(key: Any, accuracy: float) -> None:
+    """Numbers sorted as numbers, or by their last digit."""
+    order = sorted(range(len(NAMES)), key=lambda i: key(NAMES[i]))
+    found = better_order(confusions(NAMES, order, accuracy, 10 * len(NAMES)))
     assert found is not None
-    assert (found.classes, found.rule) == (order, rule)
+    assert found.classes == order
     assert abs(found.reached - accuracy) < 0.1
 
 
 @pytest.mark.parametrize("swapped", [2, 5, 20])
-def test_some_classes_that_no_rule_explains(swapped: int) -> None:
+def test_some_classes_in_another_order(swapped: int) -> None:
     order = list(range(81))
     order[3 : 3 + swapped] = [*order[4 : 3 + swapped], order[3]]
-    found = better_order(confusions(NAMES, order, 0.8, 81 * 20), NAMES)
+    found = better_order(confusions(NAMES, order, 0.8, 81 * 20))
     assert found is not None
-    assert (found.classes, found.rule) == (order, "")
+    assert found.classes == order
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.1, 0.5, 0.8, 1.0])
 def test_a_teacher_in_the_datas_order_is_left_in_peace(accuracy: float) -> None:
     for seed in range(20):
-        assert (
-            better_order(confusions(NAMES, list(range(81)), accuracy, 81 * 8, seed), NAMES) is None
-        )
+        assert better_order(confusions(NAMES, list(range(81)), accuracy, 81 * 8, seed)) is None
 
 
 def test_a_teacher_that_always_says_the_same_is_none_in_another_order() -> None:
     target = torch.tensor([0] * 10 + [1] * 80 + [2] * 10)
     counts = Confusions(3)
     counts.update(torch.zeros_like(target), target, torch.arange(100))
-    assert better_order(counts.compute(), ["b", "B", "a"]) is None
+    assert better_order(counts.compute()) is None
 
 
 def test_the_search_is_fast_with_as_many_classes_as_it_takes() -> None:
@@ -170,7 +153,7 @@ def test_the_search_is_fast_with_as_many_classes_as_it_takes() -> None:
         [f"{i:04}" for i in range(MOST_CLASSES)], list(range(MOST_CLASSES)), 0.7, 50_000
     )
     begun = time.perf_counter()
-    assert better_order(counts, [str(i) for i in range(MOST_CLASSES)]) is None
+    assert better_order(counts) is None
     assert time.perf_counter() - begun < 5
 
 
@@ -216,11 +199,3 @@ def test_pictures_without_a_label_count_for_no_class() -> None:
     counts = Confusions(2)
     counts.update(torch.tensor([1, 1, 0, 0]), target, torch.arange(4))
     assert counts.compute().sum(0).tolist() == [[1, 0], [0, 1]]
-
-    comparison = FilesInput.__new__(FilesInput)
-    comparison.of_each_batch = 4
-    comparison.teacher = lambda images: torch.tensor([[0.0, 1], [0, 1], [1, 0], [0, 1]])  # type: ignore[assignment]
-    comparison.counts = torch.zeros(4, dtype=torch.long)
-    batch: Any = {"image": torch.zeros(4, 3, 8, 8, dtype=torch.uint8)}
-    comparison.look(batch, torch.tensor([[1.0, 0]] * 4), target)
-    assert comparison.counts.tolist() == [0, 1, 1, 2]

@@ -19,7 +19,7 @@ from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.metrics_csv import MetricsCSV
 from kd.callbacks.nodes import _span, own_address
 from kd.callbacks.preemption import Preemption, RunStopped
-from kd.callbacks.preflight import FOLDER, Preflight, SharedPreflight
+from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
 from kd.clock import Clock
 from kd.errors import RunError
@@ -107,17 +107,6 @@ def test_several_ranks_meet_only_every_few_batches() -> None:
     assert all(ranks_meet(trainer_of(), i) for i in range(30))  # type: ignore[arg-type]
     assert [i for i in range(24) if ranks_meet(trainer_of(4, world=2), i)] == [11, 23]  # type: ignore[arg-type]
     assert ranks_meet(trainer_of(world=2, last=True), 3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("content", [b"", bytes(5000), b"hello world", b"\x80\x02."])
-def test_a_preflights_file_of_any_bytes_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr(SharedPreflight, "_key", lambda self: "key")
-    (tmp_path / "key.pt").write_bytes(content)
-    run = SimpleNamespace(trainer=SimpleNamespace(strategy=None))
-    assert SharedPreflight(run).read() is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("worst", [None, 1.0, torch.nan])

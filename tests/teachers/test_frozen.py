@@ -69,11 +69,3 @@ def test_a_teacher_with_two_classifiers_has_no_copy_in_the_datas_classes() -> No
     )
     with pytest.raises(UserError, match=r"^model.teacher: .* has no single classifier$"):
         teacher.in_the_datas_classes()
-
-
-def test_what_describes_a_teacher_stays_when_it_answers() -> None:
-    """By it trials of a search find a measurement again."""
-    teacher = FrozenTeacher(NotOfTimm(), Preprocess(2, (0.5,) * 3, (0.5,) * 3))
-    before = teacher.described()
-    teacher(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))
-    assert teacher.described() == before

@@ -18,10 +18,6 @@ from tests._helpers import ARCH, CLASSES, TINY, tiny_vit
 MOMENTS = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.5, 0.5, 0.5]"}
 
 
-def preflight_line(text: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith("preflight: teacher"))
-
-
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe with a good teacher whose file names its input."""
@@ -35,7 +31,7 @@ def named(good: Path) -> Path:
     return good.parent / "teacher.safetensors"
 
 
-def test_a_wrong_mean_and_std_are_reported_and_mended(
+def test_a_wrong_mean_and_std_are_reported(
     good: Path,
     named: Path,
     capsys: pytest.CaptureFixture[str],
@@ -48,7 +44,6 @@ def test_a_wrong_mean_and_std_are_reported_and_mended(
     assert train_main(items) == 0
     right = capsys.readouterr().out
     assert "was trained with" not in right
-    assert "weights name" not in right
     wrong = ["model.teacher.mean=[0.9,0.1,0.9]", "model.teacher.std=[0.02,2,0.05]"]
     assert train_main([*items, *wrong]) == 0
     report = capsys.readouterr().out
@@ -57,26 +52,13 @@ def test_a_wrong_mean_and_std_are_reported_and_mended(
         in report
     )
     assert f"[0.5,0.5,0.5] as {named} was trained with" in report
-    assert "with the input that its weights name it reaches" in preflight_line(report)
-    mend = preflight_line(report).rpartition(": ")[2].split()
-    assert mend == ["model.teacher.mean=[0.5,0.5,0.5]", "model.teacher.std=[0.5,0.5,0.5]"]
-    assert train_main([*items, *wrong, *mend]) == 0
-    assert preflight_line(capsys.readouterr().out) == preflight_line(right)
 
 
 def test_another_size_is_reported(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for size, different in ((32, False), (64, True)):
-        teacher = build_teacher(
-            TeacherSpec(ARCH, size, checkpoint=str(named), kwargs=TINY), 4, CLASSES
-        )
+        build_teacher(TeacherSpec(ARCH, size, checkpoint=str(named), kwargs=TINY), 4, CLASSES)
         line = f"model.teacher.img_size=[{size},{size}], not [32,32] as {named} was trained with"
         assert (line in capsys.readouterr().out) == different
-        assert (teacher.named_input is not None) == different
-    other = teacher.named_input.build(teacher)
-    assert other.prepare.size == (32, 32)
-    native = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(named), kwargs=TINY), 4, CLASSES)
-    pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    torch.testing.assert_close(other(pictures), native(pictures))
 
 
 # -- probabilities --------

@@ -239,5 +239,5 @@ def _shared(plan: SearchPlan) -> list[str]:
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):
         answers = "read by all trials of one data setting"
-    say(f"kd-tune: the teacher is measured once for all trials; its answers are {answers}")
+    say(f"kd-tune: the teacher's answers are {answers}")
     return teacher

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
 from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weights
 from kd.storage.run_urls import folder_of_recipe
-from kd.storage.writing import appended, check_way, make_folder, remove
+from kd.storage.writing import appended, check_way, remove
 
 LOG = "log.txt"
 """A trial's output, in its folder."""
@@ -52,14 +52,13 @@ class Slot:
         return variables
 
     def start(
-        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
+        self, items: Sequence[str], log: Path, owner: IO[str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Starts ``kd-train`` on the slot's cores and GPUs, in a session of its own.
 
         Args:
             items: its command line.
             log: takes its output.
-            env: further variables.
             owner: the trial's lock, which the run keeps open as long as it lives.
         """
         with appended(log) as opened:
@@ -68,7 +67,7 @@ class Slot:
                 stdout=opened,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**self.variables(), **env},
+                env=self.variables(),
                 pass_fds=() if owner is None else (owner.fileno(),),
                 start_new_session=True,
             )
@@ -201,13 +200,7 @@ class TrialRun:
 
     def _start(self, items: Sequence[str]) -> None:
         """Starts a command on the trial's place; its output goes to :data:`LOG`, its process becomes :attr:`process`."""
-        from kd.callbacks.preflight import FOLDER
-
-        search_folder = self.folder.parents[1].resolve()
-        env = {
-            FOLDER: str(make_folder(search_folder / "preflight"))
-        }  # the teacher's scores, for all trials
-        self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
+        self.process = self.slot.start(items, self.folder / LOG, self.owner)
 
     def stop(self, why: str) -> None:
         """Makes the run save and end; :attr:`status` kills it when it has not ended after ``patience_s``.
@@ -333,7 +326,7 @@ def split_metrics(run: Path, split: str, slot: Slot) -> dict[str, float]:
     figures = read_of_weights(run, evaluation(split), on_stderr)
     if not figures:
         log = run.parent.parent / LOG
-        process = slot.start(["eval", str(run), f"split={split}"], log, {})
+        process = slot.start(["eval", str(run), f"split={split}"], log)
         while process.poll() is None:
             time.sleep(0.05)
         figures = read_of_weights(run, evaluation(split), on_stderr)
