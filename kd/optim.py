@@ -51,8 +51,8 @@ class OptimSpec(OptimSettings):
     def check_resumed(self, before: dict[str, Any]) -> None:
         """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
 
-        New ``kwargs`` are tried by a step on a few numbers, from the state that the previous ones make: one that needs
-        entries of its own (``amsgrad``) is refused.
+        New ``kwargs`` that need another state (``amsgrad``) are refused when the states are compared
+        (:func:`kd.module.resumed_state.check_optimizers`).
 
         Three settings decide which groups of parameters there are: whether there is weight decay, whether norms and biases
         have it too, and whether ``layer_decay`` is below 1. A checkpoint's state belongs to these groups by number.
@@ -62,7 +62,7 @@ class OptimSpec(OptimSettings):
 
         Raises:
             UserError: another optimizer; or one of ``weight_decay``, ``decay_norm_and_bias`` and ``layer_decay`` turned
-                on or off; ``kwargs`` whose state the checkpoint lacks.
+                on or off.
         """
         name = before.get("name", self.name)
         if name != self.name:
@@ -85,16 +85,6 @@ class OptimSpec(OptimSettings):
                 "optim.layer_decay: can't be turned on or off in a resumed run "
                 f"({layer_decay:g} before), got {self.layer_decay:g}"
             )
-        kwargs = before.get("kwargs", self.kwargs)
-        if kwargs == self.kwargs:
-            return
-        state = _stepped(replace(self, kwargs=kwargs)).state_dict()["state"]
-        try:
-            _stepped(self, state)
-        except Exception as error:
-            raise UserError(
-                f"optim.kwargs: the checkpoint's state, made with {kwargs}, does not fit {self.kwargs}: {plain(error)}"
-            ) from error
 
     def settings(self) -> dict[str, Any]:
         """Its fields by name, as a checkpoint stores them and :meth:`check_resumed` reads them."""
@@ -269,31 +259,17 @@ def _try_kwargs(spec: OptimSpec) -> None:
             raise UserError(f"optim.kwargs.{name}: is optim.{name}")
     if not spec.kwargs:
         return
-    _kind_and_kwargs(spec)  # its error names optim.name
+    kind, kwargs = _kind_and_kwargs(spec)
     try:
-        _stepped(spec)
+        with torch.random.fork_rng(devices=[]):
+            model = nn.Linear(8, 8)  # of smaller weights timm's Muon leaves the step to AdamW
+        optimizer: Optimizer = kind(model.parameters(), weight_decay=spec.weight_decay, **kwargs)
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
     except Exception as error:
         raise UserError(
             f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}"
         ) from error
-
-
-def _stepped(spec: OptimSpec, state: dict[int, Any] | None = None) -> Optimizer:
-    """An optimizer of these settings after a step on a few numbers; torch's random generator is as before afterwards.
-
-    Args:
-        spec: its settings.
-        state: what it holds before the step, by the number of the parameter; None: nothing.
-    """
-    with torch.random.fork_rng(devices=[]):
-        model = nn.Linear(8, 8)  # of smaller weights timm's Muon leaves the step to AdamW
-    kind, kwargs = _kind_and_kwargs(spec)
-    optimizer: Optimizer = kind(model.parameters(), weight_decay=spec.weight_decay, **kwargs)
-    if state is not None:
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    model(torch.ones(1, 8)).sum().backward()
-    optimizer.step()
-    return optimizer
 
 
 def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
@@ -491,6 +467,19 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
+
+
+def take_words(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
+    """Gives each parameter group this run's own switches and words (``fused``, ``amsgrad``), which a checkpoint's replace.
+
+    Args:
+        optimizer: after its state was loaded.
+        settings: what this run made it with, by parameter group: from :func:`settings_of`.
+    """
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        for name, value in own.items():
+            if value is None or isinstance(value, bool | str):
+                group[name] = value
 
 
 def settle_resumed(

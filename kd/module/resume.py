@@ -12,7 +12,7 @@ from kd.data.datamodule import DistillationDataModule, check_same_samples
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.module.resumed_state import check_form, check_optimizers, check_weights
-from kd.optim import settings_of, settle_resumed, steps_done
+from kd.optim import settings_of, settle_resumed, steps_done, take_words
 
 
 class Resume:
@@ -166,7 +166,7 @@ class Resume:
         """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen
         give; with ``trainer.max_steps`` so many steps of the schedule are left as of the run.
 
-        Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's settings stay.
+        Nothing to do in a run that does not resume. With a loader of the user's own the checkpoint's numbers stay.
 
         Args:
             trainer: with one optimizer, and its schedule.
@@ -174,7 +174,11 @@ class Resume:
                 number of processes goes on at the same share of the schedule. Where it has none, the checkpoint's step of
                 the schedule stays.
         """
-        if self.optim_before is None or data is None:
+        if self.optim_before is None:
+            return
+        for made, settings in zip(trainer.optimizers, self._made_with, strict=True):
+            take_words(made, settings)
+        if data is None:
             return
         kwargs_before = self.optim_before.get("kwargs", {})
         keys = {"weight_decay", *kwargs_before, *self.student.optim.kwargs}

@@ -194,34 +194,30 @@ def _check_optimizer(
         )
     place = f"{place}: the optimizer's"
     groups = _checked_groups(optimizer, state.get("param_groups"), place)
+    contents = state["state"]
+    count = sum(len(group["params"]) for group in groups)
+    for key in contents:
+        if type(key) is not int or not 0 <= key < count:
+            raise UserError(f"{place} state is of parameter {_shown(key)}, which it does not have")
 
-    # the settings must have the form of this run's own
-    own_settings = [_settings(group) for group in optimizer.param_groups]
-    after_step = _Rehearsal(optimizer, own_settings).settings_after_step()
-    for number, (group, expected) in enumerate(zip(groups, after_step, strict=True)):
-        check_form(_settings(group), _any_number(expected), f"{place} param_groups.{number}")
-
-    # each state must have the form that the checkpoint's settings make (with momentum or without)
-    restored = [
-        {**own, **_settings(group)} for own, group in zip(own_settings, groups, strict=True)
-    ]
-    rehearsal = _Rehearsal(optimizer, restored)
-    parameters: list[tuple[nn.Parameter, int]] = []  # each with the number of its group
-    for number, group in enumerate(optimizer.param_groups):
-        parameters += [(parameter, number) for parameter in group["params"]]
     # torch converts states to the dtype of the parameters, which the checkpoint's weights have had
     converts = not isinstance(optimizer, ZeroRedundancyOptimizer)
-    for key, content in state["state"].items():
-        if type(key) is not int or not 0 <= key < len(parameters):
-            raise UserError(f"{place} state is of parameter {_shown(key)}, which it does not have")
-        parameter, group_number = parameters[key]
-        name = names.get(id(parameter), f"parameter {key}")
-        dtype = parameter.dtype
-        saved = weights.get(name)
-        if converts and saved is not None and saved.is_floating_point():
-            dtype = saved.dtype
-        expected_state = rehearsal.state_of(group_number, parameter.shape, dtype)
-        _check_state(content, expected_state, parameter, f"{place} state of {name}")
+    for number, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+        parameters = own["params"]
+        _, settings = _rehearsed(optimizer, own, parameters[0].shape, parameters[0].dtype)
+        check_form(_settings(group), settings, f"{place} param_groups.{number}")
+        states: dict[object, dict[str, Any] | None] = {}  # after a step, by shape and dtype
+        for key, parameter in zip(group["params"], parameters, strict=True):
+            name = names.get(id(parameter), f"parameter {key}")
+            dtype = parameter.dtype
+            saved = weights.get(name)
+            if converts and saved is not None and saved.is_floating_point():
+                dtype = saved.dtype
+            form = (parameter.shape, dtype)
+            if form not in states:
+                states[form], _ = _rehearsed(optimizer, own, *form)
+            content = contents.get(key, {})
+            _check_state(content, states[form], parameter, f"{place} state of {name}")
 
 
 def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Mapping[str, Any]]:
@@ -280,112 +276,57 @@ def _check_state(
             raise UserError(f"{place}: has no {missing[0]}")
 
 
-class _Rehearsal:
+def _rehearsed(
+    optimizer: Optimizer, group: Mapping[str, Any], shape: torch.Size, dtype: torch.dtype
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """A step of a copy of an optimizer over zeros, on the CPU: what its state and its settings then are.
 
-    The run's optimizer, its weights and its random numbers stay as they are. :meth:`state_of` steps once for all parameters
-    of one group, shape and dtype.
+    The run's optimizer, its weights and its random numbers stay as they are. An optimizer of the user's own may do anything
+    in its step, so it makes none.
+
+    Args:
+        optimizer: of the run; of one that is sharded (ZeRO) the optimizer inside it is copied.
+        group: of the run's parameters.
+        shape: of one of them.
+        dtype: likewise.
+
+    Returns:
+        The parameter's state by name (``exp_avg``, ...), None for an optimizer of the user's own; and the group's settings
+        after the step, as some optimizers count their steps there, whole numbers as fractions.
+
+    Raises:
+        UserError: the step fails.
     """
-
-    def __init__(self, optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-        """Prepares to find which state a step would make; nothing is stepped yet.
-
-        Args:
-            optimizer: of the run; of one that is sharded (ZeRO) the optimizer inside it is copied, and the groups are those
-                of the whole.
-            settings: of each parameter group, without the parameters: this run's, or with the checkpoint's over them.
-        """
-        self._groups = optimizer.param_groups
-        if isinstance(optimizer, ZeroRedundancyOptimizer):
-            self._optimizer = optimizer.optim
-        else:
-            self._optimizer = optimizer
-        self._settings = settings  # of each group
-        self._states: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
-        # an optimizer of the user's own may do anything in its step, so none is made
-        self._can_foresee = type(self._optimizer).__module__.startswith(("torch.", "timm.", "kd."))
-
-    def settings_after_step(self) -> list[dict[str, Any]]:
-        """Each group's settings after a step, without the parameters: some optimizers count their steps there.
-
-        For an optimizer of the user's own, the settings as they were given.
-        """
-        if not self._can_foresee:
-            return self._settings
-        all_settings = []
-        for settings, group in zip(self._settings, self._groups, strict=True):
-            first = group["params"][0]
-            _, group_after = self._step(settings, first.shape, first.dtype)
-            after = _settings(group_after)
-            for name in SINGLE:
-                if name in settings:
-                    after[name] = settings[name]
-            all_settings.append(after)
-        return all_settings
-
-    def state_of(self, group: int, shape: torch.Size, dtype: torch.dtype) -> dict[str, Any] | None:
-        """The state of a parameter after one step; None for an optimizer of the user's own, which kd can't foresee.
-
-        Args:
-            group: number of its parameter group.
-            shape: of the parameter.
-            dtype: likewise.
-        """
-        if not self._can_foresee:
-            return None
-        key = (group, shape, dtype)
-        if key not in self._states:
-            state, _ = self._step(self._settings[group], shape, dtype)
-            self._states[key] = state
-        return self._states[key]
-
-    def _step(
-        self, settings: dict[str, Any], shape: torch.Size, dtype: torch.dtype
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state of a parameter, and its group, after one step of a copy of the optimizer.
-
-        Args:
-            settings: of the parameter's group.
-            shape: of the parameter.
-            dtype: likewise.
-
-        Returns:
-            The state by name (``exp_avg``, ...), and the group: its settings and ``params``.
-
-        Raises:
-            UserError: the step fails with these settings.
-        """
-        parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
-        parameter.grad = torch.zeros_like(parameter)
-        on_cpu = {name: value for name, value in SINGLE.items() if name in settings}
-        copied = object.__new__(type(self._optimizer))
-        copied.__dict__.update(vars(self._optimizer))
-        copied.__dict__.pop("step", None)  # the wrapper that a schedule puts around the real one's
-        copied._optimizer_step_pre_hooks = OrderedDict()
-        copied._optimizer_step_post_hooks = OrderedDict()
-        copied.state = defaultdict(dict, {parameter: self._state_of_constructor(parameter)})
-        copied.param_groups = [{**settings, **on_cpu, "params": [parameter]}]
-        try:
-            with torch.random.fork_rng(devices=[]):
-                copied.step()
-        except Exception as error:
-            raise UserError(
-                f"resume: the optimizer can't work with the checkpoint's settings: {plain(error)}"
-            ) from error
-        return dict(copied.state[parameter]), copied.param_groups[0]
-
-    def _state_of_constructor(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """What the optimizer held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then.
-
-        A copy on the CPU, by name, of the first parameter of the same shape and dtype; {} where it holds none.
-        """
-        for held, state in self._optimizer.state.items():
-            if held.shape == parameter.shape and held.dtype == parameter.dtype:
-                return {
-                    name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-                    for name, value in state.items()
-                }
-        return {}
+    inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    own = _settings(group)
+    if not type(inner).__module__.startswith(("torch.", "timm.", "kd.")):
+        return None, _any_number(own)
+    parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
+    parameter.grad = torch.zeros_like(parameter)
+    # what it held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then
+    held = [
+        state
+        for other, state in inner.state.items()
+        if (other.shape, other.dtype) == (shape, dtype)
+    ]
+    state = {}
+    for name, value in held[0].items() if held else ():
+        state[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
+    copied = object.__new__(type(inner))
+    copied.__dict__.update(vars(inner))
+    copied.__dict__.pop("step", None)  # the wrapper that a schedule puts around the real one's
+    copied._optimizer_step_pre_hooks = OrderedDict()
+    copied._optimizer_step_post_hooks = OrderedDict()
+    copied.state = defaultdict(dict, {parameter: state})
+    on_cpu = {name: value for name, value in SINGLE.items() if name in own}
+    copied.param_groups = [{**own, **on_cpu, "params": [parameter]}]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            copied.step()
+    except Exception as error:
+        raise UserError(f"resume: the optimizer can't make a step: {plain(error)}") from error
+    after = {**_settings(copied.param_groups[0]), **{name: own[name] for name in on_cpu}}
+    return dict(copied.state[parameter]), _any_number(after)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from kd.errors import UserError
 from kd.models.sharding import shard
 from kd.module.resumed_state import check_form, check_optimizers
-from kd.optim import OptimSpec, build_optimizer
+from kd.optim import OptimSpec, build_optimizer, settings_of, take_words
 from tests._forks import start, status_of
 from tests._runs import run
 
@@ -204,6 +204,33 @@ def test_a_resumed_run_may_have_other_settings() -> None:
         trained("adamw", model).state_dict(),
         model,
     )
+
+
+@pytest.mark.parametrize(
+    "name, kwargs", [("adamw", {"amsgrad": True}), ("rmsprop", {"centered": True, "momentum": 0.9})]
+)
+def test_kwargs_of_another_state_are_refused(name: str, kwargs: dict[str, Any]) -> None:
+    """It failed with a KeyError in the first step."""
+    model = network()
+    state = trained(name, model, kwargs={"momentum": 0.9} if name == "rmsprop" else {}).state_dict()
+    with pytest.raises(UserError, match=r"state of 0.weight: has no "):
+        check(trained(name, model, steps=0, kwargs=kwargs), state, model)
+
+
+def test_a_checkpoints_words_do_not_stay() -> None:
+    """``amsgrad`` without its state fails in the first step."""
+    model = network()
+    state = trained("adamw", model).state_dict()
+    for group in state["param_groups"]:
+        group.update(amsgrad=True, fused=None, lr=0.5)
+    optimizer = trained("adamw", model, steps=0)
+    own = settings_of(optimizer)
+    check(optimizer, state, model)
+    optimizer.load_state_dict(state)
+    take_words(optimizer, own)
+    optimizer.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5] * len(own)
+    assert [group["fused"] for group in optimizer.param_groups] == [group["fused"] for group in own]
 
 
 @pytest.mark.parametrize("name", ["adamw", "momentum", "adan", "lion", "nadam", "rmsprop"])
