@@ -166,7 +166,7 @@ class Loggers(Callback):
                 elif isinstance(logger, TensorBoardLogger):
                     purge_from(logger, self._resumed_at)
                 elif continues_run(spec, folder):
-                    log_each_step_once(logger, self._resumed_at, rows)
+                    log_each_step_once(logger, rows)
         for logger in loggers:
             # at once: TensorBoard's writes them to a file only once, before training starts
             if trainer.is_global_zero:

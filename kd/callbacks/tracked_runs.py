@@ -1,20 +1,18 @@
 """Runs of W&B, MLflow and Comet: a resumed training continues the run that its first process began.
 
 Their servers neither replace nor remove a row. A training that was killed has logged steps after its last checkpoint,
-which the resumed training makes again: these rows are not sent a second time. Rows before the checkpoint that W&B's
-process had not written when it was killed are sent again, from ``metrics.csv``.
+which the resumed training makes again: rows that ``metrics.csv`` has are not sent a second time.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from pytorch_lightning.loggers import Logger, MLFlowLogger, WandbLogger
+from pytorch_lightning.loggers import Logger, MLFlowLogger
 
 from kd.errors import UserError, first_line
-from kd.storage.elsewhere import LARGEST_LOG, json_of, mapping_of, regular
+from kd.storage.elsewhere import mapping_of
 from kd.storage.writing import write_json
 
 FILE = "loggers.json"  # in the run's folder: the id of each logger's run
@@ -26,10 +24,6 @@ ID_ARGUMENTS = {
 """The argument by which a logger continues a run."""
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What the id of a run of W&B, MLflow or Comet may be; another text in the file is not passed on."""
-WANDB_STEP = "trainer/global_step"
-"""The metric in which Lightning's logger gives W&B the step."""
-Row: TypeAlias = tuple[int, Mapping[str, float]]
-"""A step and its metrics."""
 
 
 def with_run_ids(specs: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
@@ -85,18 +79,17 @@ def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run
         write_json(file, {**earlier, **ids})
 
 
-def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> None:
-    """Makes a logger leave out what an earlier process has logged, and sends what that process lost.
+def log_each_step_once(logger: Logger, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+    """Makes a logger leave out what an earlier process of the run has logged.
 
     Args:
         logger: one that continues a run.
-        resumed_at: the step that the training resumes at: optimizer steps done.
-        rows: of ``metrics.csv``, as the earlier process has left it, steps from ``resumed_at`` on included.
+        rows: steps and their metrics, of ``metrics.csv`` as the earlier process has left it.
     """
-    if isinstance(logger, WandbLogger):
-        logged_until = _last_steps(_wandb_rows(logger, rows))
-    else:
-        logged_until = _last_steps(rows)
+    logged_until: dict[str, int] = {}
+    for step, metrics in rows:
+        for name in metrics:
+            logged_until[name] = max(step, logged_until.get(name, -1))
     log_all = logger.log_metrics
 
     def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -109,59 +102,6 @@ def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> 
             log_all(dict(unlogged), step)
 
     setattr(logger, "log_metrics", log_metrics)  # noqa: B010 (of this object alone)
-    for step, metrics in rows:
-        if step < resumed_at:
-            log_metrics(metrics, step)
-
-
-def _last_steps(rows: Iterable[Row]) -> dict[str, int]:
-    """The last step of each metric, by name, over all rows."""
-    steps: dict[str, int] = {}
-    for step, metrics in rows:
-        for name in metrics:
-            steps[name] = max(step, steps.get(name, -1))
-    return steps
-
-
-def _wandb_rows(logger: WandbLogger, rows: Sequence[Row]) -> list[Row]:
-    """The rows that W&B has of the run that it continues: by its server, or by the files of the earlier processes.
-
-    Args:
-        logger: continues a run.
-        rows: that the run has logged so far; of an online run W&B has those up to its last step.
-    """
-    run = logger.experiment
-    if not run.offline:
-        last = run.summary.get(WANDB_STEP, -1)
-        return [row for row in rows if row[0] <= last]
-    logged: list[Row] = []
-    own_folder = Path(run.dir).parent
-    for file in own_folder.parent.glob(f"*run-*-{run.id}/run-{run.id}.wandb"):
-        if file.parent.resolve() != own_folder.resolve():
-            logged += rows_of_wandb_file(file)
-    return logged
-
-
-def rows_of_wandb_file(file: Path) -> list[Row]:
-    """The whole rows of a file that an offline run of W&B has written; a killed process may have cut the last one.
-
-    A row's step is Lightning's, from :data:`WANDB_STEP`; rows without it are passed over.
-    """
-    from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
-
-    rows: list[Row] = []
-    store = DataStore()
-    store.open_for_scan(str(regular(file, LARGEST_LOG)))
-    with suppress(AssertionError, DecodeError):  # a cut record
-        while (content := store.scan_data()) is not None:
-            row = {}
-            for item in Record.FromString(bytes(content)).history.item:
-                row[item.key or "/".join(item.nested_key)] = json_of(item.value_json)
-            if WANDB_STEP in row:
-                rows.append((int(row.pop(WANDB_STEP)), row))
-    return rows
 
 
 def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
