@@ -11,7 +11,6 @@ and width of the model's input in pixels.
 import contextlib
 import inspect
 import io
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,12 +36,6 @@ PRETRAINING = ("decoder_", "mask_token")
 AVERAGES = {"state_dict_ema": "state_dict", "model_ema": "model"}
 """Names below which timm's trainer saves moving averages, and of the weights that they are averages of."""
 
-CLEARLY = 0.8
-"""A grid that is not square is recognised below this share of the squared difference of a square grid's neighbours."""
-
-ROW_ENDS = 2.0
-"""A row's end and the next row's begin differ at least so many times as much as neighbours, if rows are real."""
-
 Size = Sequence[int]
 
 
@@ -56,8 +49,6 @@ class FileModel:
     """Its tensors under the wanted model's names."""
     library: str = ""
     """The library whose names were replaced."""
-    positions: str = ""
-    """A message about its position embeddings for the user, or ""."""
     same_shape: int = 0
     """How many of the wanted model's tensors it has with their shapes."""
     same_name: int = 0
@@ -289,28 +280,26 @@ def _fitted(
         expected: see the module.
         img_size: likewise.
     """
-    filtered, positions = _in_the_models_layout(state, model, img_size)
+    filtered = _in_the_models_layout(state, model, img_size)
     same_names = 0
     same_shapes = 0
     for name, value in expected.items():
         if name in filtered:
             same_names += 1
             same_shapes += filtered[name].shape == value.shape
-    return FileModel(prefix, filtered, library, positions, same_shapes, same_names)
+    return FileModel(prefix, filtered, library, same_shapes, same_names)
 
 
 def _in_the_models_layout(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> tuple[dict[str, Tensor], str]:
-    """Applies the architecture's own checkpoint filter; a plain timm file becomes a dense model's backbone.
+) -> dict[str, Tensor]:
+    """The state under the model's names, by the architecture's own checkpoint filter; a plain timm file becomes a dense
+    model's backbone.
 
     Args:
         state: see the module.
         model: that it is for.
         img_size: height and width of the input that the file names; None: it names none.
-
-    Returns:
-        The state under the model's names, and a message on its position embeddings for the user, or "".
     """
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
@@ -324,14 +313,13 @@ def _in_the_models_layout(
         else:
             of_head[name] = value
     if of_backbone:  # a dense model's file
-        filtered, positions = _filtered(of_backbone, backbone, img_size)
-        return {**_below_backbone(filtered), **of_head}, positions
+        return {**_below_backbone(_filtered(of_backbone, backbone, img_size)), **of_head}
 
     # a file for classification holds more: layers after the last level, a classifier
-    filtered, positions = _filtered(state, backbone, img_size)
+    filtered = _filtered(state, backbone, img_size)
     wanted = backbone.state_dict()
     taken = {name: value for name, value in filtered.items() if name in wanted}
-    return _below_backbone(taken), positions
+    return _below_backbone(taken)
 
 
 def _below_backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -341,18 +329,18 @@ def _below_backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _filtered(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> tuple[dict[str, Tensor], str]:
+) -> dict[str, Tensor]:
     """The state through timm's filter for foreign layouts and other position embeddings, which timm keeps beside the
     class. A state that is the model's exactly, or that the filter can't read, stays as it is.
 
     Arguments and result are those of :func:`_in_the_models_layout`.
     """
-    state, positions = _with_positions(state, model, img_size)
+    state = _with_positions(state, model, img_size)
     convert: Callable[..., dict[str, Tensor]] | None = getattr(
         sys.modules[type(model).__module__], "checkpoint_filter_fn", None
     )
     if convert is None or _is_exact(state, model):
-        return state, positions
+        return state
     options: dict[str, Any] = {}
     if "adapt_layer_scale" in inspect.signature(convert).parameters:
         # DeiT III's authors write gamma_1 for ls1.gamma
@@ -360,9 +348,9 @@ def _filtered(
     copied = dict(state)  # some filters take tensors out
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # some print what they try
-            return convert(copied, model, **options), positions
+            return convert(copied, model, **options)
     except Exception:  # another architecture's file: comparing names and shapes gives the message
-        return state, positions
+        return state
 
 
 def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
@@ -380,105 +368,27 @@ def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 def _with_positions(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> tuple[dict[str, Tensor], str]:
-    """Resamples position embeddings from a grid that is not square, which timm's filter does not know.
-
-    The grid is what the file names. Else it is square, as timm takes it, unless the embeddings clearly show another.
-    Embeddings that have the model's shape, and whose grid the file does not name, stay as they are: what they show is only
-    reported. Arguments as of :func:`_in_the_models_layout`.
-
-    Returns:
-        The state, with embeddings for the model's grid where they were resampled, and a message for the user, or "".
+) -> dict[str, Tensor]:
+    """Resamples position embeddings from the grid that the file names, which need not be square as timm's filter takes it;
+    others stay as they are. Arguments as of :func:`_in_the_models_layout`.
     """
     model_grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     positions = state.get("pos_embed")  # (1, L, D), those of the class token and the like first
     patch = state.get("patch_embed.proj.weight")  # (D, 3, patch height, patch width)
-    if model_grid is None or positions is None or patch is None:
-        return state, ""
+    if img_size is None or model_grid is None or positions is None or patch is None:
+        return state
     if positions.ndim != 3 or patch.ndim != 4:
-        return state, ""
-    prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
+        return state
     prefix_positions = 0
     if not getattr(model, "no_embed_class", False):
-        prefix_positions = prefix_tokens
-
-    report = ""
-    if img_size is not None:
-        patch_size = patch.shape[-2:]
-        grid = [img_size[0] // patch_size[0], img_size[1] // patch_size[1]]
-        if positions.shape[1] - grid[0] * grid[1] != prefix_positions:
-            return state, ""  # another layout: the filter knows it
-    else:
-        grid = _grid_of(positions[0], prefix_positions, prefix_tokens)
-        if grid and grid != list(model_grid):
-            of_file = f"{grid[0]}x{grid[1]}"
-            of_model = f"{model_grid[0]}x{model_grid[1]}"
-            title = f"position embeddings of {of_file} patches (by how alike neighbours are)"
-            if positions.shape == model.state_dict()["pos_embed"].shape:
-                unchanged = f"are loaded unchanged into a model of {of_model}; is img_size right?"
-                return state, f"{title} {unchanged}"
-            report = f"{title} for {of_model}"
-    if not grid or grid == list(model_grid):
-        return state, ""
+        prefix_positions = int(getattr(model, "num_prefix_tokens", 0))
+    grid = [side // patch_side for side, patch_side in zip(img_size, patch.shape[-2:], strict=True)]
+    patches = positions.shape[1] - prefix_positions
+    if patches != grid[0] * grid[1] or grid == list(
+        model_grid
+    ):  # another layout: the filter knows it
+        return state
     resampled = resample_abs_pos_embed(
         positions, list(model_grid), grid, num_prefix_tokens=prefix_positions
     )
-    return {**state, "pos_embed": resampled}, report
-
-
-def _grid_of(positions: Tensor, prefix_positions: int, prefix_tokens: int) -> list[int]:
-    """The grid that is not square which position embeddings ``(L, D)`` show; an empty list where timm takes a square.
-
-    A convention says how many positions are not patches'. As many patches as a square by the model's own may still lie on
-    another grid (64 as 4 x 16): then :func:`grid_shown` decides. Of a square by another convention timm takes the square.
-    Where no convention gives a square, the model's own counts.
-
-    Args:
-        positions: all of the file's, those of the class token and the like first.
-        prefix_positions: how many are not patches', by the model's convention.
-        prefix_tokens: of the model; a file of another convention may have a position for each, or for one.
-    """
-    for count in (prefix_positions, 1, prefix_tokens, 0):
-        patches = len(positions) - count
-        if patches > 0 and math.isqrt(patches) ** 2 == patches:
-            if count == prefix_positions:
-                return grid_shown(positions[count:])
-            return []
-    return grid_shown(positions[prefix_positions:])
-
-
-def grid_shown(positions: Tensor) -> list[int]:
-    """The grid that is not square on which neighbouring position embeddings are alike.
-
-    On a true grid the end of a row and the beginning of the next are far apart; in a mere sequence they are neighbours.
-
-    Args:
-        positions: ``(L, D)`` of the patches, row by row.
-
-    Returns:
-        ``[rows, columns]``, both at least 2; [] where no grid is clearly better than a square one (the worst, where L is no
-        square), or where the ends of its rows do not show.
-    """
-    length = len(positions)
-    neighbours = {}  # mean squared difference of neighbours, by number of rows
-    row_ends = {}  # of a row's end and the next row's begin
-    for height in range(2, length // 2 + 1):
-        if length % height:
-            continue
-        grid_HWD = positions.float().unflatten(0, (height, length // height))
-        below = grid_HWD.diff(dim=0).square().mean(-1)
-        beside = grid_HWD.diff(dim=1).square().mean(-1)
-        both = torch.cat([below.flatten(), beside.flatten()])
-        neighbours[height] = both.mean().item()
-        to_next_row = grid_HWD[1:, 0] - grid_HWD[:-1, -1]
-        row_ends[height] = to_next_row.square().mean().item()
-    if not neighbours:
-        return []
-    best = min(neighbours, key=neighbours.__getitem__)
-    square = math.isqrt(length)
-    of_square = neighbours.get(square, max(neighbours.values()))
-    if best == square or neighbours[best] > CLEARLY * of_square:
-        return []
-    if row_ends[best] < ROW_ENDS * neighbours[best]:
-        return []
-    return [best, length // best]
+    return {**state, "pos_embed": resampled}

@@ -71,8 +71,6 @@ def load_checkpoint(
     layout = choose(tensors, model, about.img_size, part, place, key)
     if layout.library:
         say(f"{place}: names of {layout.library} brought into timm's")
-    if layout.positions:
-        say(f"{place}: {layout.positions}")
     state = layout.state
     state |= _head_beside(tensors, layout, expected.keys() - state.keys(), model)
     _say_prefix(layout, len(tensors) - len(state), place)

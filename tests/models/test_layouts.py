@@ -14,7 +14,6 @@ from kd.errors import UserError
 from kd.models import TeacherSpec, build_model, load_checkpoint
 from kd.models.foreign import HUGGING_FACE
 from kd.models.hugging_face import HuggingFaceBuilder
-from kd.models.layouts import grid_shown
 from kd.models.loading import has_new_classifier
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, tiny_vit
@@ -361,14 +360,6 @@ def test_the_models_own_file_is_loaded_unchanged(
         torch.equal(value, source.state_dict()[name]) for name, value in given.state_dict().items()
     )
     assert not capsys.readouterr().out
-
-
-def test_a_sequence_shows_no_grid_and_a_grid_does() -> None:
-    assert grid_shown(sequence(64, 32)) == []
-    y, x = torch.meshgrid(0.2 * torch.arange(4), 0.2 * torch.arange(16), indexing="ij")
-    assert grid_shown(torch.stack([torch.sin(3 * y), torch.cos(3 * x), torch.sin(2 * x + y)], -1).flatten(0, 1)) == [
-        4, 16,
-    ]  # fmt: skip
 
 
 # -- several models in one file --------

@@ -185,40 +185,6 @@ def test_a_teacher_without_a_name(tmp_path: Path) -> None:
         assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec())
 
 
-@pytest.mark.parametrize("size", [(32, 128), (96, 24), (64, 64)])
-def test_a_bare_files_position_embeddings_are_taken_on_the_grid_that_they_show(
-    tmp_path: Path, size: tuple[int, int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their number alone (64 are 4 x 16, 16 x 4 and 8 x 8) says too little, and timm takes it for a square.
-
-    Where it is the model's own number they stay as they are, and another grid that they show is reported.
-    """
-    model = timm.create_model(ARCH, img_size=size, num_classes=4, **TINY)
-    grid = list(model.patch_embed.grid_size)
-    y, x = torch.meshgrid(*(0.2 * torch.arange(side) for side in grid), indexing="ij")
-    smooth = torch.stack(
-        [torch.sin(f * y + i) * torch.cos(f * x) for i, f in enumerate([1, 2, 3, 4] * 8)], -1
-    )
-    with torch.no_grad():
-        model.pos_embed[0, 1:] = 0.07 * smooth.flatten(0, 1)
-    save_file(model.state_dict(), tmp_path / "bare.safetensors")
-    for side in (64, 96):
-        spec = TeacherSpec(ARCH, side, checkpoint=str(tmp_path / "bare.safetensors"), kwargs=TINY)
-        got = build_model(spec, 4, "model.teacher", head=True)
-        want = resample_abs_pos_embed(
-            model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1
-        )
-        report = capsys.readouterr().out
-        if model.pos_embed.shape == got.pos_embed.shape:
-            want = model.pos_embed
-            doubted = f"position embeddings of {grid[0]}x{grid[1]} patches (by how alike neighbours are) are loaded"
-            assert (doubted in report) == (grid != [8, 8])
-        torch.testing.assert_close(got.pos_embed, want, atol=1e-6, rtol=0)
-    own = TeacherSpec(ARCH, size, checkpoint=str(tmp_path / "bare.safetensors"), kwargs=TINY)
-    assert torch.equal(build_model(own, 4, "model.teacher", head=True).pos_embed, model.pos_embed)
-    assert "position embeddings" not in capsys.readouterr().out, "its own grid leaves no doubt"
-
-
 def test_name_list() -> None:
     assert _name_list({"bread": 1, "apple": 0}) == ["apple", "bread"]
     assert _name_list({"1": "bread", "0": "apple"}) == ["apple", "bread"]
