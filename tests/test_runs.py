@@ -250,10 +250,9 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
     (cache / "foodtag-mini-v1-2x2").mkdir()
     (cache / "stored" / "cloud-0123456789abcdef").mkdir(parents=True)
     (cache / "stored" / "cloud-0123456789abcdef" / "a.bin").write_bytes(b"x")
-    gone = ["teachers/gone-0123456789abcdef.lock", "teachers/gone-0123456789abcdef.owner",
-            "foodtag-mini-v1-3x3.lock"]  # fmt: skip
+    gone = ["teachers/gone-0123456789abcdef.lock", "foodtag-mini-v1-3x3.lock"]
     held = "teachers/held-0123456789abcdef.lock"
-    beside = ["teachers/photos_teacher-0123456789abcdef.lock", "teachers/photos_teacher-0123456789abcdef.owner",
+    beside = ["teachers/photos_teacher-0123456789abcdef.lock",
               "teachers/begun-0123456789abcdef.lock", "foodtag-mini-v1-2x2.lock",
               "stored/cloud-0123456789abcdef/.asking"]  # fmt: skip
     for name in (*gone, *beside):
@@ -270,7 +269,7 @@ def test_a_lock_belongs_to_what_it_stands_beside_and_goes_once_that_is_gone(
         table = {row[0].strip(): (row[1].strip(), row[4].strip()) for row in rows if len(row) == 5}
         assert table == {
             "stored": ("1", "no"), "teachers": ("1", "no"), "unfinished": ("2", "1 of 2"), "foodtag": ("1", "1 of 1"),
-            "locks": ("3", "3 of 3"),
+            "locks": ("2", "2 of 2"),
         }  # fmt: skip
         assert main("runs", ["clean", str(tmp_path)]) == 0
         *lines, _ = capsys.readouterr().out.splitlines()

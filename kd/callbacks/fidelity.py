@@ -26,7 +26,7 @@ from kd.report.charts import JPEG
 from kd.storage.writing import remove, write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
-from kd.tasks.segmentation import colours
+from kd.tasks.segmentation import colours, side_by_side
 
 FILE = "fidelity.json"
 Compared = Fidelity | NumbersFidelity
@@ -266,15 +266,12 @@ def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str
     Returns:
         ``image``, a data URL of all in one picture, and ``panels``, their names from left to right.
     """
-    palette = colours(classes)
     truth_HW = maps["truth"].numpy()
     counts_HW = (truth_HW >= 0) & (truth_HW < classes)
-    panels = [picture]
-    for ids in maps.values():
-        shown_HW = np.where(counts_HW, ids.numpy(), 255)
-        panels.append(palette[shown_HW])
-    sheet = np.concatenate(panels, axis=1)
-    return {"image": thumbnail(sheet, SIDE * len(panels)), "panels": ["picture", *maps]}
+    shown = {name: np.where(counts_HW, ids.numpy(), classes) for name, ids in maps.items()}
+    sheet = side_by_side(picture, shown, classes)
+    image = thumbnail(sheet, SIDE * (1 + len(maps)))
+    return {"image": image, "panels": ["picture", *maps]}
 
 
 def thumbnail(picture: np.ndarray, side: int = SIDE) -> str:

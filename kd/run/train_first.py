@@ -1,6 +1,5 @@
 """What a run's teachers need before it: what their files say of themselves, and weights, trained first if need be."""
 
-import ast
 import fcntl
 import hashlib
 import json
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from filelock import FileLock
 from safetensors import safe_open
 
 import kd
@@ -34,22 +32,18 @@ from kd.run.paths import find
 from kd.run.present import TRAIN
 from kd.run.run import Run, settings_of
 from kd.run.trust import Trust
-from kd.storage.cache_parts import is_held
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
+from kd.storage.elsewhere import LARGEST_WEIGHTS, json_of, open_regular, regular, text_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.weights_files import weights_file
-from kd.storage.writing import appended, make_folder, remove
+from kd.storage.writing import appended, make_folder
 
 LEAST_STEPS = 8
 """Of an epoch, where trained weights are fine-tuned: fewer and longer steps undo what the weights have learnt."""
 AUTO_STAYS = 256
 """``data.batch_size=auto`` stays where so many pictures a batch leave an epoch its steps: a number in its place could be too
 large for the memory, which nobody has measured yet."""
-TRAINING_CODE = ("data", "distill", "losses", "models", "module", "optim.py", "tasks")
-"""Files and folders of kd whose code decides what weights a training ends with. All else reads settings, records,
-exports or reports; the settings themselves are in the key."""
 FORMAT = 1
 """Of the folder that is kept: to be raised whenever a run can no longer read a teacher that an earlier kd has trained."""
 
@@ -63,7 +57,7 @@ def with_teacher(run: Run) -> list[str]:
         run: its settings are changed.
 
     Returns:
-        What :func:`teacher_settings` has added, as ``key=value`` words of another run's command line.
+        What :func:`train_teacher_first` has added, as ``key=value`` words of another run's command line.
 
     Raises:
         UserError: no such file, or the teacher's training failed.
@@ -72,7 +66,7 @@ def with_teacher(run: Run) -> list[str]:
     from_files = what_files_say(run.config, run.overrides)
     run.change(from_files)
     source = None if run.splits is None else run.splits.source
-    trained = teacher_settings(run.config, run.overrides, run.trusted, source)
+    trained = train_teacher_first(run.config, run.overrides, run.trusted, source)
     run.change(trained)
     words = []
     for key, value in trained.items():
@@ -80,7 +74,7 @@ def with_teacher(run: Run) -> list[str]:
     return words
 
 
-def teacher_settings(
+def train_teacher_first(
     config: dict[str, Any],
     typed: Iterable[str],
     trusted: Trust,
@@ -348,7 +342,7 @@ ONE_PROCESS = [
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     """The settings, as ``key=value`` items, that a run passes on to the training of its teacher.
 
-    :func:`teacher_settings` may add the task, a smaller batch and a trial's limits. In messages
+    :func:`train_teacher_first` may add the task, a smaller batch and a trial's limits. In messages
     ``kd.launch.child.OUTER_KEYS`` turns keys below ``model.student`` back into the run's own: one that is added here is
     added there. All others but ``recipe`` are the same in both.
 
@@ -417,8 +411,8 @@ def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict
 def key_of(config: dict[str, Any], source: Source) -> str:
     """A digest of all that a teacher's training depends on, which names the trained teacher in the cache.
 
-    These are its settings, the pictures, the backbone's weights, the code that trains (:func:`code_digest`), the
-    versions of torch, torchvision and timm, and :data:`FORMAT`.
+    These are its settings, the pictures, the backbone's weights, the versions of kd, torch, torchvision and timm, and
+    :data:`FORMAT`.
 
     Args:
         config: resolved settings of the teacher's own run.
@@ -441,39 +435,10 @@ def key_of(config: dict[str, Any], source: Source) -> str:
         file = weights_file(Path(backbone), "model.teacher.backbone")
         with open_regular(file, LARGEST_WEIGHTS) as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
-    digest.update(code_digest(Path(kd.__file__).parent))
-    for library in (torch, torchvision, timm):
+    for library in (kd, torch, torchvision, timm):
         digest.update(library.__version__.encode())
     digest.update(str(FORMAT).encode())
     return digest.hexdigest()[:16]
-
-
-def code_digest(package: Path) -> bytes:
-    """A digest of the statements of :data:`TRAINING_CODE`: comments, docstrings and layout do not count.
-
-    Args:
-        package: the folder ``kd``.
-    """
-    digest = hashlib.sha256()
-    for name in TRAINING_CODE:
-        place = package / name
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            tree = ast.parse(bytes_of(file))
-            for node in ast.walk(tree):
-                body = getattr(node, "body", None)
-                if isinstance(body, list):
-                    node.body = [part for part in body if not _is_text(part)]  # type: ignore[attr-defined]
-            digest.update(f"{file.relative_to(package)} {ast.dump(tree)}".encode())
-    return digest.digest()
-
-
-def _is_text(node: ast.AST) -> bool:
-    """Whether a statement is a text alone: a docstring, or the text under a field."""
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def trained_teacher(
@@ -495,19 +460,17 @@ def trained_teacher(
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"
     make_folder(home)
-    with FileLock(home / f"{name}-{key}.lock"):
+    with appended(home / f"{name}-{key}.lock") as lock:
+        # a training process holds it too: that of a process that was killed may still be saving
+        fcntl.flock(lock, fcntl.LOCK_EX)
         part = home / f"{name}-{key}.part"
         if (final / "student.safetensors").is_file():
             _keep_what_later_runs_need(final, part)
             if say:
                 print(f"teacher: {final} (trained earlier by recipe={name})", flush=True)
             return final
-        _remove_empty_parts(home, name, key)
-        with appended(home / f"{name}-{key}.owner") as owner:
-            # the training of a process that was killed may still be saving
-            fcntl.flock(owner, fcntl.LOCK_EX)
-            with part_of_the_start("training of the teacher"):
-                status = _run(_begin(items, part, name, limits), owner.fileno())
+        with part_of_the_start("training of the teacher"):
+            status = _run(_begin(items, part, name, limits), lock.fileno())
         if status != 0:
             raise UserError(
                 f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
@@ -530,27 +493,6 @@ def _keep_what_later_runs_need(final: Path, part: Path) -> None:
     """
     for folder in (final / "checkpoints", part):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_empty_parts(home: Path, name: str, key: str) -> None:
-    """Deletes trainings of the same recipe, with other settings, that ended before a checkpoint and can't be resumed.
-
-    Those with a checkpoint stay: ``kd-runs clean`` offers them.
-
-    Args:
-        home: the cache's folder of teachers.
-        name: of the teacher's recipe.
-        key: of the teacher that is asked for, whose training may be resumed.
-    """
-    asked_for = f"{name}-{key}.part"
-    for part in home.glob(f"{name}-*.part"):
-        if part.name == asked_for:
-            continue
-        locks = [part.with_suffix(suffix) for suffix in (".lock", ".owner")]
-        is_running = any(lock.exists() and is_held(lock) for lock in locks)
-        has_checkpoint = any(part.glob("*/*/checkpoints/*.ckpt"))
-        if not is_running and not has_checkpoint:
-            remove(part)
 
 
 def _score(folder: Path) -> str:
@@ -588,12 +530,12 @@ def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -
     return [*items, f"runs_dir={part}"]
 
 
-def _run(items: list[str], owner: int) -> int:
-    """``kd-train`` in a process of its own, which holds the lock ``owner`` too; a signal is handed on to it.
+def _run(items: list[str], lock: int) -> int:
+    """``kd-train`` in a process of its own, which holds ``lock`` too; a signal is handed on to it.
 
     Args:
         items: words of its command line.
-        owner: descriptor of the lock's file.
+        lock: descriptor of the lock's file.
 
     Returns:
         The exit status of the training, which no signal has ended.
@@ -612,7 +554,7 @@ def _run(items: list[str], owner: int) -> int:
         # a second Ctrl-C stops it at once
         child.send_signal(signal.SIGINT if again else signal.SIGTERM)
 
-    child = start_kd_train(items, pass_fds=(owner,), env={TRAINS_TEACHER: "1"})
+    child = start_kd_train(items, pass_fds=(lock,), env={TRAINS_TEACHER: "1"})
     with signals_kept(hand_on):
         status = child.wait()
     by_signal = {130: signal.SIGINT, 143: signal.SIGTERM}.get(status, -status)

@@ -68,7 +68,7 @@ PARTS = {
     "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
     "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
     "foodtag": Part(FOODTAG, "drawn pictures", "drawn again in half a minute"),
-    "locks": Part(rf"({FOODTAG}|{TEACHER})\.(lock|owner)", "locks of what is gone", "nothing"),
+    "locks": Part(rf"({FOODTAG}|{TEACHER})\.lock", "locks of what is gone", "nothing"),
     "runs": Part(
         "runs",
         "local copies of runs whose runs_dir is a URL",

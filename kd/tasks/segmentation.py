@@ -14,8 +14,6 @@ from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.weights import ClassWeights, check, weights_of
 
-GAP = 4
-"""Pixels between pictures of a sheet."""
 BAND = 16
 """Pixels of a line of text."""
 
@@ -153,7 +151,8 @@ class Segmentation(Task):
     def drawn(
         self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
     ) -> Image.Image:
-        """The picture beside its mask and each model's; pixels without a known class are black in all masks.
+        """The picture beside its mask and each model's, each under its name; pixels without a known class are black in all
+        masks.
 
         Args:
             picture: uint8 ``(H, W, 3)``.
@@ -164,7 +163,14 @@ class Segmentation(Task):
         maps = {}
         for name, ids in answers.items():
             maps[name] = np.where(known_HW, ids.numpy(), len(classes))  # no class: black
-        return side_by_side(picture, maps, classes)
+        panels = side_by_side(picture.astype(np.uint8), maps, len(classes))
+        height, width = panels.shape[:2]
+        sheet = Image.new("RGB", (width, BAND + height), "white")
+        sheet.paste(Image.fromarray(panels), (0, BAND))
+        draw = ImageDraw.Draw(sheet)
+        for place, name in enumerate(("picture", *maps)):
+            draw.text((place * picture.shape[1] + 2, 2), name, fill="black")
+        return sheet
 
     def fidelity(self, classes: int) -> Fidelity:
         """Compares the maps of student and teacher; pixels of ``ignore_index`` take no part."""
@@ -305,67 +311,13 @@ def colours(classes: int) -> np.ndarray:
     return palette
 
 
-def side_by_side(
-    picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str]
-) -> Image.Image:
-    """A picture and class maps in a row, each under its name, below it the names of the classes that occur in the maps.
+def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: int) -> np.ndarray:
+    """A picture and class maps in a row, uint8 ``(H, W * (1 + maps), 3)``; ids that are no class are black.
 
     Args:
-        picture: ``(H, W, 3)``, 0..255.
-        maps: class ids ``(H, W)`` by name; ids beyond the classes are black.
-        classes: names by class id.
+        picture: uint8 ``(H, W, 3)``.
+        maps: class ids ``(H, W)`` by name, each at most ``max(255, classes)``.
+        classes: how many there are.
     """
-    palette = colours(len(classes))
-    panels = {"picture": picture}
-    for name, ids in maps.items():
-        panels[name] = palette[ids]
-    height, width = picture.shape[:2]
-    sheet_width = len(panels) * (width + GAP) - GAP
-
-    # The classes that occur, and where each one's name is printed.
-    occurring = []
-    for class_id in range(len(classes)):
-        if any((ids == class_id).any() for ids in maps.values()):
-            occurring.append(class_id)
-    names = [classes[class_id] for class_id in occurring]
-    places = _legend_places(names, sheet_width)
-    last_line = max((line for line, _ in places), default=0)
-
-    legend_top = BAND + height
-    sheet_height = legend_top + BAND * (last_line + 1)
-    sheet = Image.new("RGB", (sheet_width, sheet_height), "white")
-    draw = ImageDraw.Draw(sheet)
-    left = 0
-    for name, panel in panels.items():
-        draw.text((left + 2, 2), name, fill="black")
-        pixels = Image.fromarray(panel.astype(np.uint8))
-        sheet.paste(pixels, (left, BAND))
-        left += width + GAP
-    for class_id, name, (line, left) in zip(occurring, names, places, strict=True):
-        top = legend_top + line * BAND
-        colour = tuple(int(value) for value in palette[class_id])
-        square = (left, top + 3, left + 10, top + 13)
-        draw.rectangle(square, fill=colour, outline="black")
-        draw.text((left + 14, top + 2), name, fill="black")
-    return sheet
-
-
-def _legend_places(names: list[str], width: int) -> list[tuple[int, int]]:
-    """Where each name of the legend is drawn: its line, from 0, and its left edge in pixels.
-
-    Args:
-        names: of classes.
-        width: of a line in pixels; a name alone may be wider.
-    """
-    margin = 2
-    places = []
-    line = 0
-    left = margin
-    for name in names:
-        needed = 26 + 7 * len(name)
-        if left + needed > width and left > margin:
-            line += 1
-            left = margin
-        places.append((line, left))
-        left += needed
-    return places
+    palette = colours(classes)
+    return np.concatenate([picture, *(palette[ids] for ids in maps.values())], axis=1)

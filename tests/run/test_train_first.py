@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 from safetensors.torch import save_file
 
 from kd.cli import train_main
@@ -333,49 +331,19 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
 def test_what_no_later_run_needs_of_a_teachers_training_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one trained by an earlier kd too; an interrupted training stays where it has a checkpoint, or runs."""
+    """Of one trained by an earlier kd too."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path))
     home = tmp_path / "teachers"
     final = home / "t-00000000"
-    for name in ("t-00000000", "t-00000000.part/t/000", "t-11111111.part/t/000", "t-22222222.part/t/000",
-                 "t-33333333.part/t/000", "other-44444444.part/t/000"):  # fmt: skip
+    for name in ("t-00000000", "t-00000000.part/t/000"):
         (home / name / "checkpoints").mkdir(parents=True)
-    (home / "t-22222222.part/t/000/checkpoints/last.ckpt").touch()
     (final / "student.safetensors").touch()
     assert trained_teacher([], "00000000", "t", False, {}) == final
     assert sorted(path.name for path in final.iterdir()) == ["student.safetensors"]
     assert not (home / "t-00000000.part").exists()
-
     monkeypatch.setattr(train_first, "_run", lambda *_: 1)
-    with FileLock(home / "t-33333333.lock"), pytest.raises(UserError, match="training t failed"):
+    with pytest.raises(UserError, match="training t failed"):
         trained_teacher([], "55555555", "t", False, {})
-    left = {path.name for path in home.glob("*.part")}
-    assert left == {"t-22222222.part", "t-33333333.part", "other-44444444.part"}
-
-
-def test_the_key_of_a_trained_teacher_follows_the_code_that_trains_alone(tmp_path: Path) -> None:
-    """A comment, a docstring or a report's code keeps it; a changed step or a file more does not."""
-    package = tmp_path / "kd"
-    shutil.copytree(ROOT / "kd", package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = train_first.code_digest(package)
-
-    def edit(name: str, old: str, new: str) -> bool:
-        """Whether an edit changes the digest; the file is restored."""
-        file = package / name
-        text = file.read_text() if file.exists() else ""
-        assert old in text
-        file.write_text(text.replace(old, new, 1) if old else new)
-        changed = train_first.code_digest(package) != before
-        file.write_text(text) if text else file.unlink()
-        return changed
-
-    assert not edit("losses/base.py", "import torch", "# a comment\nimport torch")
-    assert not edit("losses/base.py", '"""', '"""Another text. ')
-    assert not edit("report/records.py", "import json", "import json, os")
-    assert not edit("run/request.py", "import re", "import re, os")
-    assert edit("losses/base.py", "import torch", "import os, torch")
-    assert edit("optim.py", "import torch", "import os, torch")
-    assert edit("distill/another.py", "", "x = 1\n")
 
 
 # -- the one that ships ------------------------------------------------------------------------------------------------
@@ -473,4 +441,4 @@ def test_several_teachers_change_no_batch(pictures: Path, teacher: Path) -> None
         ({"model.teachers": {"a": one, "b": one}}, {}),
         ({}, {"data.batch_size": 4}),
     ):
-        assert train_first.teacher_settings(resolve([recipe, teachers]), [], Trust()) == expected
+        assert train_first.train_teacher_first(resolve([recipe, teachers]), [], Trust()) == expected

@@ -160,7 +160,7 @@ def test_an_ignored_class_takes_no_part_in_fidelity_and_drawings() -> None:
     assert ((mistake.entry["truth"] < 0) == (truth == 0)).all()
     picture = np.zeros((4, 4, 3), np.uint8)
     sheet = np.asarray(task.drawn(picture, {"truth": truth, "student": truth * 0}, NAMES[:3]))
-    mask = sheet[16:20, 8:12]  # below the band of names, behind the picture and a gap
+    mask = sheet[16:20, 4:8]  # below the band of names, behind the picture
     assert (mask.any(-1) == (truth > 0).numpy()).all()
 
 

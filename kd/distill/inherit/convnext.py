@@ -46,6 +46,7 @@ from kd.distill.inherit.maps import (
     under_kernel,
     windows,
 )
+from kd.distill.inherit.pair import must_be_equal, must_not_be_larger
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import progress, shown
 from kd.models.preprocess import Images, Preprocess
@@ -58,38 +59,33 @@ def check_convnexts(student: CNN, teacher: CNN) -> None:
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
     small, big = student.stages, teacher.stages
-    values = {
+    values: dict[str, tuple[object, object]] = {
         "kind of MLP": (type(small[0].blocks[0].mlp).__name__, type(big[0].blocks[0].mlp).__name__),
         "size of patches": (student.stem[0].kernel_size, teacher.stem[0].kernel_size),
         "kernels of depthwise convolutions": (_kernels(student), _kernels(teacher)),
-        "norms": (type(small[0].blocks[0].norm).__name__, type(big[0].blocks[0].norm).__name__),
+        "norms": (_norms(student), _norms(teacher)),
     }
-    values["norms"] = tuple(name.removesuffix("2d") for name in values["norms"])
     if inherits_classifier(student, teacher):
         pools = student.head.global_pool.pool_type, teacher.head.global_pool.pool_type
         heads = type(student.head).__name__, type(teacher.head).__name__
         values |= {"pooling": pools, "kind of head": heads}
-    for name, (of_student, of_teacher) in values.items():
-        if of_student != of_teacher:
-            raise ValueError(
-                f"student and teacher must have the same {name}, got {of_student} and {of_teacher}"
-            )
+    must_be_equal(values)
     for number, (ours, theirs) in enumerate(zip(small, big, strict=True), 1):
-        sizes = {
-            "width": (_width(ours), _width(theirs)),
-            "number of blocks": (len(ours.blocks), len(theirs.blocks)),
-            "hidden units": (_hidden(ours), _hidden(theirs)),
-        }
-        for name, (of_student, of_teacher) in sizes.items():
-            if of_student > of_teacher:
-                raise ValueError(
-                    f"the student must have no larger {name} in stage {number} than the teacher, "
-                    f"got {of_student} and {of_teacher}"
-                )
+        must_not_be_larger(
+            {
+                f"width in stage {number}": (_width(ours), _width(theirs)),
+                f"number of blocks in stage {number}": (len(ours.blocks), len(theirs.blocks)),
+                f"hidden units in stage {number}": (_hidden(ours), _hidden(theirs)),
+            }
+        )
 
 
 def _kernels(model: CNN) -> list[tuple[int, ...]]:
     return [stage.blocks[0].conv_dw.kernel_size for stage in model.stages]
+
+
+def _norms(model: CNN) -> str:
+    return type(model.stages[0].blocks[0].norm).__name__.removesuffix("2d")
 
 
 def _width(stage: Part) -> int:

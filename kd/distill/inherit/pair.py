@@ -1,5 +1,7 @@
 """Which pairs of student and teacher can inherit, what they have in common, and whether a copy worked."""
 
+from collections.abc import Mapping
+
 import torch
 from timm.layers import AttentionPoolLatent, AttentionRope, GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
 from timm.models.eva import Eva, EvaAttention, EvaBlock
@@ -58,77 +60,88 @@ def check_pair(student: ViT, teacher: ViT) -> None:
     _check_not_larger(student, teacher)
 
 
-def _check_same_kind(student: ViT, teacher: ViT) -> None:
-    """Checks what the student must have as its teacher has it; raises a ValueError that names the first difference.
-
-    Both are models for which :func:`_not_understood` has found nothing.
-    """
-    small = student.blocks[0]
-    big = teacher.blocks[0]
-    values = {
-        "kind of MLP": (type(small.mlp).__name__, type(big.mlp).__name__),
-        "qk_norm": (_qk_norm(small.attn), _qk_norm(big.attn)),
-        "rotary positions": (kind_of_rotation(student), kind_of_rotation(teacher)),
-        "norm before the blocks": (_kind(student.norm_pre), _kind(teacher.norm_pre)),
-        "norm inside the MLP": (_kind(small.mlp.norm), _kind(big.mlp.norm)),
-        "norm before the attention's projection": (_inner_norm(small.attn), _inner_norm(big.attn)),
-        "gate of the attention": (_is_gated(small.attn), _is_gated(big.attn)),
-    }
-    if inherits_head(student, teacher) and teacher.global_pool != "map":
-        values = {"pooling": (student.global_pool, teacher.global_pool), **values}
-    reason = _why_whole_heads(student)
-    if reason:
-        values[f"head size beside {reason}"] = (small.attn.head_dim, big.attn.head_dim)
-    if student.global_pool == "map":
-        pools = student.attn_pool, getattr(teacher, "attn_pool", None)
-        values["attention pooling"] = (_kind_of_pool(pools[0]), _kind_of_pool(pools[1]))
+def must_be_equal(values: Mapping[str, tuple[object, object]]) -> None:
+    """Raises a ValueError that names the first of some values, of student and teacher, that differ."""
     for name, (of_student, of_teacher) in values.items():
         if of_student != of_teacher:
             raise ValueError(
                 f"student and teacher must have the same {name}, got {of_student} and {of_teacher}"
             )
+
+
+def must_not_be_larger(sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Raises a ValueError that names the first of some sizes, of student and teacher, that is larger in the student."""
+    for name, (of_student, of_teacher) in sizes.items():
+        if of_student > of_teacher:
+            raise ValueError(
+                f"the student must have no larger {name} than the teacher, got {of_student} and {of_teacher}"
+            )
+
+
+def _check_same_kind(student: ViT, teacher: ViT) -> None:
+    """Checks what the student must have as its teacher has it; raises a ValueError that names the first difference.
+
+    Both are models for which :func:`_not_understood` has found nothing.
+    """
+    values: dict[str, tuple[object, object]] = {}
+    if inherits_head(student, teacher) and teacher.global_pool != "map":
+        values["pooling"] = student.global_pool, teacher.global_pool
+    values |= {
+        "kind of MLP": (_kind(student, "blocks.0.mlp"), _kind(teacher, "blocks.0.mlp")),
+        "norm before the blocks": (_kind(student, "norm_pre"), _kind(teacher, "norm_pre")),
+        "norm inside the MLP": (
+            _kind(student, "blocks.0.mlp.norm"),
+            _kind(teacher, "blocks.0.mlp.norm"),
+        ),
+    }
+    ours, theirs = _of_whole_heads(student), _of_whole_heads(teacher)
+    values |= {name: (kind, theirs[name]) for name, kind in ours.items()}
+    # what a head of another size can't have, as it would be mapped
+    for name, kind in ours.items():
+        if kind != "none":
+            sizes = student.blocks[0].attn.head_dim, teacher.blocks[0].attn.head_dim
+            values[f"head size beside {name}"] = sizes
+    if student.global_pool == "map":
+        pools = student.attn_pool, getattr(teacher, "attn_pool", None)
+        values["attention pooling"] = (_kind_of_pool(pools[0]), _kind_of_pool(pools[1]))
+    must_be_equal(values)
     if student.cls_token is not None and teacher.cls_token is None:
         raise ValueError("the student must have no class token, as the teacher has none")
     if student.pos_embed is None and teacher.pos_embed is not None:
         raise ValueError("the student must have position embeddings, as the teacher has")
 
 
-def _why_whole_heads(model: ViT) -> str:
-    """What makes a head of another size impossible; "" where nothing does."""
-    attention = model.blocks[0].attn
-    if _qk_norm(attention) != "none":  # the norms' scales are of one head's size
-        return "qk_norm"
-    if kind_of_rotation(model) != "none":  # a rotation turns a head's dimensions in their order
-        return "rotary positions"
-    if _inner_norm(attention) != "none":
-        return "a norm before the attention's projection"
-    return "a gate of the attention" if _is_gated(attention) else ""
+def _of_whole_heads(model: ViT) -> dict[str, str]:
+    """The kinds, by name, of what is made for heads of one size: norms' scales, rotations that turn a head's dimensions in
+    their order, a norm or gate of the heads' outputs; "none" without.
+    """
+    return {
+        "qk_norm": _kind(model, "blocks.0.attn.q_norm"),
+        "rotary positions": kind_of_rotation(model),
+        "norm before the attention's projection": _kind(model, "blocks.0.attn.norm"),
+        "gate of the attention": _kind(model, "blocks.0.attn.gate"),
+    }
 
 
-def _kind(module: nn.Module) -> str:
-    """The kind of a module that may be missing, ``none`` then."""
-    if isinstance(module, nn.Identity):
+def _kind(model: Part, path: str) -> str:
+    """The class of a part of a model, ``none`` where it is missing or an identity."""
+    part = model
+    for name in path.split("."):
+        part = part[int(name)] if name.isdecimal() else getattr(part, name, None)
+    if part is None or isinstance(part, nn.Identity):
         return "none"
-    return type(module).__name__
-
-
-def _inner_norm(attention: Part) -> str:
-    return _kind(getattr(attention, "norm", nn.Identity()))
-
-
-def _is_gated(attention: Part) -> bool:
-    return getattr(attention, "gate", None) is not None
+    return type(part).__name__
 
 
 def _kind_of_pool(pool: Part) -> str:
     """What two attention poolings must have alike, in words for a message; "none" without a pooling."""
     if pool is None:
         return "none"
-    norm = _qk_norm(pool)
+    norm = _kind(pool, "q_norm")
     size = ""
     if norm != "none":
         size = f" of {pool.head_dim}"
-    return f"{_kind(pool.norm)} before the MLP, {norm} of queries{size}"
+    return f"{_kind(pool, 'norm')} before the MLP, {norm} of queries{size}"
 
 
 def _check_not_larger(student: ViT, teacher: ViT) -> None:
@@ -138,23 +151,18 @@ def _check_not_larger(student: ViT, teacher: ViT) -> None:
     sizes = {
         "width": (student.embed_dim, teacher.embed_dim),
         "depth": (len(student.blocks), len(teacher.blocks)),
-        "heads": (small.attn.num_heads, big.attn.num_heads),
         "number of register tokens": (register_count(student), register_count(teacher)),
         "hidden units": (small.mlp.fc2.in_features, big.mlp.fc2.in_features),
     }
-    if small.attn.head_dim != big.attn.head_dim:  # then heads are mapped, and may be more
-        del sizes["heads"]
+    if small.attn.head_dim == big.attn.head_dim:  # else heads are mapped, and may be more
+        sizes["heads"] = small.attn.num_heads, big.attn.num_heads
     if pools_by_attention(student):
         pools = student.attn_pool, teacher.attn_pool
         units = [pool.mlp.fc2.in_features for pool in pools]
         sizes["hidden units of the attention pooling"] = (units[0], units[1])
         if pools[0].head_dim == pools[1].head_dim:
             sizes["heads of the attention pooling"] = (pools[0].num_heads, pools[1].num_heads)
-    for name, (of_student, of_teacher) in sizes.items():
-        if of_student > of_teacher:
-            raise ValueError(
-                f"the student must have no larger {name} than the teacher, got {of_student} and {of_teacher}"
-            )
+    must_not_be_larger(sizes)
 
 
 def matching_patches(student: ViT, teacher: ViT) -> int | None:
@@ -191,84 +199,49 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
 
 
 def _not_understood(model: ViT, reads_end: bool) -> str:
-    """What of a model the fit has no formula for; "" where it has one for all.
+    """What of a model the fit has no formula for, in words for a message; "" where it has one for all.
 
     Args:
         model: a timm VisionTransformer or Eva, whose blocks are alike but for their kind.
         reads_end: whether its pooling and norm after the last block matter, too.
     """
     for block in model.blocks:
-        kinds_of_attention = BLOCKS.get(type(block), ())
-        if type(getattr(block, "attn", None)) not in kinds_of_attention:
-            attention = type(getattr(block, "attn", None)).__name__
-            return f"blocks of the kind {type(block).__name__} with {attention}"
-    return (
-        _embedding_not_understood(model)
-        or _norms_not_understood(model)
-        or _block_not_understood(model.blocks[0])
-        or (_end_not_understood(model) if reads_end else "")
-    )
-
-
-def _embedding_not_understood(model: ViT) -> str:
-    """What of a model's patch embedding and positions can't be inherited, in words for a message; "" where it is plain."""
+        attention = getattr(block, "attn", None)
+        if type(attention) not in BLOCKS.get(type(block), ()):
+            return f"blocks of the kind {type(block).__name__} with {type(attention).__name__}"
+    first = model.blocks[0]
     patches = model.patch_embed
-    is_plain = type(patches) is PatchEmbed and isinstance(patches.norm, nn.Identity)
-    if not is_plain or patches.proj.in_channels != 3:
-        return "a patch embedding of its own (a hybrid)"
-    if hasattr(getattr(model, "rope", None), "freqs"):  # RoPE-Mixed, arXiv 2403.13298
-        return "rotary positions that are learnt"
-    return ""
-
-
-def _norms_not_understood(model: ViT) -> str:
-    """Norms of the stream that are neither LayerNorm nor RMSNorm, or not all of one kind, in words for a message; "" where
-    there are none.
-    """
     norms = stream_norms(model)
-    kinds = set()
-    for norm in norms:
-        if centres(norm) is None or centres(norm) != centres(norms[0]):
-            kinds.add(type(norm).__name__)
-    if kinds:
-        return f"norms of the kind {', '.join(sorted(kinds))}"
-    return ""
-
-
-def _block_not_understood(block: Part) -> str:
-    """What of a block can't be inherited, in words for a message; "" where it is understood."""
-    if type(block.mlp) not in FIRST_LAYERS:
-        return f"an MLP of the kind {type(block.mlp).__name__}"
-    if getattr(block.attn, "num_kv_groups", 1) > 1:
-        return "grouped-query attention (fewer heads of keys than of queries)"
-    return ""
-
-
-def _end_not_understood(model: ViT) -> str:
-    """What of a model's pooling, last norm or classifier can't be inherited, in words for a message; "" for nothing."""
+    odd = {type(norm).__name__ for norm in norms if centres(norm) in (None, not centres(norms[0]))}
+    is_plain = type(patches) is PatchEmbed and isinstance(patches.norm, nn.Identity)
+    problems = {
+        "a patch embedding of its own (a hybrid)": not is_plain or patches.proj.in_channels != 3,
+        # RoPE-Mixed, arXiv 2403.13298
+        "rotary positions that are learnt": hasattr(getattr(model, "rope", None), "freqs"),
+        f"norms of the kind {', '.join(sorted(odd))}": odd,
+        f"an MLP of the kind {type(first.mlp).__name__}": type(first.mlp) not in FIRST_LAYERS,
+        "grouped-query attention (fewer heads of keys than of queries)": (
+            getattr(first.attn, "num_kv_groups", 1) > 1
+        ),
+    }
+    found = next((problem for problem, is_there in problems.items() if is_there), "")
+    if found or not reads_end:
+        return found
     pool = getattr(model, "attn_pool", None)
     if pool is not None:
-        return _pool_not_understood(pool)
+        is_known = (
+            type(pool) is AttentionPoolLatent
+            and isinstance(pool.mlp, Mlp)
+            and (pool.latent_len, pool.pos_embed) == (1, None)
+            and not isinstance(pool.norm, nn.Identity)
+            and pool.proj.out_features == pool.kv.in_features
+        )
+        return "" if is_known else "attention pooling of another kind than SigLIP's"
     if not isinstance(model.head, nn.Linear):
         return ""
     if model.global_pool not in ("token", "avg"):
         return f"pooling '{model.global_pool}'"
-    if final_norm(model) is None:
-        return "no norm before its classifier"
-    return ""
-
-
-def _pool_not_understood(pool: Part) -> str:
-    """What of an attention pooling can't be inherited, in words for a message; "" where it is understood."""
-    if type(pool) is not AttentionPoolLatent:
-        return f"attention pooling of the kind {type(pool).__name__}"
-    if pool.mlp is None or pool.latent_len != 1 or pool.pos_embed is not None:
-        return "attention pooling without an MLP, with several latents or with positions"
-    if isinstance(pool.norm, nn.Identity) or not isinstance(pool.mlp, Mlp):
-        return "attention pooling without a norm before its MLP"
-    if pool.proj.out_features != pool.kv.in_features:
-        return "attention pooling to another width"
-    return ""
+    return "" if final_norm(model) is not None else "no norm before its classifier"
 
 
 def stream_norms(model: ViT) -> list[nn.Module]:
@@ -308,13 +281,6 @@ def centres(norm: nn.Module) -> bool | None:
     if isinstance(norm, RmsNorm | nn.RMSNorm):
         return False
     return None
-
-
-def _qk_norm(attention: Part) -> str:
-    """The kind of norm of an attention's queries and keys, or ``none``."""
-    if isinstance(attention.q_norm, nn.Identity):
-        return "none"
-    return type(attention.q_norm).__name__
 
 
 def inherits_head(student: ViT, teacher: ViT) -> bool:

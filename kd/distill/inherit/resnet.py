@@ -43,6 +43,7 @@ from kd.distill.inherit.maps import (
     folded_with_norm,
     groups_by_change,
 )
+from kd.distill.inherit.pair import must_be_equal, must_not_be_larger
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import progress, shown
 from kd.models.preprocess import Images, Preprocess
@@ -109,7 +110,7 @@ def check_resnets(student: CNN, teacher: CNN) -> None:
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
     small, big = stages_of(student), stages_of(teacher)
-    values = {
+    values: dict[str, tuple[object, object]] = {
         "kind of block": (type(small[0][0]).__name__, type(big[0][0]).__name__),
         "number of stages": (len(small), len(big)),
         "number of convolutions in the stem": (
@@ -121,18 +122,9 @@ def check_resnets(student: CNN, teacher: CNN) -> None:
     if inherits_classifier(student, teacher):
         pools = student.global_pool.pool_type, teacher.global_pool.pool_type
         values["pooling"] = pools
-    for name, (of_student, of_teacher) in values.items():
-        if of_student != of_teacher:
-            raise ValueError(
-                f"student and teacher must have the same {name}, got {of_student} and {of_teacher}"
-            )
-    teacher_sizes = _sizes_of(teacher)
-    for name, ours in _sizes_of(student).items():
-        theirs = teacher_sizes[name]
-        if ours > theirs:
-            raise ValueError(
-                f"the student must have no larger {name} than the teacher, got {ours} and {theirs}"
-            )
+    must_be_equal(values)
+    sizes = _sizes_of(student), _sizes_of(teacher)
+    must_not_be_larger({name: (size, sizes[1][name]) for name, size in sizes[0].items()})
 
 
 def _sizes_of(model: CNN) -> dict[str, int]:

@@ -15,7 +15,7 @@ from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import WITH_SEARCH, Pool, Slot, TrialRun, epoch_values, lock_trial
 from kd.progress import bar
 from kd.run.needs import teachers_in
-from kd.run.train_first import teacher_settings
+from kd.run.train_first import train_teacher_first
 from kd.storage.writing import guard, make_folder
 
 say = partial(print, flush=True)
@@ -234,7 +234,7 @@ def _shared(plan: SearchPlan) -> list[str]:
     typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
     teacher = []
     if not searched:
-        for key, value in teacher_settings(plan.config, typed, plan.trusted).items():
+        for key, value in train_teacher_first(plan.config, typed, plan.trusted).items():
             teacher.append(f"{key}={value or 'null'}")
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):
