@@ -14,7 +14,6 @@ The collectives of a training's own tensors (gradients, batches that a loss comp
 import os
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,7 +42,6 @@ TRIAL_S = 30.0
 
 WORDS_IN_TIME = 4
 """How often the first process says that it computes, within the time that a collective may take."""
-_heard_at = 0.0
 
 # the hosts' group that was made beside a default group; None where none could be made
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = (
@@ -175,7 +173,6 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
     """
     if not _together():
         return compute()
-    global _heard_at
     if dist.get_rank() == 0:
         try:
             with _saying_that_it_computes(strategy):
@@ -187,17 +184,8 @@ def by_first(strategy: Strategy, compute: Callable[[], T]) -> T:
         return value
     while True:
         word = from_first(strategy, _Word[T]())
-        _heard_at = time.monotonic()
         if not word.is_computing:
             return _unless_failed(word.value, word.failure)
-
-
-def heard_at() -> float:
-    """When this process last got a word in :func:`by_first`, that the first process is still computing or its result.
-
-    Seconds of the monotonic clock; 0 before, and always in the first process.
-    """
-    return _heard_at
 
 
 @dataclass(frozen=True)

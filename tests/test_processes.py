@@ -168,7 +168,6 @@ def take_long(rank: int, folder: str) -> None:
         else:
             with pytest.raises(UserError, match="^planted$"):
                 processes.by_first(strategy, compute)
-    assert rank == 0 or processes.heard_at() > 0
     dist.destroy_process_group()
 
 
