@@ -1,4 +1,4 @@
-"""Weights of other libraries: transformers' and torchvision's ViTs and torchvision's MobileNets under timm's names."""
+"""Weights of other libraries: transformers' and torchvision's ViTs under timm's names."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kd.errors import UserError
 from kd.settings import height_width
@@ -49,11 +49,6 @@ NAMES = {  # by library: patterns of names and timm's names in their place; the 
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.")
 """Names of layers that timm's models do not have."""
-MOBILENETS = {
-    "features.1.conv.0.0.weight": 1e-5,
-    "features.1.block.0.0.weight": 1e-3,
-}
-"""By a tensor that only torchvision's MobileNet V2, or V3, has: the epsilon of its norms."""
 SIZES = {
     (192, 12, 3): "tiny",
     (384, 12, 6): "small",
@@ -63,33 +58,21 @@ SIZES = {
 """timm's word for a ViT, by its width, its blocks and its heads."""
 
 
-def foreign_models(
-    tensors: Mapping[str, Tensor], model: nn.Module
-) -> Iterator[tuple[str, dict[str, Tensor], str]]:
-    """Every model of another library in a file's tensors, under timm's names.
+def foreign_models(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor], str]]:
+    """Every ViT of another library in a file's tensors, under timm's names.
 
     Args:
         tensors: all of the file's, by dotted name.
-        model: the wanted one. MobileNets are looked for where it begins like timm's, with ``conv_stem``; its norms' epsilon
-            is read.
 
     Yields:
         What is before the model's own names in the file (with the last dot, or ""), its tensors under timm's names, and
         the library (``transformers`` or ``torchvision``).
     """
-    first_name = next(iter(model.state_dict()), "")
-    is_mobilenet = first_name.startswith("conv_stem.")
     for key in tensors:
         for anchor, library in ANCHORS.items():
             if key == anchor or key.endswith(f".{anchor}"):
                 prefix = key.removesuffix(anchor)
                 yield prefix, _vit_renamed(tensors, prefix, library), library
-        if not is_mobilenet:
-            continue
-        for anchor, epsilon in MOBILENETS.items():
-            if key == anchor or key.endswith(f".{anchor}"):
-                prefix = key.removesuffix(anchor)
-                yield prefix, _mobilenet_renamed(tensors, prefix, epsilon, model), "torchvision"
 
 
 def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
@@ -128,59 +111,6 @@ def _timm_name(name: str, library: str) -> str:
         if count:
             return renamed
     return name
-
-
-def _mobilenet_renamed(
-    tensors: Mapping[str, Tensor], before: str, epsilon: float, model: nn.Module
-) -> dict[str, Tensor]:
-    """The MobileNet below a prefix under timm's names; the variances of V3's norms make up for another epsilon.
-
-    Args:
-        tensors: of the file, by name.
-        before: the prefix, with the last dot; "": none.
-        epsilon: of the file's norms, in torchvision.
-        model: timm's, whose names are taken in order, and whose norms may have another epsilon.
-    """
-    prefixes = (f"{before}features.", f"{before}classifier.")
-    inner = {}
-    for key, value in tensors.items():
-        if key.startswith(prefixes):
-            inner[key.removeprefix(before)] = value
-
-    # both libraries have the same layers in the order in which pictures pass them
-    theirs = sorted({key.rpartition(".")[0] for key in inner}, key=_in_order)
-    timms = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
-    names = dict(zip(theirs, timms, strict=False))
-
-    # norms divide by sqrt(variance + epsilon)
-    norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
-    difference = epsilon - next(norms).eps
-    named: dict[str, Tensor] = {}
-    for key, value in inner.items():
-        module, _, kind = key.rpartition(".")
-        name = names.get(module)
-        if name is None:
-            continue
-        if name == "conv_head" and value.ndim == 2:  # a linear layer there
-            value = value[..., None, None]
-        if kind == "running_var":
-            value = value + difference
-        named[f"{name}.{kind}"] = value
-    return named
-
-
-def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Sort key of a module's dotted name: torchvision's MobileNets in the order in which pictures pass them, numbers by
-    value, the classifier last.
-    """
-    parts = module.split(".")
-    order: list[tuple[int, str]] = []
-    for part in parts:
-        if part.isdecimal():
-            order.append((int(part), ""))
-        else:
-            order.append((0, part))
-    return parts[0] == "classifier", order
 
 
 class OddValue(UserError):

@@ -221,7 +221,7 @@ def _layouts(
         for variant in _variants(state, expected):
             yield _fitted(prefix, variant, "", model, expected, img_size)
     if not exact:
-        for prefix, state, library in foreign_models(tensors, model):
+        for prefix, state, library in foreign_models(tensors):
             yield _fitted(prefix, state, library, model, expected, img_size)
 
 

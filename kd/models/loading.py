@@ -6,7 +6,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from kd.errors import UserError
-from kd.models.foreign import HUGGING_FACE
 from kd.models.layouts import COUNTER, FileModel, choose
 from kd.models.weights import read_weights, say
 
@@ -33,11 +32,6 @@ NO_HEAD = (
     "recipe=foundation_vit learns its features without labels"
 )
 """The end of a message about a checkpoint without a classifier."""
-TWO_TOKENS = (
-    f"; its classifier reads the class token and the patches' mean: {{root}}.builder={HUGGING_FACE}"
-    " {root}.builder.path=FOLDER (of save_pretrained)"
-)
-"""The end of a message about a checkpoint whose classifier reads the class token and the patches' mean."""
 
 
 def load_checkpoint(
@@ -106,9 +100,7 @@ def load_checkpoint(
         root = key.removesuffix(".checkpoint")
         is_teacher = head and ".teacher" in key
         hint = ""
-        if layout.library == "transformers" and _reads_two_tokens(state, expected, last):
-            hint = TWO_TOKENS.format(root=root)
-        elif is_teacher and not of_files_head and set(missing) <= set(of_head):
+        if is_teacher and not of_files_head and set(missing) <= set(of_head):
             hint = NO_HEAD.format(root=root, path=path)
         elif 2 * len(missing) > len(expected):
             hint = ANOTHER_MODEL.format(root=root)
@@ -202,25 +194,6 @@ def _same_form(
 
 def _shapes_of(state: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return {name: state[name].shape for name in names}
-
-
-def _reads_two_tokens(
-    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]
-) -> bool:
-    """Whether the file's classifier takes twice the wanted one's width, as transformers' DINOv2 does.
-
-    Args:
-        state: tensors of the file, by name.
-        expected: the model's own.
-        last: names of the classifier's tensors.
-    """
-    for name in last:
-        if not name.endswith("weight") or name not in state:
-            continue
-        width = expected[name].shape[1]
-        if state[name].shape[1:] == (2 * width,):
-            return True
-    return False
 
 
 def has_new_classifier(model: nn.Module) -> bool:
