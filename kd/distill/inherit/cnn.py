@@ -1,24 +1,49 @@
-"""What the starts of ConvNeXts and of ResNets have in common: their sample, fits at drawn places, the classifier."""
+"""The start of convolutional networks whose stages each write into one stream of channels: ConvNeXts and ResNets.
 
-from collections.abc import Callable, Iterable, Sequence
+Channels can't be mixed there as a transformer's can, before a depthwise convolution or after a ReLU. So a student keeps some
+of each stream's (:mod:`kd.distill.inherit.channels`), the same in all blocks of a stage, and in each block some of the
+channels inside. Then, from the first layer to the last, each layer is fitted by least squares on what the student's fitted
+layers before it give (:mod:`kd.distill.inherit.maps`):
+
+- inside a block to what the teacher's layer gives, at the channels that are kept;
+- a block's last one to what the student's stream lacks of the teacher's, so that it also does the work of the teacher's
+  blocks that the student leaves out: those that change the stream least.
+
+(He, Zhang, Sun, "Channel Pruning for Accelerating Very Deep Neural Networks", and Luo, Wu, Lin, "ThiNet", both ICCV 2017,
+who prune layer by layer.) A family says what its streams, layers and readers are, as a class of :class:`CNNStart`.
+
+In all functions ``ours`` and ``theirs`` are maps ``(N, C, H, W)`` of student and teacher, one tensor for each part of
+the sample; ``before`` and ``after`` are numbers of the teacher's channels that the student keeps there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import CNN, Part
+from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.maps import (
     Positions,
     at,
     caught,
+    covariance,
     drawn_positions,
     fit_layer,
+    groups_by_change,
+    is_depthwise,
     rows_needed,
     under_kernel,
 )
 from kd.distill.inherit.pair import check_copy
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.sample_taps import SampleTaps
-from kd.distill.inherit.stream import shown
+from kd.distill.inherit.stream import progress, shown
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Images, Preprocess
 
@@ -68,12 +93,46 @@ def positions_in(maps: Tensor, part: int, count: int = 4096) -> Positions:
     return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)
 
 
+class Drawn(NamedTuple):
+    """What a layer should give at some places of a part of the sample."""
+
+    positions: Positions
+    rows: Tensor
+    """``(R, C)``."""
+
+
+def drawn(layer: Part, maps: Tensor, number: int, parts: int) -> Drawn:
+    """A part's maps at as many places as the fit of a layer reads.
+
+    Args:
+        layer: that is to be fitted.
+        maps: what it should give, ``(N, C, h, w)``.
+        number: of the part, from 0.
+        parts: how many there are.
+    """
+    positions = positions_in(maps, number, rows_needed(layer) // parts)
+    return Drawn(positions, at(maps, positions))
+
+
+def fit_to_maps(
+    layer: Part,
+    norm: Part | None,
+    run: Callable[[Tensor], Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    start: Tensor,
+) -> None:
+    """Fits a layer to maps at drawn places, ``(N, C, h, w)`` of each part; other arguments as of :func:`fit_at_places`."""
+    places = [drawn(layer, maps, i, len(targets)) for i, maps in enumerate(targets)]
+    fit_at_places(layer, norm, run, inputs, places, start)
+
+
 def fit_at_places(
     layer: Part,
     norm: Part | None,
     run: Callable[[Tensor], Tensor],
     inputs: Sequence[Tensor],
-    targets: Iterable[Tensor],
+    targets: Sequence[Drawn],
     start: Tensor,
 ) -> None:
     """Fits a layer to targets at drawn places.
@@ -83,21 +142,325 @@ def fit_at_places(
         norm: the BatchNorm after it, whose statistics are measured; None without one.
         run: runs the module of the student that the layer is in (a block, a stem), given its input.
         inputs: what that module reads, ``(N, C_in, H, W)`` of each part of the sample.
-        targets: what the layer and its norm should give, ``(N, C, h, w)`` of each part.
+        targets: what the layer and its norm should give, of each part.
         start: the weight's start, of as many numbers as the weight; it is brought into the weight's shape.
     """
-    count = rows_needed(layer) // len(inputs)
     rows = []
-    pairs = shown(zip(inputs, targets, strict=True), "a layer", len(inputs))
-    for number, (part, target) in enumerate(pairs):
+    pairs = shown(list(zip(inputs, targets, strict=True)), "a layer")
+    for part, (positions, outputs) in pairs:
         with caught([layer]) as read:
             run(part)
-        positions = positions_in(target, number, count)
-        layer_inputs = under_kernel(layer, read[layer], positions)
-        layer_outputs = at(target, positions)
-        rows.append((layer_inputs, layer_outputs))
-    weight_start = start.reshape(layer.weight.shape)
-    fit_layer(layer, norm, rows, weight_start)
+        rows.append((under_kernel(layer, read[layer], positions), outputs))
+    fit_layer(layer, norm, rows, start.reshape(layer.weight.shape))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads a stream of channels."""
+
+    layer: nn.Module
+    """The teacher's; what it reads is measured."""
+    weights: Sequence[Tensor]
+    """What it, and each layer that reads the same beside it, computes of the channels, ``(outputs, C)``."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream of channels of which a student keeps some."""
+
+    width: int
+    """How many the student has."""
+    readers: Sequence[Reader]
+    """The teacher's layers that read it, by which they are chosen."""
+
+
+@dataclass(frozen=True)
+class RowLayer:
+    """One of the layers in a row: of a stem, or of a block between its input and what it adds to the stream."""
+
+    layer: Part
+    """The student's convolution or linear layer."""
+    norm: Part | None
+    """The BatchNorm after it, whose statistics are measured; None without one."""
+    of_teacher: Part
+    """The teacher's layer."""
+    written: Part
+    """The teacher's module whose output it is fitted to: that layer, or the norm after it."""
+    weight: Tensor
+    """The teacher's weight, ``(C_out, C_in, ...)``, with the scales of norms before or after it: the fit's start."""
+
+
+class Row:
+    """Layers in a row, and what the teacher's read and give on the sample.
+
+    Args:
+        layers: in their order.
+        parts: of the sample, how many there are.
+    """
+
+    def __init__(self, layers: Sequence[RowLayer], parts: int) -> None:
+        """Nothing is measured yet (:meth:`of_part`); the arguments are the class's."""
+        self.layers = layers
+        self.parts = parts
+        self.outputs: dict[Part, list[Drawn]] = {each.written: [] for each in layers}
+        """What each layer's :attr:`RowLayer.written` gives, part by part."""
+        self.read: dict[Part, list[Tensor]] = {each.of_teacher: [] for each in layers[1:]}
+        """Of the teacher's layers after the first what each reads at drawn places, ``(R, C)`` of the parts that decide."""
+
+    @contextmanager
+    def of_part(self, number: int) -> Iterator[None]:
+        """Inside, the teacher's layers run on a part of the sample; ``number``: the part's, from 0."""
+        readers = list(self.read) if number < GUIDE_PARTS else []
+        with caught(self.outputs, output=True) as outputs, caught(readers) as inputs:
+            yield
+        for each in self.layers:
+            maps = outputs[each.written]
+            self.outputs[each.written].append(drawn(each.layer, maps, number, self.parts))
+        for reader in readers:
+            maps_read = inputs[reader]
+            self.read[reader].append(at(maps_read, positions_in(maps_read, number)))
+
+    def fit(
+        self,
+        run: Callable[[Tensor], Tensor],
+        ours: Sequence[Tensor],
+        before: Tensor,
+        kept: Sequence[Tensor],
+        targets: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Fits the student's layers in their order.
+
+        Args:
+            run: runs the student's module that they are in, given its input.
+            ours: what that module reads.
+            before: the channels of the teacher's input that the student has.
+            kept: those of each layer's output.
+            targets: what the last one should give, ``(N, C, h, w)`` of each part; None: what the teacher's gives.
+        """
+        pairs = zip(self.layers, [before, *kept[:-1]], kept, strict=True)
+        for number, (each, inputs, outputs) in enumerate(pairs):
+            start = each.weight[outputs]
+            if not is_depthwise(each.layer):
+                start = start[:, inputs]
+            if targets is not None and number == len(self.layers) - 1:
+                fit_to_maps(each.layer, each.norm, run, ours, targets, start)
+                return
+            wanted = [Drawn(at, rows[:, outputs]) for at, rows in self.outputs[each.written]]
+            fit_at_places(each.layer, each.norm, run, ours, wanted, start)
+
+
+class CNNStart(ABC):
+    """A student on its way through its teacher's stages.
+
+    Args:
+        student: its weights are overwritten.
+        teacher: a larger model of the same family.
+    """
+
+    stages: Sequence[tuple[Sequence[Part], Sequence[Part]]]
+    """The blocks of each stage, of student and teacher."""
+    stem_is_first_stage: bool
+    """Whether the first stage has no layer before its blocks: it goes on with the stem's stream."""
+
+    def __init__(self, student: CNN, teacher: CNN) -> None:
+        """Stores the arguments, which are the class's."""
+        self.student, self.teacher = student, teacher
+
+    @abstractmethod
+    def largest_maps(self, size: tuple[int, int]) -> int:
+        """Numbers in the teacher's largest stream, of one picture of that height and width in pixels."""
+
+    @abstractmethod
+    def streams(self) -> list[Stream]:
+        """The stem's stream, unless :attr:`stem_is_first_stage`, then that of each stage."""
+
+    @abstractmethod
+    def stem(
+        self, ours: Sequence[Tensor], theirs: Sequence[Tensor], after: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Fits the stem, of which ``ours`` and ``theirs`` are the prepared pictures; returns the streams after it."""
+
+    def between_stages(
+        self,
+        number: int,
+        ours: Sequence[Tensor],
+        theirs: Sequence[Tensor],
+        before: Tensor,
+        after: Tensor,
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        """Fits what is before a stage's blocks, of a family that has layers there.
+
+        Returns:
+            The streams before the blocks, and the channels that the student has there.
+        """
+        return ours, theirs, before
+
+    @abstractmethod
+    def layers_of(self, block: Part, of_teacher: Part) -> list[RowLayer]:
+        """The layers of a block of the student, each with that of the teacher's block that it follows."""
+
+    @abstractmethod
+    def channels_inside(
+        self, row: Row, block: Part, of_teacher: Part, after: Tensor
+    ) -> list[Tensor]:
+        """The channels of each layer's output in a block that are kept, those of the last one ``after``."""
+
+    def end_of(self, block: Part) -> nn.Module | None:
+        """The activation after what a block has added to the stream, of a family that has one there."""
+        return None
+
+    def passed_on(
+        self,
+        block: Part,
+        of_teacher: Part,
+        ours: Sequence[Tensor],
+        theirs: Sequence[Tensor],
+        before: Tensor,
+        after: Tensor,
+    ) -> Sequence[Tensor]:
+        """What a block of the student adds to, its own stream or what its shortcut, which is fitted here, makes of it."""
+        return ours
+
+    @abstractmethod
+    def reads_last(self) -> Tensor:
+        """What the teacher's classifier computes of the last stage's channels, ``(classes, C)``."""
+
+    @torch.no_grad()
+    def inherit(
+        self,
+        pictures: Images,
+        student_input: Preprocess,
+        teacher_input: Preprocess,
+        taps: SampleTaps,
+    ) -> None:
+        """Overwrites the student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
+
+        The layers are fitted to as many of the first pictures as :func:`views_of_both` takes, with the teacher at the
+        student's input size. The classifier is fitted, to all pictures, to the teacher's answers at the teacher's own size,
+        and only where both have a linear classifier of as many classes.
+
+        Args:
+            pictures: the sample, uint8 ``(N, 3, H, W)``.
+            student_input: how the student's pictures are resized and normalised.
+            teacher_input: how the teacher's are.
+            taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
+
+        Raises:
+            ValueError: the student is a copy of the teacher's size, and answers differently (:func:`fit_classifier`).
+        """
+        values = self.largest_maps(student_input.size)
+        all_ours, all_theirs = views_of_both(pictures, student_input, teacher_input, values)
+        chosen, groups = self._choose(all_theirs)
+        blocks = sum(len(theirs) for _, theirs in self.stages)
+        with progress("the student's blocks", blocks) as passed:
+            ours: Sequence[Tensor]
+            theirs: Sequence[Tensor]
+            ours, theirs = self.stem(all_ours, all_theirs, chosen[0])
+            for number, (before, after) in enumerate(pairwise(chosen)):
+                ours, theirs, before = self.between_stages(number, ours, theirs, before, after)
+                for block, followed in groups[number]:
+                    ours, theirs = self._fit_block(block, followed, ours, theirs, before, after)
+                    before = (
+                        after  # a stage's first block alone may read the stream before the stage
+                    )
+                    passed.update(len(followed))
+
+        if inherits_classifier(self.student, self.teacher):
+            start = self.reads_last()[:, chosen[-1]]
+            inputs = student_input, teacher_input
+            fit_classifier(self.student, self.teacher, pictures, *inputs, start, taps)
+
+    def _choose(
+        self, theirs: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[list[tuple[Part, list[Part]]]]]:
+        """Chooses what is kept, by the parts of the sample that decide.
+
+        Args:
+            theirs: the teacher's input.
+
+        Returns:
+            The numbers of the channels of the stem's stream, then of each stage's, in rising order; and of each stage its
+            blocks, each with the teacher's blocks whose work it does: those that change the stream least, as a share of
+            its norm, follow another.
+        """
+        streams = self.streams()
+        rows: dict[nn.Module, list[Tensor]] = {}
+        for stream in streams:
+            rows |= {reader.layer: [] for reader in stream.readers}
+        blocks = [block for _, of_stage in self.stages for block in of_stage]
+        changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
+        for number, part in enumerate(shown(theirs[:GUIDE_PARTS], "choice of channels")):
+            with caught([*rows, *blocks]) as read, caught(blocks, output=True) as written:
+                self.teacher(part)
+            for layer in rows:
+                tensor = read[layer]
+                if tensor.ndim == 4:
+                    tensor = at(tensor, positions_in(tensor, number))
+                rows[layer].append(tensor)
+            for block in blocks:
+                before, after = read[block], written[block]
+                if before.shape == after.shape:
+                    change = (after - before).norm()
+                    changes[block] += float(change / before.norm().clamp(min=1e-12))
+
+        chosen = []
+        for stream in streams:
+            readings = []
+            for reader in stream.readers:
+                spread = covariance(torch.cat(rows[reader.layer]))
+                readings += [Readout(spread, weight) for weight in reader.weights]
+            chosen.append(chosen_channels(readings, stream.width))
+        if self.stem_is_first_stage:
+            chosen.insert(0, chosen[0])
+
+        groups = []
+        for small, big in self.stages:
+            numbers = groups_by_change([changes[block] for block in big], len(small))
+            followed = [[big[number] for number in group] for group in numbers]
+            groups.append(list(zip(small, followed, strict=True)))
+        return chosen, groups
+
+    def _fit_block(
+        self,
+        block: Part,
+        followed: Sequence[Part],
+        ours: Sequence[Tensor],
+        theirs: Sequence[Tensor],
+        before: Tensor,
+        after: Tensor,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Fits one of the student's blocks.
+
+        Args:
+            block: the student's.
+            followed: the teacher's blocks whose work it does; its inside is fitted to the first one's, and what it adds to
+                the stream to what all of them add.
+            ours: the student's stream before it.
+            theirs: the teacher's.
+            before: the channels that the student has before the block.
+            after: those that it has after it.
+
+        Returns:
+            The streams after it and after all of ``followed``.
+        """
+        row = Row(self.layers_of(block, followed[0]), len(theirs))
+        end = self.end_of(followed[-1])
+        ends = [] if end is None else [end]
+        totals = []  # what the teacher's blocks have added up, before an activation
+        outputs = []
+        for number, stream in enumerate(shown(theirs, "the teacher's block")):
+            with row.of_part(number), caught(ends) as at_end:
+                current = stream
+                for each in followed:
+                    current = each(current.clone())
+            outputs.append(current)
+            totals.append((current if end is None else at_end[end])[:, after])
+
+        passed = self.passed_on(block, followed[0], ours, theirs, before, after)
+        missing = [total - stream for total, stream in zip(totals, passed, strict=True)]
+        kept = self.channels_inside(row, block, followed[0], after)
+        row.fit(lambda part: block(part.clone()), ours, before, kept, missing)
+        return [block(part.clone()) for part in shown(ours, "the student's block")], outputs
 
 
 def inherits_classifier(student: CNN, teacher: CNN) -> bool:

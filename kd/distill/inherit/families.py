@@ -12,10 +12,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from kd.distill.inherit.anatomy import Part
-from kd.distill.inherit.convnext import check_convnexts, head_norm, inherit_convnext
+from kd.distill.inherit.cnn import CNNStart
+from kd.distill.inherit.convnext import ConvNeXtStart, check_convnexts, head_norm
 from kd.distill.inherit.pair import check_pair as check_vits
 from kd.distill.inherit.pair import final_norm, pools_by_attention
-from kd.distill.inherit.resnet import check_resnets, inherit_resnet
+from kd.distill.inherit.resnet import ResNetStart, check_resnets
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.start import inherit_together as inherit_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
@@ -43,12 +44,11 @@ class Family:
     """The norm whose output the features of a model are, pooled or not; None where there is not exactly one."""
 
 
-def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
+def _one_by_one(start: type[CNNStart]) -> Callable[..., None]:
     """:attr:`Family.inherit` of a family whose students have nothing in common that is worth computing once.
 
     Args:
-        inherit: fits one student; its arguments are the student, the teacher, the pictures, the student's input, the
-            teacher's and the taps.
+        start: fits one student.
     """
 
     def inherit_each(
@@ -63,7 +63,7 @@ def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
         """
         with evaluating(teacher, *(student for student, _ in students)):
             for student, prepare in students:
-                inherit(student, teacher, pictures, prepare, teacher_input, taps)
+                start(student, teacher).inherit(pictures, prepare, teacher_input, taps)
 
     return inherit_each
 
@@ -84,9 +84,9 @@ FAMILIES = (
         inherit_vits,
         _last_norm_of_vit,
     ),
-    Family("ConvNeXt", (ConvNeXt,), check_convnexts, _one_by_one(inherit_convnext), head_norm),
+    Family("ConvNeXt", (ConvNeXt,), check_convnexts, _one_by_one(ConvNeXtStart), head_norm),
     # a ResNet's features come from a ReLU
-    Family("ResNet", (ResNet,), check_resnets, _one_by_one(inherit_resnet), lambda model: None),
+    Family("ResNet", (ResNet,), check_resnets, _one_by_one(ResNetStart), lambda model: None),
 )
 """All families."""
 

@@ -64,18 +64,27 @@ def at(maps_NCHW: Tensor, positions: Positions) -> Tensor:
 
 
 def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> Tensor:
-    """The inputs of a layer's output at some places, ``(R, C * kh * kw)``.
+    """The inputs of a layer's output at some places, ``(R, C * kh * kw)``, channel by channel of a depthwise one.
 
     Args:
-        layer: a convolution without groups or dilation, or a linear layer.
+        layer: a convolution without groups or dilation, a depthwise one, or a linear layer.
         maps_NCHW: what it reads.
         positions: in its output's map.
+
+    Returns:
+        Of a depthwise convolution ``(R, C, kh * kw)``.
     """
     if isinstance(layer, nn.Linear):
         return at(maps_NCHW, positions)
     assert isinstance(layer, nn.Conv2d)
     windows_NCHWkk = windows(layer, maps_NCHW)
-    return windows_NCHWkk.permute(0, 2, 3, 1, 4, 5)[positions].flatten(1)
+    windows_RCkk = windows_NCHWkk.permute(0, 2, 3, 1, 4, 5)[positions]
+    return windows_RCkk.flatten(2 if is_depthwise(layer) else 1)
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution of each channel by itself."""
+    return isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels > 1
 
 
 def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
@@ -153,12 +162,16 @@ def fit_layer(
     """Fits a convolution or linear layer, :func:`fit_linear`.
 
     Args:
-        layer: its weight, and its bias if it has one, are overwritten.
+        layer: its weight, and its bias if it has one, are overwritten; a depthwise one is fitted channel by channel, and has
+            no norm after it.
         norm: the BatchNorm after it, whose statistics are measured and which adds the bias; None: none.
-        rows: of each part of the sample, what the layer reads at drawn places, ``(R, C * kh * kw)``, and what layer and norm
-            together should give there, ``(R, C_out)``.
+        rows: of each part of the sample, what the layer reads at drawn places (:func:`under_kernel`), and what layer and
+            norm together should give there, ``(R, C_out)``.
         start: to which the fit is drawn, in the weight's shape.
     """
+    if is_depthwise(layer):
+        fit_depthwise(layer, rows, start)
+        return
     has_bias = layer.bias is not None or norm is not None
     flat_start = start.flatten(1)
     linear = layer_for(flat_start, has_bias)
