@@ -29,6 +29,7 @@ from kd.distill.inherit.cnn import (
 )
 from kd.distill.inherit.maps import as_reader, at, rows_needed
 from kd.distill.inherit.pair import must_be_equal, must_not_be_larger
+from kd.distill.inherit.ridge import fit_scale_and_shift
 
 
 def check_convnexts(student: CNN, teacher: CNN) -> None:
@@ -157,7 +158,7 @@ class ConvNeXtStart(CNNStart):
             positions = positions_in(teacher_maps, number, count)
             normed.append(at(norm(layer(part)), positions))
             wanted.append(at(teacher_norm(teacher_maps), positions)[:, after])
-        _fit_scale_and_shift(norm, torch.cat(normed), torch.cat(wanted))
+        fit_scale_and_shift(norm, torch.cat(normed), torch.cat(wanted))
         return [norm(layer(part)) for part in ours], [teacher_norm(maps) for maps in patches]
 
     def between_stages(
@@ -234,25 +235,3 @@ def _reset_scales(student: CNN) -> None:
             reset_norm(module)
         if isinstance(module, ConvNeXtBlock) and module.gamma is not None:
             nn.init.ones_(module.gamma)
-
-
-def _fit_scale_and_shift(norm: Part, x_RC: Tensor, y_RC: Tensor) -> None:
-    """Sets a norm to the regression ``y = a x + b`` of each channel, or ``y = a x`` where it has no shift.
-
-    Args:
-        norm: of scale 1 and shift 0.
-        x_RC: what it gives.
-        y_RC: what it should give.
-    """
-    has_shift = getattr(norm, "bias", None) is not None
-    mean_x = mean_y = torch.zeros_like(x_RC[0])
-    if has_shift:
-        mean_x = x_RC.mean(0)
-        mean_y = y_RC.mean(0)
-    x_RC = x_RC - mean_x
-    y_RC = y_RC - mean_y
-    variance = x_RC.square().mean(0).clamp(min=1e-12)
-    slope = (x_RC * y_RC).mean(0) / variance
-    norm.weight.copy_(slope)
-    if has_shift:
-        norm.bias.copy_(mean_y - slope * mean_x)

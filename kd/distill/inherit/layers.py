@@ -32,7 +32,14 @@ from kd.distill.inherit.pair import (
     kept_prefix,
     pools_by_attention,
 )
-from kd.distill.inherit.ridge import RIDGE, CentredRows, centred_rows, fit_linear, layer_for
+from kd.distill.inherit.ridge import (
+    RIDGE,
+    CentredRows,
+    centred_rows,
+    fit_linear,
+    fit_scale_and_shift,
+    layer_for,
+)
 from kd.distill.inherit.stream import embedding
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
@@ -132,20 +139,7 @@ def fit_norm_before_blocks(norm: Part, tokens: Tensor, target: Tensor) -> None:
     nn.init.ones_(norm.weight)
     if has_shift:
         nn.init.zeros_(norm.bias)
-    x = norm(tokens).flatten(0, 1)
-    y = target.flatten(0, 1)
-    if not has_shift:
-        product = (x * y).mean(0)
-        square = x.square().mean(0).clamp(min=1e-12)
-        norm.weight.copy_(product / square)
-        return
-    mean_x = x.mean(0)
-    mean_y = y.mean(0)
-    covariance = ((x - mean_x) * (y - mean_y)).mean(0)
-    variance = x.var(0, correction=0).clamp(min=1e-12)
-    slope = covariance / variance
-    norm.weight.copy_(slope)
-    norm.bias.copy_(mean_y - slope * mean_x)
+    fit_scale_and_shift(norm, norm(tokens).flatten(0, 1), target.flatten(0, 1))
 
 
 class BlockTargets:

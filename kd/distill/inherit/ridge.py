@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from kd.distill.inherit.anatomy import Part
 from kd.losses import OrthogonalProjection, Projection
 
 RIDGE = 1e-2
@@ -189,6 +190,28 @@ def layer_for(start: Tensor, has_bias: bool) -> nn.Linear:
     """
     width_out, width_in = start.shape
     return skip_init(nn.Linear, width_in, width_out, bias=has_bias, device=start.device)
+
+
+def fit_scale_and_shift(norm: Part, x_RC: Tensor, y_RC: Tensor) -> None:
+    """Sets a norm to the regression ``y = a x + b`` of each channel, or ``y = a x`` where it has no shift.
+
+    Args:
+        norm: of scale 1 and shift 0.
+        x_RC: what it gives.
+        y_RC: what it should give.
+    """
+    has_shift = getattr(norm, "bias", None) is not None
+    mean_x = mean_y = torch.zeros_like(x_RC[0])
+    if has_shift:
+        mean_x = x_RC.mean(0)
+        mean_y = y_RC.mean(0)
+    x_RC = x_RC - mean_x
+    y_RC = y_RC - mean_y
+    variance = x_RC.square().mean(0).clamp(min=1e-12)
+    slope = (x_RC * y_RC).mean(0) / variance
+    norm.weight.copy_(slope)
+    if has_shift:
+        norm.bias.copy_(mean_y - slope * mean_x)
 
 
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
