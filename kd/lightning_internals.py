@@ -6,19 +6,15 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
-from lightning_fabric.loggers.csv_logs import _ExperimentWriter
 from lightning_fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning_fabric.utilities.distributed import _init_dist_connection
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.loggers.logger import rank_zero_experiment
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from pytorch_lightning.trainer.connectors import data_connector
 from torch.optim import Optimizer
-
-CSVWriter = _ExperimentWriter  # Writes a CSVLogger's file
 
 
 def trainer_of(module: LightningModule) -> Trainer | None:
@@ -157,36 +153,6 @@ def run_closure(
         What the closure returns: the loss, or None where ``training_step`` gave none. The hooks run all the same.
     """
     return precision._wrap_closure(module, optimizer, closure)
-
-
-class LazyCSVLogger(CSVLogger):
-    """A CSV logger that makes its writer when :attr:`experiment` is first read; a subclass may say how in
-    :meth:`make_writer`.
-
-    The first row reads it, and ``save`` and ``log_hyperparams``, unless the subclass keeps them from it.
-    """
-
-    @property
-    def has_writer(self) -> bool:
-        """Whether this process has made the writer (:attr:`experiment`)."""
-        return self._experiment is not None
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> CSVWriter:
-        """The writer, made now if there is none; on ranks other than 0 Lightning's dummy, which takes every call."""
-        if self._experiment is None:
-            self._experiment = self.make_writer()
-        return self._experiment
-
-    def make_writer(self) -> CSVWriter:
-        """A writer of ``metrics.csv`` in ``self.log_dir``; Lightning's removes an older file of that name."""
-        return CSVWriter(log_dir=self.log_dir)
-
-
-def write_with(logger: CSVLogger, writer: CSVWriter) -> None:
-    """Makes a logger use a writer of the caller's, where its own would remove an older file."""
-    logger._experiment = writer
 
 
 def purge_from(logger: TensorBoardLogger, step: int) -> None:

@@ -175,22 +175,6 @@ def test_prepare_data_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_connector._InfiniteBarrier is nullcontext
 
 
-def test_csv_writer(tmp_path: Path) -> None:
-    writer = internals.CSVWriter(str(tmp_path / "log"))
-    writer.log_metrics({"a": 1.0}, step=3)
-    writer.save()
-    assert (tmp_path / "log" / "metrics.csv").read_text().splitlines() == ["a,step", "1.0,3"]
-
-
-def test_lazy_csv_logger_makes_its_writer_with_the_first_row(tmp_path: Path) -> None:
-    logger = internals.LazyCSVLogger(tmp_path, name="", version="")
-    assert not logger.has_writer
-    logger.log_metrics({"a": 1.0}, step=3)
-    logger.save()
-    assert logger.has_writer
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["a,step", "1.0,3"]
-
-
 def test_run_closure_runs_it_with_lightnings_hooks() -> None:
     hooks: list[str] = []
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.metrics_csv import MetricsCSV
@@ -20,7 +19,7 @@ from kd.callbacks.tracked_runs import (
     save_run_ids,
     with_run_ids,
 )
-from kd.lightning_internals import purge_from, write_with
+from kd.lightning_internals import purge_from
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
@@ -108,13 +107,6 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
     return {**given, **{key: value for key, value in ours.items() if not given.get(key)}}
 
 
-def continue_file(logger: CSVLogger, step: int) -> None:
-    """Makes a CSVLogger of a resumed run append to its older file, without the rows of ``step`` and later."""
-    file = MetricsCSV(Path(logger.log_dir))
-    file.drop_from(step)
-    write_with(logger, file.make_writer(ExperimentWriter))
-
-
 @dataclass
 class Loggers(Callback):
     """Builds the loggers once the run has a folder, on every rank; rank 0 gives them all settings as hyper-parameters."""
@@ -150,20 +142,24 @@ class Loggers(Callback):
     def _make(self, trainer: Trainer) -> None:
         """Makes the loggers below the run's folder, on every rank, and gives them the settings.
 
-        A killed run has logged steps after its last checkpoint, which the resumed run makes again: a CSVLogger's file
-        and TensorBoard's events lose them, W&B, MLflow and Comet do not receive them again.
+        A killed run has logged steps after its last checkpoint, which the resumed run makes again: TensorBoard's events
+        lose them, W&B, MLflow and Comet do not receive them again. A CSVLogger begins another file, in ``from_step_N``.
         """
         folder = RunContext.of(trainer).folder.resolve()
         specs = [placed(spec, folder) for spec in self.specs]
         if self._resumed_at is not None:
             specs = with_run_ids(specs, folder)
+            for spec in specs:
+                version = spec["init_args"].get("version")
+                if spec["class_path"].endswith(".CSVLogger") and version is not None:
+                    spec["init_args"]["version"] = f"{version}/from_step_{self._resumed_at}".strip(
+                        "/"
+                    )
         loggers = self.build(specs)
         if self._resumed_at is not None and trainer.is_global_zero:
             rows = MetricsCSV(folder).rows()
             for spec, logger in zip(specs, loggers, strict=True):
-                if isinstance(logger, CSVLogger):
-                    continue_file(logger, self._resumed_at)
-                elif isinstance(logger, TensorBoardLogger):
+                if isinstance(logger, TensorBoardLogger):
                     purge_from(logger, self._resumed_at)
                 elif continues_run(spec, folder):
                     log_each_step_once(logger, rows)

@@ -1,47 +1,68 @@
-"""``metrics.csv`` of a run, by Lightning's logger."""
+"""``metrics.csv`` of a run: a row for each step that is logged, a column for each metric, in alphabetical order."""
 
 import csv
-import warnings
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from kd.lightning_internals import CSVWriter, LazyCSVLogger
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
 from kd.storage.elsewhere import LARGEST_LOG, text_of
-from kd.storage.writing import file_for, move, write_text
+from kd.storage.writing import appended, file_for, move, write_text
 
 
-class MetricsCSV(LazyCSVLogger):
-    """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's logger would overwrite it)."""
+class MetricsCSV(Logger):
+    """``metrics.csv`` in a run's folder; a resumed run appends to it. Each row is written at once: a kill loses none."""
 
     def __init__(self, run_dir: Path) -> None:
         """Nothing is opened before the first row; ``run_dir``: the folder of the file."""
-        # each row is written at once: a kill loses none
-        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)
+        super().__init__()
+        self._file = run_dir / "metrics.csv"
+        self._columns: list[str] = []  # of the file, from the first row on
 
     @property
-    def _file(self) -> Path:
-        return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
+    def name(self) -> str:
+        """None of its own."""
+        return ""
 
-    def make_writer(self, kind: type[CSVWriter] = CSVWriter) -> CSVWriter:
-        """Lightning's writer, which continues the file of a resumed run with that file's columns.
+    @property
+    def version(self) -> str:
+        """None of its own."""
+        return ""
 
-        Called for the first row. Lightning's writer would remove the file, so it is put aside meanwhile, and back; one that
-        a kill has left aside is put back too.
+    @property
+    def save_dir(self) -> str:
+        """The run's folder."""
+        return str(self._file.parent)
+
+    def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
+        """Nothing: ``config.yaml`` holds the settings."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Writes a row on rank 0; where a metric is new, the file is written anew with a column more.
 
         Args:
-            kind: class of the writer; that of a user's CSVLogger also writes the hyper-parameters.
+            metrics: numbers by name, ``epoch`` among them.
+            step: number of the optimizer step, from 0.
         """
-        aside = file_for(self._file.with_name(f"{self._file.name}.part"))
-        if file_for(self._file).is_file():
-            move(self._file, aside)
-        with warnings.catch_warnings():  # Lightning's, that it deletes files: none is here now
-            warnings.filterwarnings("ignore", "Experiment logs directory")
-            writer = kind(log_dir=self.log_dir)
-        if aside.is_file():
-            move(aside, self._file)
-            header, *_ = text_of(self._file, LARGEST_LOG).splitlines()
-            writer.metrics_keys = _cells(header)
-        return writer
+        row: dict[str, Any] = {"step": step}
+        for name, value in metrics.items():
+            row[name] = value.item() if isinstance(value, Tensor) else value
+        if not self._columns:
+            self._columns = _cells(next(iter(self._lines()), ""))
+        if row.keys() <= {*self._columns}:
+            with appended(self._file) as file:
+                file.write(_written(self._columns, [row]))
+            return
+        earlier = list(csv.DictReader(self._lines()))
+        self._columns = sorted({*self._columns, *row})
+        header = dict(zip(self._columns, self._columns, strict=True))
+        write_text(self._file, _written(self._columns, [header, *earlier, row]))
 
     def drop_from(self, step: int) -> None:
         """Drops the rows of ``step`` (optimizer steps from 0) and later, which a resumed run makes again.
@@ -49,42 +70,27 @@ class MetricsCSV(LazyCSVLogger):
         Damaged rows go too; a file without a whole header is put aside as ``metrics.csv.damaged``. Without a file nothing
         happens. Must come before the first row of this process.
         """
-        aside = self._file.with_name(f"{self._file.name}.part")
-        for file in (self._file, aside):
-            file_for(file)
-        if aside.is_file() and not self._file.is_file():
-            move(aside, self._file)
-        if not self._file.is_file():
-            return
-        header, *rows = text_of(self._file, LARGEST_LOG, errors="replace").splitlines(
-            keepends=True
-        ) or [""]
+        header, *rows = self._lines(keepends=True) or [""]
         names = _cells(header)
         if "step" not in names or not header.endswith("\n"):
-            move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
+            if header:
+                move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
             return
-        cells = []
-        for row in rows:
-            if row.endswith("\n"):
-                cells.append((row, _cells(row)))
         at = names.index("step")
-        kept = []
-        for row, values in cells:
-            is_whole = len(values) == len(names) and values[at].isdecimal()
-            if is_whole and int(values[at]) < step:
+        kept = [header]
+        for row in rows:
+            cells = _cells(row) if row.endswith("\n") else []
+            if len(cells) == len(names) and cells[at].isdecimal() and int(cells[at]) < step:
                 kept.append(row)
-        write_text(self._file, "".join([header, *kept]))
+        write_text(self._file, "".join(kept))
 
     def rows(self) -> list[tuple[int, dict[str, float]]]:
         """Step and metrics of each row that has a step; empty without a file.
 
         A row has the metrics, ``epoch`` among them, whose cells are numbers: most cells of the file are empty.
         """
-        if not self._file.is_file():
-            return []
         rows = []
-        lines = text_of(self._file, LARGEST_LOG, errors="replace").splitlines()
-        for cells in csv.DictReader(lines):
+        for cells in csv.DictReader(self._lines()):
             step = cells.pop("step", None) or ""
             metrics: dict[str, float] = {}
             for name, text in cells.items():
@@ -94,15 +100,18 @@ class MetricsCSV(LazyCSVLogger):
                 rows.append((int(step), metrics))
         return rows
 
-    def save(self) -> None:
-        """Writes the rows; nothing before the first one, as Lightning saves before :meth:`drop_from` has cut a resumed
-        run's file.
-        """
-        if self.has_writer:
-            super().save()
+    def _lines(self, keepends: bool = False) -> list[str]:
+        """The file's lines; empty without a file. What is no regular file is removed first."""
+        if not file_for(self._file).is_file():
+            return []
+        return text_of(self._file, LARGEST_LOG, errors="replace").splitlines(keepends)
 
-    def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
-        """Nothing: ``config.yaml`` holds the settings."""
+
+def _written(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows, by column, as lines of a CSV file; what a row lacks is empty."""
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns, extrasaction="ignore").writerows(rows)
+    return text.getvalue()
 
 
 def _cells(line: str) -> list[str]:
