@@ -61,15 +61,67 @@ def load_checkpoint(
     """
     file, tensors, about = read_weights(path, key)
     place = f"{key}: {file}"
+    state = _state_in(tensors, model, about.img_size, part, place, key)
+    state, last = _with_classifier(state, model, about.classes, classes, head, place, key)
+    _check_fit(state, model, head, path, place, key)
+    _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
     expected = model.state_dict()
-    layout = choose(tensors, model, about.img_size, part, place, key)
+    in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
+    model.load_state_dict(in_models_dtype, strict=False)
+    setattr(model, NEW, not all(name in state for name in last))
+
+
+def _state_in(
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    img_size: Sequence[int] | None,
+    part: str | None,
+    place: str,
+    key: str,
+) -> dict[str, Tensor]:
+    """The tensors of a file that are the model's, under its names; where they were found is reported.
+
+    Args:
+        tensors: all of the file's, by name.
+        model: that they are for.
+        img_size: height and width of the input that the file names, or None.
+        part: as of :func:`load_checkpoint`.
+        place: setting and file, which begin messages.
+        key: the setting.
+    """
+    layout = choose(tensors, model, img_size, part, place, key)
     if layout.library:
         say(f"{place}: names of {layout.library} brought into timm's")
     state = layout.state
-    state |= _head_beside(tensors, layout, expected.keys() - state.keys(), model)
+    state |= _head_beside(tensors, layout, model.state_dict().keys() - state.keys(), model)
     _say_prefix(layout, len(tensors) - len(state), place)
+    return state
 
-    # names of the classifier's tensors in the model and in the file
+
+def _with_classifier(
+    state: Mapping[str, Tensor],
+    model: nn.Module,
+    files_classes: Sequence[str],
+    classes: Sequence[str],
+    head: bool,
+    place: str,
+    key: str,
+) -> tuple[Mapping[str, Tensor], list[str]]:
+    """The state with its classifier where that is taken: not one of other classes or another form, which is reported.
+
+    Args:
+        state: the file's tensors under the model's names.
+        model: that they are for.
+        files_classes: names of the file's classes; empty: not known.
+        classes: as of :func:`load_checkpoint`.
+        head: likewise; a teacher's classifier of other classes is an error.
+        place: setting and file, which begin messages.
+        key: the setting.
+
+    Returns:
+        The state, and the names of the classifier's tensors.
+    """
+    expected = model.state_dict()
     heads = classifier_names(model)
     of_head = _below(expected, heads)
     of_files_head = _below(state, heads)
@@ -77,11 +129,9 @@ def load_checkpoint(
         state = _without(state, of_files_head)
     # a dense model's head is more than its last layer
     last = _below(of_head, ["head.classifier"]) or of_head
-
-    # a classifier of other classes or another form is not taken; a teacher's is an error
-    reason = _other_classes(about.classes, classes, state, expected, last)
+    reason = _other_classes(files_classes, classes, state, expected, last)
     if reason and head:
-        hint = "" if about.classes else _of_other_classes(key.removesuffix(".checkpoint"))
+        hint = "" if files_classes else _of_other_classes(key.removesuffix(".checkpoint"))
         raise UserError(f"{place} {reason}{hint}")
     both_have_heads = bool(of_head and of_files_head)
     if not reason and not head and both_have_heads and not _same_form(state, expected, last):
@@ -92,25 +142,39 @@ def load_checkpoint(
         say(f"{place} {reason}: its backbone is taken, the classifier is new")
     if of_head and not of_files_head and not head:
         say(f"{place} has no classifier: its backbone is taken, the classifier is new")
+    return state, last
 
+
+def _check_fit(
+    state: Mapping[str, Tensor], model: nn.Module, head: bool, path: Path, place: str, key: str
+) -> None:
+    """Refuses a state that lacks tensors, or has others than the model's, with a hint where the reason is a common one.
+
+    Args:
+        state: what is to be loaded.
+        model: into which.
+        head: whether its classifier must be there, too.
+        path: of the file, as it was given.
+        place: setting and file, which begin the message.
+        key: the setting.
+    """
+    expected = model.state_dict()
+    heads = classifier_names(model)
+    of_head = _below(expected, heads)
     needed = [name for name in expected if head or name not in of_head]
     missing = [name for name in needed if name not in state and not name.endswith(COUNTER)]
     misfits = _misfits(state, expected, missing)
-    if misfits:
-        root = key.removesuffix(".checkpoint")
-        is_teacher = head and ".teacher" in key
-        hint = ""
-        if is_teacher and not of_files_head and set(missing) <= set(of_head):
-            hint = NO_HEAD.format(root=root, path=path)
-        elif 2 * len(missing) > len(expected):
-            hint = ANOTHER_MODEL.format(root=root)
-        more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
-        raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
-
-    _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
-    in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
-    model.load_state_dict(in_models_dtype, strict=False)
-    setattr(model, NEW, not all(name in state for name in last))
+    if not misfits:
+        return
+    root = key.removesuffix(".checkpoint")
+    hint = ""
+    is_backbone = not _below(state, heads) and set(missing) <= set(of_head)
+    if head and ".teacher" in key and is_backbone:
+        hint = NO_HEAD.format(root=root, path=path)
+    elif 2 * len(missing) > len(expected):
+        hint = ANOTHER_MODEL.format(root=root)
+    more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
+    raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
 
 
 def _of_other_classes(spec: str) -> str:

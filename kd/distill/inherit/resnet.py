@@ -33,7 +33,7 @@ ConvNorm: TypeAlias = tuple[nn.Conv2d, Any]
 """A convolution and the BatchNorm after it."""
 
 
-def stages_of(model: ResNet) -> list[nn.Sequential]:
+def stages_of(model: ResNet) -> list[Any]:
     """A ResNet's stages (``layer1`` and so on), each a sequence of blocks."""
     stages: list[Any] = []
     for number in count(1):
