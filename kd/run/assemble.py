@@ -1,6 +1,6 @@
 """From the settings below ``model`` to the module that trains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,14 @@ from kd.distill.objective import Objective
 from kd.distill.step import moving_average
 from kd.errors import UserError
 from kd.losses import DistillLoss
-from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
+from kd.models import (
+    Preprocess,
+    StudentSpec,
+    TeacherSpec,
+    build_model,
+    completed,
+    preprocess_for,
+)
 from kd.models.build import AUTO, PATCHES, hidden_pixels
 from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
@@ -60,20 +67,10 @@ def assemble(
         UserError: settings that contradict each other; it names the key.
     """
     losses = distill_losses or {}
-    if losses and teacher is None and not teachers:
-        raise UserError(
-            f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
-        )
-    if not student.head and not losses:
-        raise UserError(HEADLESS_WITHOUT_LOSSES)
-    if student.head and data.probed:
-        raise UserError(
-            "data.probe.root: is for a student without a classifier (model.student.head=false)"
-        )
+    _check_parts(data, student, losses, has_teacher=teacher is not None or bool(teachers))
     task = _task(task, student.head, data)
-    weight = (
-        task_loss_weight if data.labels else min(task_loss_weight, 0.0)
-    )  # a negative one is refused
+    # a negative weight is refused
+    weight = task_loss_weight if data.labels else min(task_loss_weight, 0.0)
     objective = Objective(task, losses, weight, taps, teacher_of)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
         raise UserError(
@@ -101,41 +98,63 @@ def assemble(
     model = build(own_patches(student))
     found = build_all() if found is None else found
     begun = begin(student, model, found, build)
-    model, start = begun.model, begun.start
-    if start == "scratch" and not student.inherit and found is not None and found.stored:
+    if begun.start == "scratch" and not student.inherit and found is not None and found.stored:
         say(
             f"model.student: begins with random weights, as stored answers have no layers; {A_START} gives it a start"
         )
+    prepare = _prepared(student, begun)
+    average = moving_average(begun.model, ema_decay)
+    started = begun.start, begun.note, begun.parent
+    make = student_of(objective)
+    learner = make(begun.model, prepare, objective, data, found, average, optim, student, *started)
+    return DistillationModule(learner, found)
+
+
+def _check_parts(
+    data: DataInfo, student: StudentSpec, losses: Mapping[str, DistillLoss], has_teacher: bool
+) -> None:
+    """Refuses settings that contradict each other before anything is built; a UserError that names the key."""
+    if losses and not has_teacher:
+        raise UserError(
+            f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
+        )
+    if not student.head and not losses:
+        raise UserError(HEADLESS_WITHOUT_LOSSES)
+    if student.head and data.probed:
+        raise UserError(
+            "data.probe.root: is for a student without a classifier (model.student.head=false)"
+        )
+
+
+def _prepared(student: StudentSpec, begun: "Begun") -> Preprocess:
+    """The input of a student that was built, whose model keeps fewer activations where that is set.
+
+    What it does not see of its pictures, and an input that its weights were not trained with, are reported.
+
+    Args:
+        student: its complete settings.
+        begun: its model.
+
+    Raises:
+        UserError: a backbone that would be frozen with random weights.
+    """
+    model = begun.model
     if unseen := hidden_pixels(model):
         say(f"model.student: {begun.spec.arch}: {unseen}")
     prepare = preprocess_for(
         model, img_size=student.img_size, channels_last=False, mean=student.mean, std=student.std
     )
-    if start == "pre-trained":  # a student may be trained on at another size
+    if begun.start == "pre-trained":  # a student may be trained on at another size
         moments = input_named_by_weights(student, model)
         moments.pop("img_size", None)
         say_differing_input(prepare, moments, student, "model.student")
     if student.grad_checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
-    average = moving_average(model, ema_decay)
-    if student.freeze and start == "scratch":
+    if student.freeze and begun.start == "scratch":
         raise UserError(
             "model.student.freeze: backbone would keep random weights; give model.student.checkpoint"
         )
-    learner = student_of(objective)(
-        model,
-        prepare,
-        objective,
-        data,
-        found,
-        average,
-        optim,
-        student,
-        start,
-        begun.note,
-        begun.parent,
-    )
-    return DistillationModule(learner, found)
+    return prepare
 
 
 def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
