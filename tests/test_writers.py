@@ -62,7 +62,6 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.callbacks.fidelity": {"small.save": STREAM},
     "kd.callbacks.last_checkpoint": {"self.save": STREAM},
     "kd.callbacks.preemption": {"self._last.save": STREAM},
-    "kd.callbacks.preflight": {"part.replace": CACHE, "torch.save": STREAM},
     "kd.callbacks.run_folder": {
         "fresh.replace": RUNS,
         "fresh.symlink_to": RUNS,

@@ -132,10 +132,13 @@ def say_differing_input(
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
     settings = []
     for name, values in named.items():
-        pairs = zip(values, now[name], strict=True)
-        distance = max(abs(wanted - present) for wanted, present in pairs)
+        present = now[name]
+        pairs = zip(values, present, strict=True)
+        distance = max(abs(one - other) for one, other in pairs)
         if distance > SAME_MOMENTS:
-            settings.append(f"{key}.{name}={as_setting(now[name])}, not {as_setting(values)}")
+            given = as_setting(present)
+            wanted = as_setting(values)
+            settings.append(f"{key}.{name}={given}, not {wanted}")
     if settings:
         say(f"{'; '.join(settings)} as {spec.checkpoint or spec.arch} was trained with")
 

@@ -93,7 +93,7 @@ def positions_in(maps: Tensor, part: int, count: int = 4096) -> Positions:
     return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)
 
 
-class Drawn(NamedTuple):
+class DrawnRows(NamedTuple):
     """What a layer should give at some places of a part of the sample."""
 
     positions: Positions
@@ -101,7 +101,7 @@ class Drawn(NamedTuple):
     """``(R, C)``."""
 
 
-def drawn(layer: Part, maps: Tensor, number: int, parts: int) -> Drawn:
+def drawn(layer: Part, maps: Tensor, number: int, parts: int) -> DrawnRows:
     """A part's maps at as many places as the fit of a layer reads.
 
     Args:
@@ -111,7 +111,7 @@ def drawn(layer: Part, maps: Tensor, number: int, parts: int) -> Drawn:
         parts: how many there are.
     """
     positions = positions_in(maps, number, rows_needed(layer) // parts)
-    return Drawn(positions, at(maps, positions))
+    return DrawnRows(positions, at(maps, positions))
 
 
 def fit_to_maps(
@@ -132,7 +132,7 @@ def fit_at_places(
     norm: Part | None,
     run: Callable[[Tensor], Tensor],
     inputs: Sequence[Tensor],
-    targets: Sequence[Drawn],
+    targets: Sequence[DrawnRows],
     start: Tensor,
 ) -> None:
     """Fits a layer to targets at drawn places.
@@ -165,7 +165,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Stream:
+class ChannelStream:
     """A stream of channels of which a student keeps some."""
 
     width: int
@@ -190,7 +190,7 @@ class RowLayer:
     """The teacher's weight, ``(C_out, C_in, ...)``, with the scales of norms before or after it: the fit's start."""
 
 
-class Row:
+class LayerRow:
     """Layers in a row, and what the teacher's read and give on the sample.
 
     Args:
@@ -202,7 +202,7 @@ class Row:
         """Nothing is measured yet (:meth:`of_part`); the arguments are the class's."""
         self.layers = layers
         self.parts = parts
-        self.outputs: dict[Part, list[Drawn]] = {each.written: [] for each in layers}
+        self.outputs: dict[Part, list[DrawnRows]] = {each.written: [] for each in layers}
         """What each layer's :attr:`RowLayer.written` gives, part by part."""
         self.read: dict[Part, list[Tensor]] = {each.of_teacher: [] for each in layers[1:]}
         """Of the teacher's layers after the first what each reads at drawn places, ``(R, C)`` of the parts that decide."""
@@ -245,7 +245,7 @@ class Row:
             if targets is not None and number == len(self.layers) - 1:
                 fit_to_maps(each.layer, each.norm, run, ours, targets, start)
                 return
-            wanted = [Drawn(at, rows[:, outputs]) for at, rows in self.outputs[each.written]]
+            wanted = [DrawnRows(at, rows[:, outputs]) for at, rows in self.outputs[each.written]]
             fit_at_places(each.layer, each.norm, run, ours, wanted, start)
 
 
@@ -271,7 +271,7 @@ class CNNStart(ABC):
         """Numbers in the teacher's largest stream, of one picture of that height and width in pixels."""
 
     @abstractmethod
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[ChannelStream]:
         """The stem's stream, unless :attr:`stem_is_first_stage`, then that of each stage."""
 
     @abstractmethod
@@ -301,7 +301,7 @@ class CNNStart(ABC):
 
     @abstractmethod
     def channels_inside(
-        self, row: Row, block: Part, of_teacher: Part, after: Tensor
+        self, row: LayerRow, block: Part, of_teacher: Part, after: Tensor
     ) -> list[Tensor]:
         """The channels of each layer's output in a block that are kept, those of the last one ``after``."""
 
@@ -443,7 +443,7 @@ class CNNStart(ABC):
         Returns:
             The streams after it and after all of ``followed``.
         """
-        row = Row(self.layers_of(block, followed[0]), len(theirs))
+        row = LayerRow(self.layers_of(block, followed[0]), len(theirs))
         end = self.end_of(followed[-1])
         ends = [] if end is None else [end]
         totals = []  # what the teacher's blocks have added up, before an activation

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import CNN, Part, reset_norm
 from kd.distill.inherit.cnn import (
+    ChannelStream,
     CNNStart,
+    LayerRow,
     Reader,
-    Row,
     RowLayer,
-    Stream,
     fit_to_maps,
     inherits_classifier,
     positions_in,
@@ -121,21 +121,29 @@ class ConvNeXtStart(CNNStart):
         height, width = size
         return _width(self.teacher.stages[0]) * (height // stride) * (width // stride)
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[ChannelStream]:
         """A stage's stream is read by the first layer of each block's MLP (through a norm and filters that leave channels
         apart) and by what comes after the stage: the next one's convolution, or the classifier.
         """
         teacher = self.teacher
-        between = [[stage.downsample[1]] for stage in teacher.stages[1:]]
-        head = [teacher.head.fc] if isinstance(teacher.head.fc, nn.Linear) else []
         streams = []
         if not self.stem_is_first_stage:
             first = teacher.stages[0].downsample[1]
-            streams.append(Stream(self.student.stem[0].out_channels, _readers([first])))
-        stages = zip(self.student.stages, teacher.stages, [*between, head], strict=True)
-        for small, big, after in stages:
-            layers = [*(block.mlp.fc1 for block in big.blocks), *after]
-            streams.append(Stream(_width(small), _readers(layers)))
+            width = self.student.stem[0].out_channels
+            streams.append(ChannelStream(width, _readers([first])))
+
+        # what reads each stage's stream after its blocks
+        ends = [[stage.downsample[1]] for stage in teacher.stages[1:]]
+        classifier = teacher.head.fc
+        if isinstance(classifier, nn.Linear):
+            ends.append([classifier])
+        else:
+            ends.append([])
+        stages = zip(self.student.stages, teacher.stages, ends, strict=True)
+        for small, big, end in stages:
+            layers = [block.mlp.fc1 for block in big.blocks]
+            readers = _readers([*layers, *end])
+            streams.append(ChannelStream(_width(small), readers))
         return streams
 
     def stem(
@@ -156,10 +164,14 @@ class ConvNeXtStart(CNNStart):
         wanted = []
         for number, (part, teacher_maps) in enumerate(zip(ours, patches, strict=True)):
             positions = positions_in(teacher_maps, number, count)
-            normed.append(at(norm(layer(part)), positions))
-            wanted.append(at(teacher_norm(teacher_maps), positions)[:, after])
+            given = norm(layer(part))
+            normed.append(at(given, positions))
+            wished = teacher_norm(teacher_maps)
+            wanted.append(at(wished, positions)[:, after])
         fit_scale_and_shift(norm, torch.cat(normed), torch.cat(wanted))
-        return [norm(layer(part)) for part in ours], [teacher_norm(maps) for maps in patches]
+        after_stem = [norm(layer(part)) for part in ours]
+        after_teachers = [teacher_norm(maps) for maps in patches]
+        return after_stem, after_teachers
 
     def between_stages(
         self,
@@ -170,14 +182,18 @@ class ConvNeXtStart(CNNStart):
         after: Tensor,
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
         """Fits the convolution between two stages, where there is one."""
-        small, big = (model.stages[number].downsample for model in (self.student, self.teacher))
+        small = self.student.stages[number].downsample
+        big = self.teacher.stages[number].downsample
         if isinstance(big, nn.Identity):
             return ours, theirs, after
         outputs = [big(stream) for stream in theirs]
-        weight = big[1].weight * big[0].weight[:, None, None]
+        norm, convolution = big
+        weight = convolution.weight * norm.weight[:, None, None]
+        start = weight[after][:, before]
         targets = [maps[:, after] for maps in outputs]
-        fit_to_maps(small[1], None, small, ours, targets, weight[after][:, before])
-        return [small(part) for part in ours], outputs, after
+        fit_to_maps(small[1], None, small, ours, targets, start)
+        after_layer = [small(part) for part in ours]
+        return after_layer, outputs, after
 
     def layers_of(self, block: Part, of_teacher: Part) -> list[RowLayer]:
         """The depthwise filters, and the two layers of the MLP."""
@@ -193,7 +209,7 @@ class ConvNeXtStart(CNNStart):
         ]
 
     def channels_inside(
-        self, row: Row, block: Part, of_teacher: Part, after: Tensor
+        self, row: LayerRow, block: Part, of_teacher: Part, after: Tensor
     ) -> list[Tensor]:
         """Those of the stream, and the hidden units that write most: ``E |w u|^2`` about its mean is ``|w|^2 Var(u)``, of
         each unit's column w. What a global response norm has of them is copied.

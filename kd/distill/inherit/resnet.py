@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.cnn import (
+    ChannelStream,
     CNNStart,
+    LayerRow,
     Reader,
-    Row,
     RowLayer,
-    Stream,
     fit_to_maps,
     inherits_classifier,
 )
@@ -168,7 +168,7 @@ class ResNetStart(CNNStart):
         height, width = size
         return max(widths[0] * height * width // 16, *widths)
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[ChannelStream]:
         """A block's output is read by the block after it, that of the last one by the classifier."""
         end = self.teacher.global_pool
         every_channel = torch.eye(self.teacher.num_features)
@@ -177,18 +177,18 @@ class ResNetStart(CNNStart):
         streams = []
         if not self.stem_is_first_stage:
             stem_width = _widths(stem_layers(self.student))[-1]
-            streams.append(Stream(stem_width, [_reader(self.stages[0][1][0])]))
+            streams.append(ChannelStream(stem_width, [_reader(self.stages[0][1][0])]))
         next_blocks = [[_reader(big[0])] for _, big in self.stages[1:]]
         for (small, big), after in zip(self.stages, [*next_blocks, [classifier]], strict=True):
             readers = [*(_reader(block) for block in big[1:]), *after]
-            streams.append(Stream(_widths(block_layers(small[0]))[-1], readers))
+            streams.append(ChannelStream(_widths(block_layers(small[0]))[-1], readers))
         return streams
 
     def stem(
         self, ours: Sequence[Tensor], theirs: Sequence[Tensor], after: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Fits the convolutions before the first stage."""
-        row = Row(_row(stem_layers(self.student), stem_layers(self.teacher)), len(theirs))
+        row = LayerRow(_row(stem_layers(self.student), stem_layers(self.teacher)), len(theirs))
         outputs = []
         for number, part in enumerate(theirs):
             with row.of_part(number):
@@ -203,7 +203,7 @@ class ResNetStart(CNNStart):
         return _row(block_layers(block), block_layers(of_teacher))
 
     def channels_inside(
-        self, row: Row, block: Part, of_teacher: Part, after: Tensor
+        self, row: LayerRow, block: Part, of_teacher: Part, after: Tensor
     ) -> list[Tensor]:
         """Chosen from the last layer to the first, by what reads them."""
         return _chosen_inside(row, after)
@@ -249,7 +249,7 @@ def _row(ours: Sequence[ConvNorm], theirs: Sequence[ConvNorm]) -> list[RowLayer]
     return layers
 
 
-def _chosen_inside(row: Row, after: Tensor) -> list[Tensor]:
+def _chosen_inside(row: LayerRow, after: Tensor) -> list[Tensor]:
     """The channels of each layer's output, chosen from the last layer, of which they are ``after``, to the first."""
     kept = [after]
     for number in reversed(range(1, len(row.layers))):
