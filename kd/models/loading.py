@@ -61,8 +61,8 @@ def load_checkpoint(
     """
     file, tensors, about = read_weights(path, key)
     place = f"{key}: {file}"
-    state = _state_in(tensors, model, about.img_size, part, place, key)
-    state, last = _with_classifier(state, model, about.classes, classes, head, place, key)
+    found = _state_in(tensors, model, about.img_size, part, place, key)
+    state, last = _with_classifier(found, model, about.classes, classes, head, place, key)
     _check_fit(state, model, head, path, place, key)
     _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
     expected = model.state_dict()
