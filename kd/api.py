@@ -103,10 +103,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
-    Writes ``eval_<split>.json`` into the run's folder, as the command does; an earlier certificate and cascade of the same
-    student and pictures stay in it (with ``folder`` ``eval_<folder's name>.json``,
-    or ``eval_folder_<name>.json`` where that is ``train``, ``val`` or ``test``; with ``pays`` ``pays.json``). The process
-    is as before afterwards (:func:`kd.run.as_function.as_function`).
+    Writes ``eval_<split>.json`` into the run's folder, as the command does (with ``folder`` ``eval_<folder's name>.json``,
+    or ``eval_folder_<name>.json`` where that is ``train``, ``val`` or ``test``), and what page and card show into
+    ``tables/``. The process is as before afterwards (:func:`kd.run.as_function.as_function`).
 
     Args:
         run: what :func:`train` returned, a run's folder, or the folder's URL.
@@ -117,8 +116,8 @@ def evaluate(
         What was measured now, as that file has it: ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...,
         "fidelity": ...}`` with the task's metrics: shares in 0..1, errors of a regression in the targets' units.
         ``teacher`` is missing where the run has no teacher that can be run. Of a student without a classifier its features'
-        ``rankme`` takes the metrics' place, and several teachers are under ``teacher NAME``. With ``pays`` the content of
-        ``pays.json``, and ``newest``: which of its parts was measured now (``probe`` or ``detector``).
+        ``rankme`` takes the metrics' place, and several teachers are under ``teacher NAME``. With ``pays`` the
+        figures of each start, as ``summary.json`` has them.
 
     Raises:
         UserError: no finished run, a key that an evaluation does not take, pictures that can't be measured on, or another

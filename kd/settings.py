@@ -61,10 +61,6 @@ def height_width(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
-TOPIC = Like(
-    r"arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+",
-    "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)",
-)
 NAME = Like(
     r"(?!latest$)[A-Za-z_][\w.+-]{0,199}",
     "must be letters, digits, . + - _ alone, the first a letter",
@@ -629,8 +625,8 @@ class MonitorSettings(Checked):
     """
 
     prometheus_port: Count | None = None
-    """Serve the numbers to Prometheus on this port (extra ``prometheus``; ``kd-report --dashboard``
-    writes a dashboard for Grafana).
+    """Serve the numbers to Prometheus on this port (extra ``prometheus``; ``scripts/monitor`` has
+    Grafana's dashboard and alerts).
     """
 
     prometheus_host: str = "127.0.0.1"
@@ -642,13 +638,9 @@ class MonitorSettings(Checked):
     """Send them to this OpenTelemetry collector (``http://host:4318``; extra ``otel``)."""
 
     cloudwatch: Annotated[str, NAMESPACE] | None = None
-    """Send them to Amazon CloudWatch, below this namespace (extra ``aws``)."""
-
-    cloudwatch_alarms: bool = False
-    """Make an alarm for each rule and a dashboard there (``kd-report --alarms`` prints them)."""
-
-    cloudwatch_topic: Annotated[str, TOPIC] | None = None
-    """ARN of the SNS topic that the alarms notify."""
+    """Print them in Amazon CloudWatch's embedded metric format, below this namespace: where the
+    job's log goes to CloudWatch, as on SageMaker, they are metrics there.
+    """
 
     send_every_s: Positive = 60.0
     """Seconds between two sendings."""

@@ -41,15 +41,15 @@ def explain(folder: Path, change: list[str]) -> dict[str, Any]:
         ``what_if``: lines; ``notes``: what could not be read or worked out.
     """
     from kd.errors import UserError
+    from kd.report.costs import outlook_table, read_change
     from kd.report.records import read_run
     from kd.report.rules import Explained
-    from kd.report.what_if import lines, read_change
 
     explained = Explained(read_run(folder))
     limits = [(x.bound, x.gain, f"{x.text}; {x.lever}") for x in explained.limits]
     findings = [(x.rule, f"{x.text}; {x.lever}") for x in explained.findings]
     try:
-        what_if = lines(explained.facts, read_change(change))
+        what_if = [*map(str, outlook_table(explained.facts, read_change(change)).rows)]
     except UserError as error:
         what_if = [str(error)]
     notes = [explained.verdict["text"], *explained.run.notes, *explained.failures]
@@ -534,7 +534,7 @@ def main() -> int:
         head = [f"# {codes[rule]} {rule} fires in {counts[rule]} runs" for rule in sorted(counts)]
         lines = [line_of(number, said, codes) for number, said in enumerate(said_of_all)]
         KEPT.write_text("\n".join([*head, *lines]) + "\n")
-        print(f"{len(lines)} runs, {len(counts)} rules fire: kept in {KEPT}")
+        print("kept in", KEPT)
         return 0
 
     kept, codes = {}, {}

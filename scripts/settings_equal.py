@@ -392,8 +392,8 @@ WORK = (
     "kd.run.measure.evaluate_models", "kd.run.measure.evaluate_pays",
     "kd.ship.predict.write", "kd.ship.export.gate.export", "kd.ship.latency.measure", "kd.ship.serving.app.Server",
     "kd.fleet.tuning.confirm.search_and_confirm", "kd.fleet.sizing.search.SizeSearch",
-    "kd.commands.scale._measure", "kd.data.pack.pack", "kd.report.card.card", "kd.report.what_if.lines",
-    "kd.report.live.Live", "kd.commands.launch._show",
+    "kd.commands.scale._measure", "kd.data.pack.pack", "kd.report.card.card", "kd.report.costs.outlook_table",
+    "kd.commands.launch._show",
 )  # fmt: skip
 """Where commands have read their options and begin their work: what these are given is what an option's words mean."""
 HIDDEN = {"config", "secret", "request", "run", "opened", "manifest", "ScalingPlan.threads",

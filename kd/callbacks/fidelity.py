@@ -22,7 +22,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
 from kd.processes import of_all_processes
-from kd.report.charts import JPEG
+from kd.report.tables import JPEG
 from kd.storage.writing import remove, write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity

@@ -64,22 +64,10 @@ def run(request: Request) -> int | None:
         return None
     evaluation = evaluated(request)
     from kd.data.sources import said
-    from kd.report.terminal import (
-        print_evaluation,
-        print_features,
-        print_pays,
-        print_side_by_side,
-    )
+    from kd.report.terminal import print_evaluations
 
     results = evaluation.results
-    if "rankme" in results[0].get("student", {}):
-        print_features(results)
-    elif "probe" in results[0]:
-        print_pays(results[0])
-    elif len(results) == 1:
-        print_evaluation(results[0])
-    else:
-        print_side_by_side(results, evaluation.pairs)
+    print_evaluations(results, evaluation.pairs, evaluation.parts)
     for note in evaluation.notes:
         print(note)
     if evaluation.files:
@@ -92,8 +80,8 @@ def evaluated(request: Request) -> "Evaluation":
     """Measures the models of a command line; prints no table.
 
     The figures are written into each run's folder (``eval_<split>.json`` or ``eval_<folder>.json``, and by what is
-    measured ``fidelity.json``, ``cascade.json``, ``looks.json``, ``disputed_labels.csv`` with ``disputed.json`` and an
-    entry in ``summary.json``; with ``pays=`` ``pays.json`` and ``summary.json`` alone), and to the file of ``out=``.
+    measured ``fidelity.json``, ``cascade.json``, ``looks.json``, ``disputed_labels.csv`` and an entry in
+    ``summary.json``, ``tables/*.json``; with ``pays=`` tables and ``summary.json`` alone), and to the file of ``out=``.
 
     Args:
         request: its ``rest`` names the models; loses the command's own keys.

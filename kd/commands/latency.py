@@ -1,7 +1,7 @@
 """``kd-latency``: how fast a student is, beside its teacher. Heavy imports wait until there is a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -59,9 +59,12 @@ def run(request: Request) -> int | None:
     if "help" in request.flags or len(request.rest) != 1:
         return None
     from kd.machine import cores
+    from kd.report.evaluated import latency_table
     from kd.report.html import write_report
     from kd.report.records import read_run
     from kd.report.rules import Explained
+    from kd.report.tables import write_parts
+    from kd.report.terminal import print_parts
 
     options = take_options(LatencyOptions, request, "data")
     # ascending: the peak of memory is that of the batches so far
@@ -75,39 +78,15 @@ def run(request: Request) -> int | None:
     open_again = partial(open_run, request.rest[0], request)  # in each model's process
     latencies = measure(opened, open_again, runtimes, batches, threads, options.seconds)
     written = str(write_of_weights(opened.folder, LATENCY, latencies))
-    _print(latencies)
+    table = replace(latency_table(latencies), note=unsteady(latencies["rows"]))
+    print_parts([table])
+    write_parts(opened.folder, "latency", [table])
     page = opened.folder / "report.html"
     if page.is_file():
         write_report(Explained(read_run(opened.folder)), page)
         written += f" and {page}"
     print(f"written to {written}")
     return 0
-
-
-def _print(latencies: dict[str, Any]) -> None:
-    """Prints the content of ``latency.json`` (:func:`kd.ship.latency.measure`) as a table, a line for each of its rows.
-
-    A warning follows where rounds differ much (:func:`unsteady`). What a row lacks is left empty: ``times_the_teacher`` of
-    the teacher, and of all where it is not timed.
-    """
-    from kd.report.terminal import print_table
-
-    columns = {
-        "model": "",
-        "runtime": "runtime",
-        "threads": "threads",
-        "batch": "batch",
-        "median_ms": "median ms",
-        "p95_ms": "p95 ms",
-        "images_per_s": "images/s",
-        "peak_memory_mb": "peak MB",
-        "times_the_teacher": "x teacher",
-    }
-    rows = [[str(row.get(key, "")) for key in columns] for row in latencies["rows"]]
-    print_table(latencies["machine"], list(columns.values()), rows, left=("", "runtime"))
-    warning = unsteady(latencies["rows"])
-    if warning:
-        print(warning)
 
 
 def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,17 +1,13 @@
 """``kd-report``: what limits a run, as one page. Needs neither torch nor lightning."""
 
-import json
-import os
 import sys
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from kd.config.kinds import Range
 from kd.errors import UserError
 from kd.report.records import is_run, not_a_run, read_run
-from kd.run.options import option, refuse_others, take
 from kd.run.request import Request
 from kd.storage.run_urls import latest_hint, run_at
 
@@ -25,29 +21,16 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER --what-if cache=on workers=4 gpus=8 epochs=100 price=32.8
                                           what a changed run would take and cost, from the records of this one
   kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
-                                          the same with a data tier (or another one, or 0), and whether it pays; an
+                                          the same with a data tier (or another one, or 0); an
                                           instance is one of the run's monitor.prices; data_cores=N needs no prices
   kd-report RUN --set kernels=5           changes what a run records while it trains, also by URL (s3://...); words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
-  kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
-  kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
-  kd-report --alerts [FILE]               alerting rules for Prometheus, one for each rule (alerts.yaml)
-  kd-report --alarms NAMESPACE [topic=ARN]    CloudWatch's alarms, one for each rule, and dashboard: prints the requests
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
 
 Needs neither torch nor a network.
 """
-FLAGS = (
-    "--open",
-    "--what-if",
-    "--set",
-    "--live",
-    "--traces",
-    "--dashboard",
-    "--alerts",
-    "--alarms",
-)
+FLAGS = ("--open", "--what-if", "--set", "--traces")
 """Options that take no value."""
 
 
@@ -64,19 +47,9 @@ def run(request: Request) -> int | None:
     """
     from kd.report.rules import Explained
 
-    if "help" in request.flags or not (
-        request.rest or {"alarms", "alerts", "dashboard"} & request.flags
-    ):
+    if "help" in request.flags or not request.rest:
         return None
-    modes = {
-        "alarms": _alarms,
-        "alerts": _alerts,
-        "dashboard": _dashboard,
-        "live": _live,
-        "set": _set,
-        "what-if": _what_if,
-    }
-    for flag, command in modes.items():
+    for flag, command in {"set": _set, "what-if": _what_if}.items():
         if flag in request.flags:
             return command(request)
     if request.overrides:
@@ -128,82 +101,17 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
     return file
 
 
-def _alarms(request: Request) -> int:
-    """``--alarms NAMESPACE``: prints CloudWatch's requests as JSON, an alarm for each rule and a dashboard; sends nothing.
-
-    The dashboard is of the region AWS_DEFAULT_REGION; without it, the word REGION stands in its place.
-    """
-    from kd.report.alerts import alarms, cloudwatch
-
-    topic = take(request, "topic").get("topic")
-    if len(request.rest) != 1 or request.overrides:
-        raise UserError("--alarms takes one namespace, that of monitor.cloudwatch, and topic=ARN")
-    namespace = request.rest[0]
-    region = os.environ.get("AWS_DEFAULT_REGION") or "REGION"
-    requests = {
-        "PutMetricAlarm": alarms(namespace, topic),
-        "PutDashboard": cloudwatch(namespace, region),
-    }
-    print(json.dumps(requests, indent=2))
-    return 0
-
-
-def _alerts(request: Request) -> int:
-    """``--alerts [FILE]``: writes Prometheus' alerting rules as YAML; default: ``alerts.yaml``."""
-    import yaml
-
-    from kd.report.alerts import prometheus_rules
-
-    text = yaml.safe_dump(prometheus_rules(), sort_keys=False, width=1000)
-    return _write(request, "alerts", "alerts.yaml", text)
-
-
-def _dashboard(request: Request) -> int:
-    """``--dashboard [FILE]``: writes a dashboard for Grafana as JSON; default: ``grafana.json``."""
-    from kd.report.alerts import grafana
-
-    return _write(request, "dashboard", "grafana.json", json.dumps(grafana(), indent=2) + "\n")
-
-
-def _write(request: Request, flag: str, name: str, text: str) -> int:
-    """Writes a flag's text to the file that the command line names; returns the exit status.
-
-    Args:
-        request: may name the file.
-        flag: without dashes, for the message.
-        name: of the file where none is given, in the working directory.
-        text: its content; a file that is there is replaced.
-
-    Raises:
-        UserError: several names, or a file that can't be written.
-    """
-    names = list(request.rest)
-    if request.recipe:  # a name that ends with .yaml is read as a recipe's
-        names.append(request.recipe)
-    if len(names) > 1 or request.overrides:
-        raise UserError(f"--{flag} takes the name of one file to write")
-    file = Path(names[0] if names else name)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file}: can't be written: {error.strerror}") from error
-    print(f"written to {file}")
-    return 0
-
-
 def _what_if(request: Request) -> int:
-    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes; of a
-    changed data tier also whether it pays.
-    """
+    """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes."""
+    from kd.report.costs import KEYS, outlook_table, read_change
     from kd.report.facts import Facts
-    from kd.report.input_costs import tier_pays
-    from kd.report.what_if import KEYS, lines, read_change
+    from kd.report.terminal import print_parts
 
     if len(request.rest) != 1 or not request.overrides:
         raise UserError(f"--what-if takes one run's folder and changes: {KEYS}")
     change = read_change(request.overrides)
     facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
-    print("\n".join(lines(facts, change) + tier_pays(facts, change)))
+    print_parts([outlook_table(facts, change)])
     return 0
 
 
@@ -224,29 +132,6 @@ def _set(request: Request) -> int:
     if not words:
         raise UserError(f"--set takes words for the run: {WORDS}")
     print(f"written to {send(place, words)}; the run follows within seconds")
-    return 0
-
-
-def _live(request: Request) -> int:
-    """``--live FOLDER [port=8765]``: serves the page of a run, or of a folder of runs, until Ctrl-C."""
-    from kd.report.live import Live
-
-    port = option(take(request, "port"), "port", Annotated[int, Range(">= 0 and < 65536")], 8765)
-    refuse_others(request, ["port"], of_data=False)
-    folder = Path(request.rest[0])
-    if len(request.rest) != 1 or not folder.is_dir():
-        raise UserError(
-            f"--live takes one folder, of runs or of a run, got {', '.join(request.rest)}"
-        )
-    try:
-        server = Live(folder, port)
-    except OSError as error:
-        raise UserError(f"port: {port} can't be opened: {error.strerror}") from error
-    print(f"{server.address} (Ctrl-C ends)", flush=True)
-    if "open" in request.flags:
-        webbrowser.open(server.address)
-    with server:
-        server.serve_forever()
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kd.config.kinds import checked_group
 from kd.errors import UserError
-from kd.report.prices import by_kind, input_machines, price_of, read_prices
+from kd.report.prices import Prices, by_kind, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, counts_of, thresholds_of
 from kd.settings import MonitorSettings
 
@@ -36,8 +36,8 @@ class MonitorSpec(MonitorSettings):
             )
         self._check_rules()
 
-    def price_table(self) -> dict[str, dict[str, float]]:
-        """The prices in the file ``prices``, by kind and instance type; {} without a file.
+    def price_table(self) -> Prices:
+        """The prices in the file ``prices``; {} without a file.
 
         Raises:
             UserError: it can't be read.

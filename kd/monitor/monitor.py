@@ -133,7 +133,7 @@ class Monitor(Callback):
         if spec.otlp is not None:
             self.parts.append(Otlp(numbers, spec.otlp, spec.send_every_s))
         if spec.cloudwatch is not None:
-            self.parts.append(CloudWatch(numbers, spec))
+            self.parts.append(CloudWatch(numbers, spec.cloudwatch, spec.send_every_s))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Puts the parts after itself among the trainer's callbacks, once, for a fit alone: Lightning calls them from here

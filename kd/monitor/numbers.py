@@ -1,8 +1,9 @@
-"""A run's numbers at this moment, by name, for whoever serves or sends them. Nothing is worked out unasked."""
+"""A run's numbers at this moment: one table of gauges, for whoever serves or sends them. Nothing is worked out unasked."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytorch_lightning import LightningModule, Trainer
 
@@ -19,17 +20,6 @@ Values = dict[tuple[str, ...], float]
 HEALTH = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 """The keys of a health record that are served."""
 MB = 2**20
-# Gauge -> factor, and the key in a sample with its direction (of a number without one "").
-OF_SAMPLE: dict[str, tuple[float, dict[str, str]]] = {
-    "iowait_percent": (1, {"iowait": ""}),
-    "memory_percent": (1, {"mem": ""}),
-    "training_memory_bytes": (MB, {"rss_mb": ""}),
-    "swap_bytes": (MB, {"swap_mb": ""}),
-    "network_bytes_per_second": (MB, {"net_r": "received", "net_w": "sent"}),
-    "disk_bytes_per_second": (MB, {"disk_r": "read", "disk_w": "written"}),
-}
-OF_GPU = {"gpu_percent": "util", "gpu_memory_percent": "mem", "gpu_watts": "w"}
-"""Key in each GPU's part of a sample, by gauge."""
 
 
 class RunNumbers:
@@ -60,136 +50,158 @@ class RunNumbers:
         Called from the threads of :class:`Outlet`'s classes while the training writes the same objects: what grows is
         copied before it is read.
         """
-        numbers = {
-            "metric": self._metrics(),
-            "health": self._health(),
-            **self._of_steps(),
-            **self._of_rules(),
-            **self._of_machine(),
-        }
+        numbers = {name: gauge.read(self) for name, gauge in GAUGES.items()}
         return {name: values for name, values in numbers.items() if values}
 
-    def _metrics(self) -> Values:
-        """The metrics that were logged last, by name."""
-        if self.trainer is None:
-            return {}
-        logged = self.trainer.callback_metrics.copy()
-        return {(name,): float(value) for name, value in logged.items()}
+    def steps(self) -> list[dict[str, Any]]:
+        """Records of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch; [] before the first."""
+        return list(self.phases.recent)
 
-    def _health(self) -> Values:
-        """Each student's newest health reading, by (name, student), where a single student is ""; {} before the first."""
+    def told(self) -> dict[str, Any]:
+        """What the rules said last (:attr:`kd.monitor.watch.Watch.newest`); {} before, and on other ranks than 0."""
+        return self.watch.newest if self.watch else {}
+
+
+def _logged(numbers: RunNumbers) -> Values:
+    if numbers.trainer is None:
+        return {}
+    return {
+        (name,): float(value) for name, value in numbers.trainer.callback_metrics.copy().items()
+    }
+
+
+def _health(numbers: RunNumbers) -> Values:
+    values: Values = {}
+    for student, reading in list(numbers.health.newest.items()):
+        for name in HEALTH:
+            if reading.get(name) is not None:
+                values[name, student] = float(reading[name])
+    return values
+
+
+def _newest_step(key: str, add: int = 0) -> Callable[[RunNumbers], Values]:
+    """Reads ``key`` of the newest step, and adds ``add``."""
+
+    def read(numbers: RunNumbers) -> Values:
+        steps = numbers.steps()
+        return {(): float(steps[-1][key] + add)} if steps else {}
+
+    return read
+
+
+def _step_seconds(numbers: RunNumbers) -> Values:
+    steps = numbers.steps()
+    return {(): mean([step["ms"] for step in steps]) / 1000} if steps else {}
+
+
+def _images_per_second(numbers: RunNumbers) -> Values:
+    seconds = _step_seconds(numbers).get((), 0.0)
+    pictures = numbers.phases.images_per_step
+    return {(): pictures / max(seconds, 1e-9)} if numbers.steps() and pictures else {}
+
+
+def _phase_seconds(numbers: RunNumbers) -> Values:
+    steps = numbers.steps()
+    names = {name for step in steps for name in step["p"]}
+    return {
+        (name,): mean([step["p"].get(name, 0.0) for step in steps]) / 1000 for name in sorted(names)
+    }
+
+
+def _verdict(numbers: RunNumbers) -> Values:
+    told = numbers.told()
+    return {(name,): float(name == told["verdict"]["bound"]) for name in NAMES} if told else {}
+
+
+def _speedups(numbers: RunNumbers) -> Values:
+    verdict = numbers.told().get("verdict", {})
+    gains = {}
+    for other in verdict.get("others", []):
+        gains[other["bound"]] = other["gain"]
+    if verdict:
+        gains[verdict["bound"]] = verdict["predicted_speedup"]
+    return {(bound,): float(gain) for bound, gain in gains.items() if gain}
+
+
+def _fired(numbers: RunNumbers) -> Values:
+    """1 or 0 of each rule: an alarm needs the 0 of the others too."""
+    told = numbers.told()
+    fired = {finding["rule"] for finding in told.get("findings", [])}
+    return {(rule,): float(rule in fired) for rule in RULES} if told else {}
+
+
+def _cores(numbers: RunNumbers) -> Values:
+    use = numbers.system.newest.get("cpu", [])
+    return {(str(core),): float(percent) for core, percent in enumerate(use)}
+
+
+def _sampled(factor: float = 1, **keys: str) -> Callable[[RunNumbers], Values]:
+    """Reads keys of the newest sample, ``factor`` times; each key's value is its label, "" where it has none."""
+
+    def read(numbers: RunNumbers) -> Values:
+        sample = numbers.system.newest
         values: Values = {}
-        for student, reading in list(self.health.newest.items()):
-            for name in HEALTH:
-                if reading.get(name) is not None:
-                    values[name, student] = float(reading[name])
+        for key, label in keys.items():
+            if key in sample:
+                reading = sample[key]
+                largest = max(reading) if isinstance(reading, list) else reading
+                values[(label,) if label else ()] = factor * float(largest)
         return values
 
-    def _of_steps(self) -> dict[str, Values]:
-        """Means of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch: seconds a step and a phase,
-        pictures a second of all processes; ``step``, the number of batches done, and ``epoch``, from 0, of the last one.
+    return read
 
-        {} before the first step.
-        """
-        steps = list(self.phases.recent)
-        if not steps:
-            return {}
-        seconds = mean([step["ms"] for step in steps]) / 1000
-        phases: Values = {}
-        names = {name for step in steps for name in step["p"]}
-        for name in sorted(names):
-            milliseconds = [step["p"].get(name, 0.0) for step in steps]
-            phases[(name,)] = mean(milliseconds) / 1000
-        pictures = self.phases.images_per_step
-        speed: Values = {(): pictures / max(seconds, 1e-9)} if pictures else {}
-        return {
-            "step": {(): float(steps[-1]["step"] + 1)},
-            "epoch": {(): float(steps[-1]["epoch"])},
-            "step_seconds": {(): seconds},
-            "images_per_second": speed,
-            "phase_seconds": phases,
-        }
 
-    def _of_rules(self) -> dict[str, Values]:
-        """What limits the run, its predicted gains (factors), and which rules fire; an alarm needs the 0 of the others too.
+def _of_gpus(key: str) -> Callable[[RunNumbers], Values]:
+    """Reads ``key`` of each GPU in the newest sample."""
 
-        {} before the rules were first applied, and on other ranks than 0.
-        """
-        newest = self.watch.newest if self.watch else {}
-        if not newest:
-            return {}
-        verdict = newest["verdict"]
-        largest = verdict["bound"]
-        gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
-        gains[largest] = verdict["predicted_speedup"]
-        fired = {finding["rule"] for finding in newest["findings"]}
-        speedups: Values = {(bound,): float(gain) for bound, gain in gains.items() if gain}
-        return {
-            "verdict": {(name,): float(name == largest) for name in NAMES},
-            "limit_speedup": speedups,
-            "rule_fired": {(rule,): float(rule in fired) for rule in RULES},
-        }
+    def read(numbers: RunNumbers) -> Values:
+        readings = enumerate(numbers.system.newest.get("gpu", []))
+        return {(str(number),): float(gpu[key]) for number, gpu in readings if key in gpu}
 
-    def _of_machine(self) -> dict[str, Values]:
-        """The newest sample of the machine, in the units of :data:`GAUGES`; what was not sampled is left out."""
-        sample = self.system.newest
-        numbers: dict[str, Values] = {}
-        cores: Values = {}
-        for core, use in enumerate(sample.get("cpu", [])):
-            cores[(str(core),)] = float(use)
-        numbers["cpu_percent"] = cores
-        for name, (factor, keys) in OF_SAMPLE.items():
-            values: Values = {}
-            for key, direction in keys.items():
-                if key in sample:
-                    values[(direction,) if direction else ()] = factor * sample[key]
-            numbers[name] = values
-        waits = sample.get("thread_wait")
-        if waits:
-            numbers["thread_wait_percent"] = {(): max(waits)}
-        for name, key in OF_GPU.items():
-            values = {}
-            for number, gpu in enumerate(sample.get("gpu", [])):
-                if key in gpu:
-                    values[(str(number),)] = float(gpu[key])
-            numbers[name] = values
-        return numbers
+    return read
 
 
 class Gauge(NamedTuple):
-    """What one number is, for those who publish it."""
+    """One number: what it is, and how it is read."""
 
     text: str
     """What it is, for people."""
     unit: str
     """Unit of the values, as OpenTelemetry writes units."""
-    dimensions: tuple[str, ...] = ()
+    read: Callable[[RunNumbers], Values]
+    """Reads its values now; {} where there are none."""
+    labels: tuple[str, ...] = ()
     """Names of the keys of its values."""
 
 
 GAUGES: dict[str, Gauge] = {
-    "step": Gauge("Batches done", "1"),
-    "epoch": Gauge("Epoch, from 0", "1"),
-    "step_seconds": Gauge("Mean of the last steps", "s"),
-    "images_per_second": Gauge("Of all processes", "1/s"),
-    "phase_seconds": Gauge("Mean of the last steps", "s", ("phase",)),
-    "metric": Gauge("Logged losses and metrics", "1", ("name",)),
-    "health": Gauge("The newest reading of each student", "1", ("name", "student")),
-    "verdict": Gauge("1 for what the run is bound by", "1", ("bound",)),
-    "limit_speedup": Gauge("Predicted gain without each limit", "1", ("bound",)),
-    "rule_fired": Gauge("1 for rules that fire now", "1", ("rule",)),
-    "cpu_percent": Gauge("Of each core", "%", ("core",)),
-    "iowait_percent": Gauge("Of the machine", "%"),
-    "memory_percent": Gauge("Of the machine", "%"),
-    "training_memory_bytes": Gauge("Training and loader processes", "By"),
-    "swap_bytes": Gauge("Of the machine", "By"),
-    "thread_wait_percent": Gauge("Ready but without a core", "%"),
-    "network_bytes_per_second": Gauge("Of the machine", "By/s", ("direction",)),
-    "disk_bytes_per_second": Gauge("Of the machine", "By/s", ("direction",)),
-    "gpu_percent": Gauge("Of each GPU", "%", ("gpu",)),
-    "gpu_memory_percent": Gauge("Of each GPU", "%", ("gpu",)),
-    "gpu_watts": Gauge("Of each GPU", "W", ("gpu",)),
+    "step": Gauge("Batches done", "1", _newest_step("step", add=1)),
+    "epoch": Gauge("Epoch, from 0", "1", _newest_step("epoch")),
+    "step_seconds": Gauge("Mean of the last steps", "s", _step_seconds),
+    "images_per_second": Gauge("Of all processes", "1/s", _images_per_second),
+    "phase_seconds": Gauge("Mean of the last steps", "s", _phase_seconds, ("phase",)),
+    "metric": Gauge("Logged losses and metrics", "1", _logged, ("name",)),
+    "health": Gauge("The newest reading of each student", "1", _health, ("name", "student")),
+    "verdict": Gauge("1 for what the run is bound by", "1", _verdict, ("bound",)),
+    "limit_speedup": Gauge("Predicted gain without each limit", "1", _speedups, ("bound",)),
+    "rule_fired": Gauge("1 for rules that fire now", "1", _fired, ("rule",)),
+    "cpu_percent": Gauge("Of each core", "%", _cores, ("core",)),
+    "iowait_percent": Gauge("Of the machine", "%", _sampled(iowait="")),
+    "memory_percent": Gauge("Of the machine", "%", _sampled(mem="")),
+    "training_memory_bytes": Gauge("Training and loader processes", "By", _sampled(MB, rss_mb="")),
+    "swap_bytes": Gauge("Of the machine", "By", _sampled(MB, swap_mb="")),
+    "thread_wait_percent": Gauge("Ready but without a core", "%", _sampled(thread_wait="")),
+    "network_bytes_per_second": Gauge(
+        "Of the machine", "By/s", _sampled(MB, net_r="received", net_w="sent"), ("direction",)
+    ),
+    "disk_bytes_per_second": Gauge(
+        "Of the machine", "By/s", _sampled(MB, disk_r="read", disk_w="written"), ("direction",)
+    ),
+    "gpu_percent": Gauge("Of each GPU", "%", _of_gpus("util"), ("gpu",)),
+    "gpu_memory_percent": Gauge("Of each GPU", "%", _of_gpus("mem"), ("gpu",)),
+    "gpu_watts": Gauge("Of each GPU", "W", _of_gpus("w"), ("gpu",)),
 }
+"""What is served and sent: a number is added here alone."""
 
 
 class Outlet(Closing, ABC):
@@ -201,16 +213,6 @@ class Outlet(Closing, ABC):
 
     def __init__(self, numbers: RunNumbers) -> None:
         self.numbers = numbers
-        self._reported = False
-
-    def report_once(self, problem: object, setting: str) -> None:
-        """Prints a problem, the first one alone, of whatever kind: a monitor never stops a run.
-
-        Arguments as of :meth:`kd.monitor.watched.Watched.report`.
-        """
-        if not self._reported:
-            self.numbers.phases.watched.report(problem, setting)
-        self._reported = True
 
     @abstractmethod
     def open(self, trainer: Trainer) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pytorch_lightning import Trainer
 
 from kd.errors import UserError, needs_extra
-from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
+from kd.monitor.numbers import GAUGES, Gauge, Outlet, RunNumbers
 
 TIMEOUT_S = 5
 """Seconds of one sending; a collector that is gone holds the run's end up for no longer."""
@@ -33,6 +33,7 @@ class Otlp(Outlet):
         self.every_s = every_s
         self.endpoint = endpoint.rstrip("/") + path
         self._provider: Any = None
+        self._reported = False
 
     def open(self, trainer: Trainer) -> None:
         """Makes a gauge for each number and starts the exporter's thread, which sends every ``every_s`` seconds.
@@ -65,27 +66,29 @@ class Otlp(Outlet):
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
         meter = self._provider.get_meter("kd")
         for name, gauge in GAUGES.items():
-            observe = [lambda _options, name=name: self._observed(name)]
+            observe = [lambda _options, gauge=gauge: self._observed(gauge)]
             meter.create_observable_gauge(f"kd.{name}", observe, gauge.unit, gauge.text)
 
     def _reporting(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """An exporter's ``send``, whose failures are reported once instead of logged at each sending."""
+        """An exporter's ``send``, whose first failure is reported, instead of a log of each: a monitor never stops a run."""
 
         def export(*args: object, **kwargs: object) -> object:
             """Sends, and returns the exporter's result unchanged."""
             result = send(*args, **kwargs)
-            if result.name != "SUCCESS":
-                self.report_once(f"{self.endpoint} does not take the numbers", "otlp")
+            if result.name != "SUCCESS" and not self._reported:
+                problem = f"{self.endpoint} does not take the numbers"
+                self.numbers.phases.watched.report(problem, "otlp")
+                self._reported = True
             return result
 
         return export
 
-    def _observed(self, name: str) -> Iterator[Any]:
-        """The present values of the gauge ``name`` as OpenTelemetry's observations; its exporter calls this."""
+    def _observed(self, gauge: Gauge) -> Iterator[Any]:
+        """A gauge's present values as OpenTelemetry's observations; its exporter calls this."""
         from opentelemetry.metrics import Observation
 
-        for labels, value in self.numbers.read().get(name, {}).items():
-            yield Observation(value, dict(zip(GAUGES[name].dimensions, labels, strict=True)))
+        for labels, value in gauge.read(self.numbers).items():
+            yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
 
     def close(self, trainer: Trainer) -> None:
         """Sends the last values; waits for at most :data:`TIMEOUT_S` seconds."""

@@ -64,9 +64,7 @@ class Prometheus(Outlet):
         from prometheus_client.core import GaugeMetricFamily
 
         for name, values in self.numbers.read().items():
-            family = GaugeMetricFamily(
-                f"kd_{name}", GAUGES[name].text, labels=GAUGES[name].dimensions
-            )
+            family = GaugeMetricFamily(f"kd_{name}", GAUGES[name].text, labels=GAUGES[name].labels)
             for labels, value in values.items():
                 family.add_metric(labels, value)
             yield family

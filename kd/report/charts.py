@@ -13,6 +13,7 @@ from kd.report.metric import PROBE, in_units
 from kd.report.ratio import ratio
 from kd.report.records import PHASES, RunRecords, Sample
 from kd.report.step_facts import gpus_of
+from kd.report.tables import Chart
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
 MACHINE = {
@@ -30,12 +31,16 @@ MACHINE = {
     },
 }
 GPU = {"%": {"utilisation": "util", "memory": "mem"}, "W": {"power": "w"}, "MHz": {"clock": "mhz"}}
-METRICS = [("Training losses", "train/", False), ("Validation", "val/", False), ("Validation, in units", "val/", True),
-           ("Learning rate", "train/lr", False)]  # fmt: skip
+METRICS = [
+    ("Training losses, weighted", "train/", False),
+    ("Validation", "val/", False),
+    ("Validation, in units", "val/", True),
+    ("Learning rate", "train/lr", False),
+]
 HEALTH = {  # chart -> its lines: label, and name in the records
-    "Gradient norm{of}": {"before clipping": "grad_norm"},
-    "Update of the weights over their size{of}": {"ratio": "update_ratio"},
-    "Teacher and {student} on training batches": {
+    "Gradient norm": {"before clipping": "grad_norm"},
+    "Update of the weights over their size": {"ratio": "update_ratio"},
+    "Teacher and student on training batches": {
         "agreement": "agreement",
         "teacher entropy / maximum": "teacher_entropy",
     },
@@ -46,63 +51,20 @@ HEALTH_GROUPS = {  # chart -> a value of the records with a number for each loss
     "Units that never fire": "dead",
 }
 Section = dict[str, Any]  # of a page
-JPEG = "data:image/jpeg;base64,"
-"""How the address of each picture on a page begins: it is in the page itself."""
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object
-) -> Section:
-    """A section with a table.
-
-    Args:
-        title: of the section.
-        columns: names.
-        rows: cells, text or numbers.
-        more: further keys that the page reads: ``note`` (below the title), ``empty`` (text in place of no rows),
-            ``folded``, ``long`` (wide texts), ``links`` (the first column leads to the run of that name).
-    """
-    return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
-
-
-def gallery(
-    title: str,
-    items: Sequence[Section],
-    legend: Sequence[tuple[str, str]] = (),
-    note: str = "",
-) -> Section:
-    """A section with pictures.
-
-    Args:
-        title: of the section.
-        items: ``image`` (:data:`JPEG`), ``name``, ``lines`` of a name and a text, and whether it is ``wide``.
-        legend: names with their colours.
-        note: below the title.
-    """
-    return {"kind": "pictures", "title": title, "items": items, "legend": legend, "note": note}
 
 
 def line_chart(
     title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]
-) -> Section | None:
-    """A section of kind ``lines``, drawn by the page; None without any value.
-
-    Args:
-        title: of the chart.
-        x: the common x of all lines.
-        x_name: its name and unit.
-        series: a line by name; NaN leaves a gap, lines without any value are left out.
-    """
+) -> Chart | None:
+    """A chart of the series that have a value; None without any. NaN leaves a gap."""
     shown = {}
     for name, values in series.items():
         if any(math.isfinite(value) for value in values):
             shown[name] = values
-    if not shown:
-        return None
-    return {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown}
+    return Chart(title, x, x_name, shown) if shown else None
 
 
-def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
+def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Chart | None:
     """Lines over epochs, counted from 1; None without values.
 
     Args:
@@ -148,7 +110,7 @@ def _average(values: Sequence[float | None]) -> float:
 
 def _chart(
     title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
-) -> Section | None:
+) -> Chart | None:
     """A chart with a line for each of ``keys``, averaged over the slices of :func:`_binned`; None without values.
 
     Args:
@@ -226,7 +188,7 @@ def heat(run: RunRecords) -> Section | None:
     return {"kind": "heat", "title": title, "rows": rows, "x": _seconds(first_samples)}
 
 
-def machine_lines(run: RunRecords) -> list[Section | None]:
+def machine_lines(run: RunRecords) -> list[Chart | None]:
     """CPU, memory, disk, network and GPUs of each machine over time; None in place of a chart without values."""
     charts = []
     for node, samples in run.samples.items():
@@ -260,52 +222,46 @@ def _is_shown(metric: str, prefix: str) -> bool:
     return metric.startswith(prefix) and is_rate == rate_chart
 
 
-def metric_lines(run: RunRecords) -> list[Section | None]:
-    """Losses and validation metrics over the steps, for each student; None in place of a chart without values."""
+def metric_lines(run: RunRecords) -> list[Chart | None]:
+    """Losses and validation metrics over the steps; None in place of a chart without values.
+
+    Training losses are shown as they enter their sum: each times its weight.
+    """
     known = sorted({name for row in run.metrics for name in row})
+    weights = _weights(run)
     charts = []
-    for student in run.students:
-        place = f"{student}/" if student else ""
-        of = f" of {student}" if student else ""
-        for title, prefix, units in METRICS:
-            lines = {}
-            for name in known:
-                if _is_shown(name, place + prefix) and in_units(name) == units:
-                    lines[name.removeprefix(place)] = name
-            shown = set(lines.values())
-            rows = [row for row in run.metrics if not shown.isdisjoint(row)]
-            steps = _binned(rows, lambda slice_: slice_[-1].get("step", 0.0))
-            charts.append(_chart(f"{title}{of}", steps, "step", rows, lines))
+    for title, prefix, units in METRICS:
+        names = [name for name in known if _is_shown(name, prefix) and in_units(name) == units]
+        rows = []
+        for row in run.metrics:
+            shown = {name: row[name] * weights.get(name, 1.0) for name in names if name in row}
+            if shown:
+                rows.append({"step": row.get("step", 0.0), **shown})
+        steps = _binned(rows, lambda slice_: slice_[-1]["step"])
+        charts.append(_chart(title, steps, "step", rows, {name: name for name in names}))
     return charts
 
 
-def health_lines(run: RunRecords) -> list[Section | None]:
-    """Charts of the training's health over the steps, for each student: gradients, updates, activations, teacher; None in
-    place of a chart without values.
+def _weights(run: RunRecords) -> dict[str, float]:
+    """The weight of each training loss by its column of ``metrics.csv``; losses without one weigh 1."""
+    model = run.config.get("model") or {}
+    weights = {"train/task_loss": model.get("task_loss_weight", 1.0)}
+    for name, loss in (model.get("distill_losses") or {}).items():
+        arguments = loss.get("init_args") if isinstance(loss, dict) else None
+        weights[f"train/{name}_loss"] = (arguments or {}).get("weight", 1.0)
+    return weights
+
+
+def health_lines(run: RunRecords) -> list[Chart | None]:
+    """Charts of the training's health over the steps: gradients, updates, activations, teacher; None in place of a chart
+    without values.
     """
-    charts = []
-    for student in run.students:
-        charts += _health_of(run.health_of(student), student)
-    return charts
-
-
-def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
-    """One student's charts; None in place of a chart without values.
-
-    Args:
-        health: its health records, by step.
-        student: its name; "" for a single one.
-    """
-    of = f" of {student}" if student else ""
-    steps = _binned(health, lambda slice_: slice_[0]["step"])
+    steps = _binned(run.health, lambda slice_: slice_[0]["step"])
     charts = []
     for title, lines in HEALTH.items():
-        title = title.format(of=of, student=student or "student")
-        charts.append(_chart(title, steps, "step", health, lines))
+        charts.append(_chart(title, steps, "step", run.health, lines))
     for title, key in HEALTH_GROUPS.items():
-        rows = [reading.get(key, {}) for reading in health]
-        groups = {}
-        for row in rows:
-            groups.update({name: name for name in row})
-        charts.append(_chart(f"{title}{of}", steps, "step", rows, groups))
+        rows = [reading.get(key, {}) for reading in run.health]
+        names = {name: name for row in rows for name in row}
+        charts.append(_chart(title, steps, "step", rows, names))
     return charts

@@ -8,12 +8,13 @@ from typing import Any
 from kd.report.metric import less_is_better
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
-from kd.report.step_facts import StepFacts
+from kd.report.step_facts import StepFacts, Swing
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
 STUDENT_PHASES = ("student", "forward", "loss", "backward", "optimizer")
 """Phases of the student's own training."""
 DATA_WAIT_AT = 0.1  # of the step waits for its batch
+SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
 BUSY = 0.7  # makers that work for less of the time are held up by something else
 
 
@@ -290,34 +291,45 @@ class Facts(StepFacts):
         views = min(self.views, self.epochs)
         return data["train"] * views * answer_bytes
 
+    @cached_property
+    def swing(self) -> Swing | None:
+        """The phase that varies most, where p95 over p50, or p50 over p5, is at least :data:`SWINGS`.
+
+        A cached teacher's phase is left out: some steps compute answers and others read them.
+        """
+        swings = []
+        for name, times in self.swings.items():
+            if not (name == "teacher" and self.cached):
+                swings.append(Swing(name, *times))
+        if not swings:
+            return None
+        widest = max(swings, key=lambda swing: swing.high - swing.low)
+        above = ratio(widest.high, max(widest.middle, 1e-6))
+        below = ratio(widest.middle, max(widest.low, 1e-6))
+        return widest if max(above, below) >= SWINGS else None
+
     # -- what was learnt -----------------------------------------------------------------------------------------------
-    def best_val(self, student: str = "") -> float | None:
+    def best_val(self) -> float | None:
         """The task's main metric of the student that is exported; while the run trains, its best value so far.
 
         None where it was not validated.
-
-        Args:
-            student: its name; "" for a single one.
         """
         metric = self.run.primary
-        exported = self.run.model_of(student).get("best_val") or {}
-        has_ended = "status" in self.run.summary
-        if has_ended and metric in exported:
+        exported = self.run.model_of("").get("best_val") or {}
+        if "status" in self.run.summary and metric in exported:
             return exported[metric]
-        column = f"{student}/val/{metric}" if student else f"val/{metric}"
+        column = f"val/{metric}"
         values = [row[column] for row in self.run.metrics if column in row]
-        if not values:
-            return None
         best = min if less_is_better(metric) else max
-        return best(values)
+        return best(values, default=None)
 
-    def exports_its_start(self, student: str = "") -> bool:
-        """Whether a student is exported as it was before the first step, as each epoch was worse by more than the metric's
+    def exports_its_start(self) -> bool:
+        """Whether the student is exported as it was before the first step, as each epoch was worse by more than the metric's
         error.
         """
-        best = self.run.model_of(student).get("best_val") or {}
-        start = self.run.model_of(student).get("start_val")
-        return bool(start) and best.get("epoch") == 0
+        student = self.run.model_of("")
+        best = student.get("best_val") or {}
+        return bool(student.get("start_val")) and best.get("epoch") == 0
 
 
 def tier_of(run: RunRecords) -> TierFacts | None:

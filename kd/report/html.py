@@ -7,22 +7,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kd.report.charts import Section
 from kd.report.comparison import comparison, label
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from kd.report.sections import report
+from kd.report.sections import report, status
+from kd.report.tables import Part
 from kd.storage.shown import in_html
 from kd.storage.writing import write_json, write_text
 
 PAGE = Path(__file__).parent / "page.html"
+RELOAD_S = 10
+"""Seconds from one reload of a running run's page to the next."""
 
 
 def write_report(explained: Explained, file: Path) -> Path:
     """Writes the page of one run to ``file``; returns it."""
     run = explained.run
-    return write_page(
-        file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained)
-    )
+    title = f"{run.summary.get('recipe', 'run')} {run.folder.name}"
+    return write_page(file, title, report(explained), reloads=status(run) == "running")
 
 
 def write_explained(folder: Path, summary: dict[str, Any]) -> None:
@@ -57,26 +60,36 @@ def write_comparison(explained: Sequence[Explained], file: Path) -> Path:
     )
 
 
-def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]) -> Path:
+def write_page(
+    file: Path, title: str, sections: Sequence[Section | Part | None], reloads: bool = False
+) -> Path:
     """Writes a page; a browser that reloads never sees half of it.
 
     Args:
         file: the page.
         title: for people.
         sections: in order; None is left out. Their ``kind`` decides how the page draws them.
+        reloads: the page reloads itself every :data:`RELOAD_S` seconds.
     """
-    write_text(
-        file, page({"title": title, "sections": [section for section in sections if section]})
-    )
+    content = {
+        "title": title,
+        "sections": [_drawn(section) for section in sections if section],
+        "every": RELOAD_S if reloads else None,
+    }
+    write_text(file, page(content))
     return file
+
+
+def _drawn(section: Section | Part) -> Section:
+    """A section as the page draws it, by its ``kind``."""
+    return section if isinstance(section, dict) else asdict(section)
 
 
 def page(content: dict[str, Any]) -> str:
     """One HTML page that needs no network: ``page.html`` with ``content`` as JSON in it.
 
     Args:
-        content: ``title`` and ``sections``; of a page that is served while a run trains also ``every``, the seconds
-            between two reloads.
+        content: ``title``, ``sections`` and ``every``, the seconds between two reloads; None: it does not reload.
     """
     text = in_html(finite(content))
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)

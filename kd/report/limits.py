@@ -5,19 +5,16 @@ single processor approach", AFIPS 1967).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kd.report.facts import BUSY, DATA_WAIT_AT, STUDENT_PHASES, Facts
 from kd.report.ratio import ratio, share, speedup, without
-from kd.report.records import FIT_OF_THE_START, percentile
-from kd.report.step_facts import COMPUTING, phase_share
+from kd.report.records import FIT_OF_THE_START
+from kd.report.step_facts import COMPUTING, phase_share, slow_rank
 
 WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline
 EMULATED = 10.0  # times as long as in float32, or longer: bfloat16 is computed in software
-SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
 FUSED_OPTIMIZER_SHARE = 0.05  # expected of a fused optimizer, over the rest of the step
 
 
@@ -246,26 +243,6 @@ def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
     return Limit("communication", text, lever, without(waited))
 
 
-def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int, float] | None:
-    """The slowest rank, where it computes ``late`` times as long as the median of the others.
-
-    Args:
-        compute_ms: milliseconds of a mean step by rank, without communication.
-        late: multiple of the median.
-
-    Returns:
-        The rank, and by how many ms it is above that median; None where all are about equally fast.
-    """
-    if len(compute_ms) < 2:
-        return None
-    slowest = max(compute_ms, key=lambda rank: compute_ms[rank])
-    of_the_others = [ms for rank, ms in compute_ms.items() if rank != slowest]
-    median = percentile(of_the_others, 50)
-    if compute_ms[slowest] <= late * median:
-        return None
-    return slowest, compute_ms[slowest] - median
-
-
 def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
     """The optimizer takes a share ``at`` of the step, which is usually a few percent.
 
@@ -379,49 +356,6 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
 
 
 # -- the host: cores, launching, callbacks -----------------------------------------------------------------------------
-class Swing(NamedTuple):
-    """A phase whose time changes from step to step."""
-
-    phase: str
-    """Name of the phase."""
-    low: float
-    """5th percentile, ms."""
-    middle: float
-    """Median, ms."""
-    high: float
-    """95th percentile, ms."""
-
-    def text(self) -> str:
-        """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""
-        low, high = self.low, self.high
-        times = f"{low:.0f} to {high:.0f} ms"
-        if high >= 10_000:
-            low_s = low / 1000
-            high_s = high / 1000
-            times = f"{low_s:.1f} to {high_s:.1f} s"
-        return f"{self.phase} takes {times} (p5, p95)"
-
-
-def swing(facts: Facts) -> Swing | None:
-    """The phase that varies most, where p95 over p50, or p50 over p5, is at least :data:`SWINGS`.
-
-    A cached teacher's phase is left out: some steps compute answers and others read them.
-    """
-    swings = []
-    for name, (low, middle, high) in facts.swings.items():
-        is_stored = name == "teacher" and facts.cached
-        if not is_stored:
-            swings.append(Swing(name, low, middle, high))
-    if not swings:
-        return None
-    widest = max(swings, key=lambda swing: swing.high - swing.low)
-    above = ratio(widest.high, max(widest.middle, 1e-6))
-    below = ratio(widest.middle, max(widest.low, 1e-6))
-    if max(above, below) < SWINGS:
-        return None
-    return widest
-
-
 def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     """Training and loader processes wait for a core for a share ``at`` of the step: too many of them, or other jobs.
 
@@ -436,7 +370,7 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     queued = facts.queued if workers else 0.0  # without loader processes it is training's own delay
     ready_ms = facts.ready_ms + queued
     crowded = processes * (workers + threads) > cores
-    swings = swing(facts) if facts.thread_wait is None else None
+    swings = facts.swing if facts.thread_wait is None else None
     if share(ready_ms, step) >= at:
         lost = ready_ms
         who = "training"

@@ -42,6 +42,7 @@ PHASES = (
 FIT_OF_THE_START = "fit of the inherited start"
 """The part of a run's start-up in which a student gets its teacher's layers."""
 LIMIT = 20_000  # lines a file: a few MB
+MOST_ROWS = 200_000  # of metrics.csv that are kept in memory
 THINNED = ("step", "sample", "tier", "health")
 """Kinds of records that are written all through a run: of a file at its limit half of them are dropped."""
 Kind = type | tuple[type, ...]
@@ -647,23 +648,38 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv``, numbers alone; [] without the file; a damaged one gives the rows before, and a note."""
+    """The rows of ``metrics.csv``, numbers alone; [] without the file; a damaged one gives the rows before, and a note.
+
+    Of more than :data:`MOST_ROWS` every second, fourth, ... row stays, and each row of a validation.
+    """
     if not file.exists():
         return []
-    rows = []
+    rows: dict[int, dict[str, float]] = {}  # by their number
+    every = 1
+    most = MOST_ROWS
+    number = 0
     try:
-        with lines_of(file) as lines:
-            for texts in csv.DictReader(lines):
+        with lines_of(file, LARGEST_LOG) as lines:
+            for number, texts in enumerate(csv.DictReader(lines), start=1):
                 row = {}
                 for name, text in texts.items():
                     if not name or not text:
                         continue
                     with suppress(TypeError, ValueError):
                         row[name] = float(text)
-                rows.append(row)
+                if number % every == 0 or _is_validation(row):
+                    rows[number] = row
+                if len(rows) >= most:
+                    every *= 2
+                    rows = {i: r for i, r in rows.items() if i % every == 0 or _is_validation(r)}
+                    most = max(MOST_ROWS, 2 * len(rows))
     except (OSError, ValueError, csv.Error):
-        notes.append(f"{file.name} can't be read after row {len(rows)}")
-    return rows
+        notes.append(f"{file.name} can't be read after row {number}")
+    return list(rows.values())
+
+
+def _is_validation(row: dict[str, float]) -> bool:
+    return any(name.startswith("val/") for name in row)
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -1,21 +1,20 @@
 """A run, explained: what limits it, and by which rules its machine or its training is unusual."""
 
-import inspect
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from kd.report import limits, machine_rules, training_rules
-from kd.report.charts import by_epoch
+from kd.proof.luck import CHANCE_SIGMAS
+from kd.report import judges, limits
 from kd.report.facts import STUDENT_PHASES, Facts
-from kd.report.limits import LEADS, WORTH, Finding, Limit, swing
-from kd.report.metric import less_is_better
+from kd.report.judges import Evidence
+from kd.report.limits import LEADS, WORTH, Finding, Limit
 from kd.report.plain_words import in_plain_words
-from kd.report.ratio import share
-from kd.report.records import PHASES, RunRecords, Sample, read_siblings
-from kd.report.step_facts import gpus_of, known_utilisation, mean, phase_share
+from kd.report.records import PHASES, RunRecords
+from kd.report.series import OfGpu, OfMachine, OfRun
+from kd.report.step_facts import phase_share
 
 BOUNDS = (
     "data",
@@ -37,100 +36,196 @@ FEWEST = 20  # steps that a verdict needs
 STAYS = 1.15  # gain down to which a headline that is shown already stays
 AHEAD = 1.1  # multiple of its gain from which another headline replaces it
 
-Rule = Callable[..., Finding | None]
-"""A pure function of recorded numbers and thresholds; returns a finding where it fires."""
 Thresholds = Mapping[str, float | Mapping[str, float]]
 """The user's thresholds: by rule and argument, or by ``<rule>.<argument>``."""
 
-RULES: dict[str, Rule] = {
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: its row in the table is all there is of it, but for a judge of its own shape or a new series."""
+
+    name: str
+    judge: Callable[..., Evidence]
+    """Takes the series, then the thresholds by name."""
+    reads: tuple[str, ...]
+    """The series, attributes of :attr:`of`."""
+    text: str
+    """The evidence, with the judge's values and the thresholds in their places."""
+    lever: str
+    """What to do."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Those that a user can set, with their defaults; whole numbers are counts."""
+    of: type = OfRun
+    """What has the series: the run, each machine or each GPU."""
+    when: str = ""
+    """An attribute that must be there (not None) and hold for the rule to be applied."""
+    needs_steps: bool = True
+    """It says little of a run with fewer than :data:`FEWEST` steps."""
+
+    def __call__(self, *series: object, **thresholds: float) -> Finding | None:
+        """The finding, where the rule fires on these series; ``thresholds`` take the place of the rule's own."""
+        used = {**self.thresholds, **thresholds}
+        evidence = self.judge(*series, **used)
+        if evidence is None:
+            return None
+        text = evidence.get("text", self.text).format(**{**used, **evidence})
+        return Finding(self.name, text, evidence.get("lever", self.lever))
+
+    def applied_to(self, scope: object, thresholds: Mapping[str, float]) -> Finding | None:
+        """:meth:`__call__` on the series of a run, a machine or a GPU."""
+        if self.when:
+            holds = getattr(scope, self.when)
+            if holds is None or holds is False:
+                return None
+        return self(*(attrgetter(name)(scope) for name in self.reads), **thresholds)
+
+
+# The names, thresholds and warm-up lengths are those of the SageMaker Debugger's built-in rules where it has such a rule
+# (samples every 500 ms).
+_ALL = (
     # the machine and the steps
-    "CPUBottleneck": machine_rules.cpu_bottleneck,
-    "IOBottleneck": machine_rules.io_bottleneck,
-    "LowGPUUtilization": machine_rules.low_gpu_utilization,
-    "BatchSize": machine_rules.batch_size,
-    "GPUMemoryIncrease": machine_rules.gpu_memory_increase,
-    "MemoryLeak": machine_rules.memory_leak,
-    "LoadBalancing": machine_rules.load_balancing,
-    "SlowRank": machine_rules.straggler,
-    "StepOutlier": machine_rules.step_outlier,
-    "MaxInitializationTime": machine_rules.max_initialization_time,
-    "Dataloader": machine_rules.dataloader,
-    "HotCores": machine_rules.hot_cores,
-    "EfaMissing": machine_rules.efa_missing,
-    "PhaseVariation": machine_rules.phase_variation,
-    "SchedulerDelay": machine_rules.scheduler_delay,
-    "Throttling": machine_rules.throttling,
-    "Swap": machine_rules.swapping,
+    Rule("CPUBottleneck", judges.busy_cpu, ("cpu", "gpu"),
+         "CPU above {high:.0f} % and GPU below {low:.0f} % in {part:.0%} of the samples",
+         "move work off the CPU, or give it more cores",
+         {"high": 90.0, "low": 10.0, "share": 0.5, "skip": 100}, OfMachine),
+    Rule("IOBottleneck", judges.busy_disk, ("iowait", "gpu"),
+         "I/O wait above {high:.0f} % in {part:.0%} of the samples",
+         "a faster disk, a local copy of the data, or fewer and larger files",
+         {"high": 50.0, "low": 70.0, "share": 0.5, "skip": 1000}, OfMachine),
+    Rule("LowGPUUtilization", judges.low_use, ("gpu",),
+         "p95 of GPU utilisation is {p95:.0f} %", "the phases of a step show what the GPU waits for (report.html)",
+         {"low": 70.0, "floor": 10.0, "window": 500, "skip": 1000}, OfMachine),
+    Rule("BatchSize", judges.room_left, ("cpu", "gpu", "gpu_memory"),
+         "p95 of CPU {cpu:.0f} %, GPU {gpu:.0f} %, GPU memory {memory:.0f} %",
+         "a larger data.batch_size (with a learning rate to match)",
+         {"low": 70.0, "window": 500, "skip": 100}, OfMachine, when="free"),
+    Rule("GPUMemoryIncrease", judges.newest_growth, ("used_memory",),
+         "GPU memory grew steadily from {first:.0f} to {last:.0f} %",
+         "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
+         {"increase": 0.1, "window": 500, "skip": 100}, OfGpu),
+    Rule("MemoryLeak", judges.growth_after_start, ("rss_mb",),
+         "memory grew steadily from {first:.0f} to {last:.0f} MB",
+         "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
+         {"increase": 0.1, "least_mb": 100.0, "skip": 20}, OfMachine),
+    Rule("LoadBalancing", judges.unbalanced, ("gpus",),
+         "GPU {busy} is used {most:.0f} %, GPU {idle} {least:.0f} %", "give all devices the same share of work",
+         {"imbalance": 0.5, "skip": 10}, OfMachine),
+    Rule("SlowRank", judges.late_rank, ("facts.compute_ms",),
+         "rank {rank} computes {extra:.0f} ms a step longer than the median of the others",
+         "check its machine (throttling, other jobs, a slow disk)", {"late": 1.15}),
+    Rule("StepOutlier", judges.outliers, ("facts.steps_ms",),
+         "{count} steps are {sigma:.0f} sigma above the mean of {mean:.0f} ms (slowest {most:.0f} ms)",
+         "see which phase is long in them", {"sigma": 5.0, "ignore": 10}),
+    Rule("MaxInitializationTime", judges.too_long, ("startup_s",),
+         "start-up took {minutes:.0f} min", "copy or prepare data beforehand", {"limit_s": 1200.0}, needs_steps=False),
+    Rule("Dataloader", judges.loaders,
+         ("data_share", "facts.workers", "facts.threads", "facts.cores", "facts.processes", "facts.other_cores"),
+         "{part:.0%} of the step waits for data while {unused} not used",
+         "data.num_workers=auto tries 0, 1, 2, ... under the real step", {"low": 0.1}, when="data_share"),
+    Rule("HotCores", judges.hot_cores, ("facts.core_use_after_start", "gpu_use"), "{words}",
+         "fewer loader processes (data.num_workers), or processes bound to cores of their own", {"busy": 70.0}),
+    Rule("EfaMissing", judges.over_tcp, ("network",),
+         "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)",
+         "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)", needs_steps=False),
+    Rule("PhaseVariation", judges.swings, ("facts.swing",), "{words} although nothing changes its shapes",
+         "check for other programs on the machine, and for a device that lowers its clocks"),
+    Rule("SchedulerDelay", judges.delayed,
+         ("facts.thread_wait", "facts.loader_wait", "facts.delayed_thread", "facts.processes", "facts.workers",
+          "facts.other_cores"),
+         "waiting for a free core: {words} of the time", "more cores", {"at": 0.2}),
+    Rule("Throttling", judges.throttled, ("lowered",),
+         "the GPU lowered its clocks in {part:.0%} of the samples ({names})", "cooling, or a higher power limit",
+         {"share": 0.05}, OfGpu),
+    Rule("Swap", judges.swapped, ("swap_mb",), "swap grew by {growth:.0f} MB",
+         "fewer loader processes, smaller batches", {"grown_mb": 200.0}, OfMachine),
     # losses, tensors and metrics
-    "LossNotDecreasing": training_rules.loss_not_decreasing,
-    "LossRising": training_rules.loss_rising,
-    "Overfit": training_rules.overfit,
-    "VanishingGradient": training_rules.vanishing_gradient,
-    "ExplodingTensor": training_rules.exploding_tensor,
-    "DeadRelu": training_rules.dead_relu,
-    "PoorWeightInitialization": training_rules.poor_weight_initialization,
-    "SaturatedActivation": training_rules.saturated_activation,
-    "WeightUpdateRatio": training_rules.weight_update_ratio,
-    "AllZero": training_rules.all_zero,
-    "UnchangedTensor": training_rules.unchanged_tensor,
-    "TensorVariance": training_rules.tensor_variance,
-    "CheckInputImages": training_rules.check_input_images,
-    "ClassImbalance": training_rules.class_imbalance,
-    "TeacherNearChance": training_rules.teacher_near_chance,
-    "StudentIgnoresTeacher": training_rules.student_ignores_teacher,
-    "WorseThanStart": training_rules.worse_than_start,
-    "StudentUnderTrained": training_rules.student_under_trained,
-    "TemperatureTooHigh": training_rules.temperature,
-    "TemperatureTooLow": training_rules.temperature,
-    "LossTermDominates": training_rules.loss_term_dominates,
-    "Overtraining": training_rules.overtraining,
-    "StalledTraining": training_rules.stalled_training,
-    "SimilarAcrossRuns": training_rules.similar_across_runs,
-    "Confusion": training_rules.confusion,
-    "FeaturesCollapse": training_rules.features_collapse,
-}
-"""All rules by name; the numbers among their arguments' defaults are thresholds, without :data:`NOT_THRESHOLDS`."""
+    Rule("LossNotDecreasing", judges.flat_loss, ("losses",), "train/loss went from {first:.3f} to {last:.3f}",
+         "the learning rate (optim.lr), the labels, the loss weights", {"percent": 0.1, "least": 20}),
+    Rule("LossRising", judges.rising_loss, ("losses",), "train/loss went from {start:.3g} to {now:.3g}{times}",
+         "a lower optim.lr (the usual reason), longer optim.warmup_epochs", {"factor": 3.0, "first": 3, "newest": 3}),
+    Rule("Overfit", judges.overfit, ("epoch.train/loss", "val", "metric"),
+         "{metric} fell from {before} to {now} while train/loss still falls",
+         "stronger data.augment, fewer epochs; the best epoch is exported anyway", {"drop": 0.03, "patience": 3}),
+    Rule("VanishingGradient", judges.vanishing, ("known.grad_norm",),
+         "the gradient's norm is below {least:g} in {part:.0%} of the readings",
+         "activations that saturate, loss weights near 0, a frozen part", {"least": 1e-7, "share": 0.5}),
+    Rule("ExplodingTensor", judges.exploding, ("recorded.grad_norm",),
+         "the gradient's norm reached {most:.3g} (median {median:.3g})",
+         "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val", {"factor": 100.0}),
+    Rule("DeadRelu", judges.worst_layer, ("newest.dead",),
+         "{count} layer{s} with dead units, {name}: {value:.0%} never fire",
+         "a lower optim.lr or longer optim.warmup_epochs", {"share": 0.5}),
+    Rule("PoorWeightInitialization", judges.far_apart, ("first.spread",),
+         "activations spread {low:.2g} in {lowest} but {high:.2g} in {highest}", "the student's initial weights",
+         {"factor": 1000.0}),
+    Rule("SaturatedActivation", judges.worst_layer, ("newest.saturated",),
+         "{count} saturated layer{s}, {name}: {value:.0%} of its outputs",
+         "a lower optim.lr, or smaller weights before it (optim.weight_decay)", {"share": 0.8}),
+    Rule("WeightUpdateRatio", judges.update_size, ("known.update_ratio",),
+         "a step moves the weights by {median:.2g} of their size (median)", "optim.lr", {"low": 1e-8, "high": 0.1}),
+    Rule("AllZero", judges.all_zero, ("newest.zeros",), "all outputs are 0: {names}",
+         "the layer's weights and input, the step before", {"share": 1.0}),
+    Rule("UnchangedTensor", judges.unchanged, ("recorded.unchanged",), "{count} weight{s} did not change, {name} for one",
+         "a part that gets no gradient (frozen, detached, unused), or a rate of 0", {"times": 3}),
+    Rule("TensorVariance", judges.variance_outside, ("newest.spread",), "the variance of {name} is {variance:.2g}",
+         "normalisation, the initial weights, a lower optim.lr", {"low": 1e-10, "high": 1e6}),
+    Rule("CheckInputImages", judges.odd_pictures, ("known.inputs",), "", "the data: its files, its decoding, data.augment",
+         {"constant": 0.05, "duplicated": 0.1}),
+    Rule("ClassImbalance", judges.class_imbalance, ("class_counts",),
+         "the most frequent class has {most} pictures, the rarest {least}",
+         "data.balance_classes=true, or more pictures of the rare classes", {"factor": 10.0}, when="class_counts",
+         needs_steps=False),
+    Rule("TeacherNearChance", judges.weak_teacher, ("teacher_acc1", "chance", "judged", "remedy"),
+         "the teacher is right on {right} of {pictures} validation pictures ({reached}), no better than always naming the "
+         "most frequent class ({guessed})",
+         "check that its classes are in the data's order (classes), that img_size is what it was trained with, and that "
+         "checkpoint names the trained weights", {"sigma": CHANCE_SIGMAS}, when="teacher_acc1", needs_steps=False),
+    Rule("StudentIgnoresTeacher", judges.ignored_teacher, ("epoch.val/agreement", "distill_losses"),
+         "agreement with the teacher has stayed at {agreement:.1%} for {patience} epochs and {names} no longer {falls}",
+         "the weight of the distillation losses, the temperature", {"flat": 0.01, "patience": 3, "below": 0.8}),
+    Rule("WorseThanStart", judges.worse_than_start,
+         ("start_value", "last_value", "pictures", "metric", "exported_epoch", "levers"),
+         "{metric} was {before} before the first step and is {now} after the last epoch: training has undone part of what "
+         "it began with; {kept}", "a lower optim.lr", {"drop": 0.02}, when="done", needs_steps=False),
+    Rule("StudentUnderTrained", judges.under_trained, ("val", "epoch.val/agreement", "start", "metric"),
+         "{rose}, with {agreement:.1%} agreement with the teacher: the student is under-trained",
+         "more trainer.max_epochs", {"gain": 0.01, "part": 0.2, "below": 0.8, "least": 5}, when="done"),
+    Rule("TemperatureTooHigh", judges.entropy_above, ("known.teacher_entropy",),
+         "at this temperature the teacher's answers are nearly uniform (entropy {level:.1%} of its maximum)",
+         "a lower temperature of the distillation loss", {"high": 0.98}),
+    Rule("TemperatureTooLow", judges.entropy_below, ("known.teacher_entropy",),
+         "at this temperature the teacher's answers are nearly one-hot (entropy {level:.1%} of its maximum)",
+         "a higher temperature of the distillation loss", {"low": 0.02}),
+    Rule("LossTermDominates", judges.dominant_term, ("newest.loss_shares",), "'{name}' is {value:.0%} of the loss",
+         "the weights of the losses", {"share": 0.98}),
+    Rule("Overtraining", judges.overtrained, ("val", "epoch.val/kl", "metric"),
+         "{metric} has been no better than {best} for {patience} epochs{no_lower}",
+         "stop here: the best epoch is exported; or a lower optim.lr", {"patience": 10, "delta": 0.001}),
+    Rule("StalledTraining", judges.too_long, ("silent_s",), "no step has ended for {minutes:.0f} min",
+         "a rank that waits for another, a disk or a store that does not answer, a process that is gone",
+         {"limit_s": 1800.0}, when="silent_s", needs_steps=False),
+    Rule("SimilarAcrossRuns", judges.same_losses, ("loss_by_step", "siblings"),
+         "train/loss is that of {name} in all {count} steps that both have logged",
+         "the setting that differs has no effect, or nothing differs", {"least": 5, "near": 1e-6}),
+    Rule("Confusion", judges.confused, ("confusions", "val_counts"),
+         "{part:.0%} of '{true}' are taken for '{called}' ({count} of {of}){more}",
+         "their labels, more pictures of both; the teacher may mix them up as well", {"share": 0.3, "least": 10}),
+    Rule("FeaturesCollapse", judges.collapsed, ("epoch.val/rankme", "pictures"),
+         "the student's features use {rank:.1f} directions (val/rankme of {pictures} pictures)",
+         "model.student.inherit=true, more pictures, more epochs", {"below": 10.0, "least": 100}),
+)  # fmt: skip
+RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}
+"""All rules by name."""
 
-NOT_THRESHOLDS = (
-    "processes",
-    "workers",
-    "others",
-    "remedy",
-    "exported_epoch",
-)  # arguments with defaults that are read from the records
-NEED_NO_STEPS = (
-    "MaxInitializationTime",
-    "StalledTraining",
-    "TeacherNearChance",
-    "ClassImbalance",
-    "EfaMissing",
-    "WorseThanStart",
-)
 
-
-def thresholds_of(rule: str) -> dict[str, float]:
-    """The thresholds of a rule that a user can set, with their defaults.
-
-    Args:
-        rule: a key of :data:`RULES`.
-    """
-    thresholds: dict[str, float] = {}
-    for name, parameter in inspect.signature(RULES[rule]).parameters.items():
-        if name in NOT_THRESHOLDS:
-            continue
-        if isinstance(parameter.default, int | float):
-            thresholds[name] = parameter.default
-    return thresholds
+def thresholds_of(rule: str) -> Mapping[str, float]:
+    """The thresholds of a rule that a user can set, with their defaults; ``rule``: a key of :data:`RULES`."""
+    return RULES[rule].thresholds
 
 
 def counts_of(rule: str) -> list[str]:
-    """The thresholds of a rule that count samples, steps, epochs or pictures, by name: whole numbers.
-
-    Args:
-        rule: a key of :data:`RULES`.
-    """
-    parameters = inspect.signature(RULES[rule]).parameters
-    return [name for name in thresholds_of(rule) if parameters[name].annotation is int]
+    """The thresholds of a rule that count samples, steps, epochs or pictures, by name: whole numbers."""
+    return [name for name, default in thresholds_of(rule).items() if isinstance(default, int)]
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
@@ -150,60 +245,35 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     return grouped
 
 
-class Rulebook:
-    """Applies rules one by one. A rule that fails, or whose numbers are missing, does not stop the others.
+def findings_of(
+    scopes: Iterable[object], thresholds: Thresholds, failures: list[str]
+) -> list[Finding]:
+    """The findings of all rules, in their order. A rule that fails does not stop the others.
 
     Args:
+        scopes: the run, its machines and its GPUs.
         thresholds: set by the user.
         failures: gets a message for each rule that fails.
     """
-
-    def __init__(self, thresholds: Thresholds, failures: list[str]) -> None:
-        self._thresholds = by_rule(thresholds)
-        self._failures = failures
-        self.findings: list[Finding] = []
-
-    def apply(self, name: str, call: Callable[[Rule], Finding | None], student: str = "") -> None:
-        """Applies a rule and keeps its finding, if it fires.
-
-        Args:
-            name: a key of :data:`RULES`.
-            call: calls the rule that it is given on the recorded numbers; the user's thresholds are already bound.
-                Numbers are read inside it, so that a failure there is reported as this rule's.
-            student: whose numbers they are; its name precedes the finding's text. Empty for a single student.
-        """
-        rule = partial(RULES[name], **self.thresholds_of(name))
-        finding = attempt(f"rule {name}", self._failures, lambda: call(rule))
-        if finding is None:
-            return
-        if student:
-            finding = replace(finding, text=f"{student}: {finding.text}")
-        self.findings.append(finding)
-
-    def apply_to(self, name: str, numbers: object, student: str = "") -> None:
-        """Like :meth:`apply`, for a rule that reads one argument, ``numbers``, beside its thresholds."""
-        self.apply(name, lambda rule: rule(numbers), student)
-
-    def thresholds_of(self, name: str) -> dict[str, float]:
-        """The thresholds that the user has set for a rule, by argument; settings hold counts as floats."""
-        thresholds: dict[str, float] = {}
-        counts = counts_of(name)
-        for argument, value in self._thresholds.get(name, {}).items():
-            thresholds[argument] = int(value) if argument in counts else value
-        return thresholds
-
-    def apply_group(self, what: str, apply: Callable[[], None]) -> None:
-        """Applies rules that read the same numbers; a failure of these numbers is reported once.
-
-        Args:
-            what: names the numbers in the message.
-            apply: calls :meth:`apply` for each rule.
-        """
-        attempt(f"rules of {what}", self._failures, apply)
+    scopes = list(scopes)
+    of_user = by_rule(thresholds)
+    findings = []
+    for rule in RULES.values():
+        counts = counts_of(rule.name)
+        own = {}  # settings hold counts as floats
+        for name, value in of_user.get(rule.name, {}).items():
+            own[name] = int(value) if name in counts else value
+        for scope in scopes:
+            if isinstance(scope, rule.of):
+                call = partial(rule.applied_to, scope, own)
+                finding = attempt(f"rule {rule.name}", failures, call)
+                if finding is not None:
+                    findings.append(finding)
+    return findings
 
 
 Result = TypeVar("Result")
-Evidence = TypeVar("Evidence", Limit, Finding)
+Words = TypeVar("Words", Limit, Finding)
 
 
 def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> Result | None:
@@ -224,333 +294,6 @@ def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> R
         if failure not in failures:
             failures.append(failure)
         return None
-
-
-# -- the rules on the numbers of a run ---------------------------------------------------------------------------------
-def _apply_machine_rules(facts: Facts, book: Rulebook, held_up: bool) -> None:
-    """Applies the rules over the samples of each machine, and over the cores of all.
-
-    Args:
-        facts: of the run.
-        book: takes the findings.
-        held_up: whether the host, the input or the network limits the run: then a larger batch is not suggested.
-    """
-    for node, samples in facts.run.samples.items():
-        apply = partial(_apply_rules_of_one_machine, samples, book, held_up)
-        book.apply_group(f"the machine {node}", apply)
-    core_use = facts.core_use_after_start
-    gpu_use = known_utilisation(facts.samples)
-    book.apply("HotCores", lambda rule: rule(core_use, gpu_use))
-
-
-def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> None:
-    """Applies the rules over one machine's samples.
-
-    Args:
-        samples: in order of time.
-        book: takes the findings.
-        held_up: whether the host, the input or the network limits the run: then a larger batch is not suggested.
-    """
-    # Samples that lack a GPU are left out, so that all series are equally long.
-    gpu_counts = [len(sample.get("gpu", [])) for sample in samples]
-    most = max(gpu_counts, default=0)
-    complete = []
-    for sample, gpu_count in zip(samples, gpu_counts, strict=True):
-        if gpu_count == most:
-            complete.append(sample)
-    readings = gpus_of(complete)
-
-    # Of each GPU, a value a sample; [] of one whose use is not known: the place in the list is the GPU's number.
-    # NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
-    gpu_use = _by_gpu(readings, "util")
-    gpu_memory = _by_gpu(readings, "mem")
-    if not any(any(use) for use in gpu_use):
-        gpu_use = []
-
-    # The mean over cores and over GPUs, a value a sample.
-    cpu = [mean(sample["cpu"]) for sample in complete]
-    known_use = [use for use in gpu_use if use]
-    known_memory = [used for used in gpu_memory if used]
-    mean_gpu_use = [mean(values) for values in zip(*known_use, strict=True)]
-    mean_gpu_memory = [mean(values) for values in zip(*known_memory, strict=True)]
-    io_wait = [sample.get("iowait", 0.0) for sample in complete]
-
-    book.apply("CPUBottleneck", lambda rule: rule(cpu, mean_gpu_use))
-    book.apply("IOBottleneck", lambda rule: rule(io_wait, mean_gpu_use))
-    book.apply_to("LowGPUUtilization", mean_gpu_use)
-    if not held_up:
-        book.apply("BatchSize", lambda rule: rule(cpu, mean_gpu_use, mean_gpu_memory))
-    for used_memory in known_memory:
-        book.apply_to("GPUMemoryIncrease", used_memory)
-    book.apply_to("LoadBalancing", gpu_use)
-    for reading in readings:
-        reasons = [gpu.get("throttle", []) for gpu in reading]
-        book.apply_to("Throttling", reasons)
-    used_mb = [sample["rss_mb"] for sample in complete if "rss_mb" in sample]
-    swapped_mb = [sample["swap_mb"] for sample in complete if "swap_mb" in sample]
-    book.apply_to("MemoryLeak", used_mb)
-    book.apply_to("Swap", swapped_mb)
-
-
-def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
-    """The values of ``key``, a list for each GPU; empty for a GPU that lacks one: unknown is not 0.
-
-    Args:
-        readings: of each GPU, one a sample.
-        key: of a reading, such as ``util``.
-    """
-    series = []
-    for readings_of_gpu in readings:
-        values = []
-        if all(reading.get(key) is not None for reading in readings_of_gpu):
-            values = [reading[key] for reading in readings_of_gpu]
-        series.append(values)
-    return series
-
-
-def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
-    """Applies the rules over steps, ranks, network and the start.
-
-    A run whose summary has no status yet is also checked for a stall: it still trains, or was killed. Loader processes
-    that are not known, or a data tier, leave out the rule ``Dataloader``.
-
-    Args:
-        facts: of the run.
-        book: takes the findings.
-    """
-    start_s = facts.startup["s"]
-    has_loaders = facts.workers_known and not facts.run.tier
-    book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
-    book.apply("MaxInitializationTime", lambda rule: rule(start_s))
-    if facts.header and has_loaders:
-        book.apply("Dataloader", lambda rule: _call_dataloader(rule, facts))
-    book.apply("SlowRank", lambda rule: rule(facts.compute_ms))
-    book.apply("EfaMissing", lambda rule: rule(facts.header.get("efa_network", "")))
-    book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
-
-    def scheduler_delay(rule: Callable[..., Finding | None]) -> Finding | None:
-        """Calls the rule with the waits for a core, shares of the time, and with what takes cores."""
-        return rule(
-            facts.thread_wait,
-            facts.loader_wait,
-            facts.delayed_thread,
-            processes=facts.processes,
-            workers=facts.workers,
-            others=facts.other_cores,
-        )
-
-    book.apply("SchedulerDelay", scheduler_delay)
-    still_trains = "status" not in facts.run.summary
-    if still_trains and facts.steps:
-        newest = facts.steps[-1]
-        seconds = time.time() - newest["t"]
-        book.apply("StalledTraining", lambda rule: rule(seconds))
-
-
-def _call_dataloader(rule: Rule, facts: Facts) -> Finding | None:
-    """Calls the rule ``Dataloader`` with the run's workers, threads and cores."""
-    return rule(
-        phase_share(facts.phases, "data"),
-        facts.workers,
-        facts.threads,
-        facts.cores,
-        processes=facts.processes,
-        others=facts.other_cores,
-    )
-
-
-def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
-    """Applies the rules over losses, classes and teacher, then those of each student; ``book`` takes the findings."""
-    run = facts.run
-    losses = [row["train/loss"] for row in run.metrics if "train/loss" in row]
-    book.apply_to("LossNotDecreasing", losses)
-    book.apply_to("LossRising", losses)
-
-    balanced = (run.config.get("data") or {}).get("balance_classes") is True
-    if not balanced:
-        book.apply_to("ClassImbalance", run.counts.get("train", []))
-
-    teacher_scores = run.teacher.get("val") or {}
-    val_counts = run.counts.get("val", [])
-    val_pictures: int = sum(val_counts)
-    if "acc1" in teacher_scores and val_pictures:
-        chance = share(max(val_counts), val_pictures)
-        judged_pictures: int = run.teacher.get("pictures", val_pictures)
-        book.apply(
-            "TeacherNearChance",
-            lambda rule: rule(
-                teacher_scores["acc1"],
-                chance,
-                judged_pictures,
-                remedy=run.teacher.get("remedy") or "",
-            ),
-        )
-
-    loss_by_step = _loss_by_step(run.metrics)
-    losses_of_siblings = {}
-    if len(loss_by_step) >= 5:
-        for name, metrics in read_siblings(run.folder).items():
-            losses_of_siblings[name] = _loss_by_step(metrics)
-    book.apply("SimilarAcrossRuns", lambda rule: rule(loss_by_step, losses_of_siblings))
-
-    for student in run.students:
-        whose = student or "the student"
-        book.apply_group(f"{whose}'s metrics", partial(_apply_metric_rules, run, student, book))
-        book.apply_group(
-            f"{whose}'s tensors",
-            partial(_apply_tensor_rules, run.health_of(student), student, book),
-        )
-        book.apply_group(f"{whose}'s mistakes", partial(_apply_confusion_rule, run, student, book))
-
-
-def _loss_by_step(metrics: Sequence[Mapping[str, float]]) -> dict[float, float]:
-    """The training loss by step, from the rows of ``metrics.csv`` that have both."""
-    return {
-        row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row
-    }
-
-
-def _apply_confusion_rule(run: RunRecords, student: str, book: Rulebook) -> None:
-    """Applies the rule over the pairs of classes that a student confuses, from the newest validation.
-
-    Args:
-        run: with its counts of mistakes; without any nothing is applied.
-        student: its name; "" for a single one.
-        book: takes the finding.
-    """
-    newest = run.confusion_of(student)
-    if newest is None:
-        return
-    pairs = [
-        (run.classes[true_id], run.classes[called_id], count)
-        for true_id, called_id, count in newest["pairs"]
-    ]
-    counts = dict(zip(run.classes, newest["counts"], strict=False))
-    book.apply("Confusion", lambda rule: rule(pairs, counts), student)
-
-
-def _apply_tensor_rules(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
-    """Applies the rules over a student's gradients, updates and activations.
-
-    Args:
-        health: its health records, by step.
-        student: its name.
-        book: takes the findings.
-    """
-    if not health:
-        return
-    first = health[0]
-    last = health[-1]
-    norms = _recorded(health, "grad_norm")  # None: it was NaN or infinite
-    update_ratios = _without_none(_recorded(health, "update_ratio"))
-    book.apply_to("VanishingGradient", _without_none(norms), student)
-    book.apply_to("ExplodingTensor", norms, student)
-    book.apply_to("DeadRelu", last.get("dead", {}), student)
-    book.apply_to("PoorWeightInitialization", _known_spread(first), student)
-    book.apply_to("SaturatedActivation", last.get("saturated", {}), student)
-    book.apply_to("WeightUpdateRatio", update_ratios, student)
-    book.apply_to("AllZero", last.get("zeros", {}), student)
-    book.apply_to("UnchangedTensor", _recorded(health, "unchanged"), student)
-    book.apply_to("TensorVariance", _known_spread(last), student)
-    inputs = [reading for reading in _recorded(health, "inputs") if reading]
-    book.apply_to("CheckInputImages", inputs, student)
-    book.apply_to("LossTermDominates", last.get("loss_shares", {}), student)
-
-    # One rule has two names, and each name its own threshold.
-    entropy = _without_none(_recorded(health, "teacher_entropy"))
-    low = book.thresholds_of("TemperatureTooLow")
-    book.apply("TemperatureTooHigh", lambda rule: rule(entropy, **low), student)
-
-
-def _recorded(health: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """The values of ``name`` in the readings that have it."""
-    return [reading[name] for reading in health if name in reading]
-
-
-def _without_none(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _known_spread(reading: Mapping[str, Any]) -> dict[str, float]:
-    """The activations' standard deviation by layer; layers where it was NaN or infinite are left out."""
-    return {
-        layer: spread for layer, spread in reading.get("spread", {}).items() if spread is not None
-    }
-
-
-def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
-    """Applies the rules over a student's metrics by epoch.
-
-    Args:
-        run: with the rows of ``metrics.csv``.
-        student: its name; "" for a single one.
-        book: takes the findings.
-    """
-    prefix = f"{student}/" if student else ""
-
-    def values(name: str) -> list[float]:
-        return list(by_epoch(run, f"{prefix}{name}").values())
-
-    def distill_losses() -> dict[str, list[float]]:
-        """The student's training losses by epoch, without the loss on labels; by their columns of ``metrics.csv``."""
-        train = f"{prefix}train/"
-        task_loss = f"{train}task_loss"
-        losses = {}
-        columns = {column for row in run.metrics for column in row}
-        for column in sorted(columns):
-            is_loss = column.startswith(train) and column.endswith("_loss")
-            if is_loss and column != task_loss:
-                losses[column] = list(by_epoch(run, column).values())
-        return losses
-
-    metric = f"{prefix}val/{run.primary}"
-    # The rules read a metric that should rise; of an error they get nothing.
-    scores = [] if less_is_better(run.primary) else values(f"val/{run.primary}")
-    agreement = values("val/agreement")
-    book.apply("Overfit", lambda rule: rule(values("train/loss"), scores, metric=metric))
-    book.apply("Overtraining", lambda rule: rule(scores, values("val/kl"), metric=metric))
-    header = next(iter(run.headers.values()), {})
-    pictures = header.get("val", 0)
-    book.apply("FeaturesCollapse", lambda rule: rule(values("val/rankme"), pictures), student)
-    book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, distill_losses()))
-    if run.summary.get("status") == "done":
-        book.apply(
-            "WorseThanStart", lambda rule: _call_worse_than_start(rule, run, student), student
-        )
-        start = run.model_of(student).get("start", "")
-        book.apply(
-            "StudentUnderTrained",
-            lambda rule: rule(scores, agreement, start=start, metric=metric),
-        )
-
-
-def _call_worse_than_start(rule: Rule, run: RunRecords, student: str) -> Finding | None:
-    """Calls the rule ``WorseThanStart`` with a student's values of ``summary.json`` and what its settings suggest.
-
-    Args:
-        rule: with the user's thresholds bound.
-        run: a finished run.
-        student: its name; "" for a single one.
-    """
-    model = run.model_of(student)
-    header = next(iter(run.headers.values()), {})
-    settings = run.config.get("model") or {}
-    levers = ["a lower optim.lr"]
-    if "lr" in model:
-        levers = [f"a lower optim.lr (it was {model['lr']:g})"]
-    if run.teacher:
-        if not settings.get("distill_losses"):
-            levers.append("the recipe's model.distill_losses instead of labels alone")
-        elif settings.get("task_loss_weight"):
-            levers.append("a smaller model.task_loss_weight")
-    return rule(
-        (model.get("start_val") or {}).get(run.primary),
-        (model.get("val") or {}).get(run.primary),
-        header.get("val", 0),
-        metric=f"val/{run.primary}",
-        exported_epoch=(model.get("best_val") or {}).get("epoch", 0),
-        levers=levers,
-    )
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
@@ -691,7 +434,7 @@ class Explained:
             limits_in_words.append(limit)
         return limits_in_words
 
-    def _worded(self, evidence: Evidence) -> Evidence:
+    def _worded(self, evidence: Words) -> Words:
         """A limit or a finding in the words of the training: kd's keys are those of kd's own runs alone."""
         if self.facts.of_kd:
             return evidence
@@ -730,19 +473,24 @@ class Explained:
     def findings(self) -> list[Finding]:
         """All rules that fire, with the thresholds of the run's settings.
 
-        Of a run with a few recorded steps, 1 or more but fewer than :data:`FEWEST`, only those in :data:`NEED_NO_STEPS`.
+        Of a run with a few recorded steps, 1 or more but fewer than :data:`FEWEST`, only those that need no steps.
         """
-        facts = self.facts
         monitor = self.run.config.get("monitor") or {}
-        book = Rulebook(monitor.get("thresholds") or {}, self.failures)
-        first = self.limits[0].bound if self.limits else ""
-        held_up = first in ("host", "data", "communication")
-        book.apply_group("the machines", partial(_apply_machine_rules, facts, book, held_up))
-        book.apply_group("the steps", partial(_apply_step_rules, facts, book))
-        book.apply_group("the training", partial(_apply_training_rules, facts, book))
+        thresholds = monitor.get("thresholds") or {}
+        findings = findings_of(self._scopes(), thresholds, self.failures)
+        steps = attempt("the number of steps", self.failures, lambda: self.facts.steps_counted)
+        if 0 < (steps or 0) < FEWEST:
+            findings = [finding for finding in findings if not RULES[finding.rule].needs_steps]
+        return [self._worded(finding) for finding in findings]
 
-        findings = [self._worded(finding) for finding in book.findings]
-        steps = attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0
-        if 0 < steps < FEWEST:
-            return [finding for finding in findings if finding.rule in NEED_NO_STEPS]
-        return findings
+    def _scopes(self) -> list[object]:
+        """What has series: the run, each machine and each of its GPUs; one that fails is named and left out."""
+        first = self.limits[0].bound if self.limits else ""
+        free = first not in ("host", "data", "communication")
+        scopes: list[object] = [OfRun(self.facts)]
+        for node, samples in self.run.samples.items():
+            of_machine = partial(OfMachine, samples, free)
+            machine = attempt(f"rules of the machine {node}", self.failures, of_machine)
+            if machine is not None:
+                scopes += [machine, *map(OfGpu, machine.readings)]
+        return scopes

@@ -9,30 +9,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kd.report import traces
-from kd.report.certified import certified
-from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart, table
-from kd.report.disputed import disputed
+from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart
+from kd.report.costs import costs_by_kind, input_costs, tier_table
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
-from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
 from kd.report.metric import counted, duration, format_metric, is_share
-from kd.report.pays import pays
-from kd.report.proven_cascade import cascade_sections
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
 from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
+from kd.report.tables import Cell, Part, Table, results_of, sentences
 
-Parts = Callable[[], Sequence[Section | None]]  # makes sections of the page
+Parts = Callable[[], Sequence[Section | Part | None]]  # makes sections of the page
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 RUNNING_S = 600.0  # a run without a status whose newest step is younger still trains
 OF_HEADER = ("host", "device_name", "cores", "threads", "world_size", "python", "torch", "platform")
 OF_SUMMARY = ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb", "seed")
 
 
-def report(explained: Explained) -> list[Section]:
+def report(explained: Explained) -> list[Section | Part]:
     """The page's sections, in order; those without data are left out.
 
     A section that can't be worked out is left out too, and the notes name it: the others are shown.
@@ -43,11 +40,8 @@ def report(explained: Explained) -> list[Section]:
     speed: dict[str, Parts] = {"rules": lambda: [_rules(explained)]}
     results: dict[str, Parts] = {
         "learning": lambda: learning(facts),
-        "certificates": lambda: certified(run),
-        "cascade": lambda: cascade_sections(run),
+        "results": lambda: _results(run),
         "faithfulness": lambda: faithful(run),
-        "pays": lambda: pays(run),
-        "disputed labels": lambda: disputed(run),
     }
     first: dict[str, Parts] = {
         "headline": lambda: [headline(facts)],
@@ -79,9 +73,9 @@ def report(explained: Explained) -> list[Section]:
     return [*opening, *([problems] if problems else []), *body]
 
 
-def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section]:
+def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section | Part]:
     """The sections that have data; a part that fails is named in ``failures``."""
-    sections = []
+    sections: list[Section | Part] = []
     for name, part in parts.items():
         for section in attempt(f"section {name}", failures, part) or []:
             if section:
@@ -89,11 +83,30 @@ def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section
     return sections
 
 
-def _settings(run: RunRecords) -> Section | None:
+NOT_MEASURED = (
+    "kd-eval RUN pays=DIR compares the distilled backbone with a random start, by a linear probe on labelled pictures "
+    "(DIR/train/<class>/*.jpg, DIR/val/<class>/*.jpg)."
+)
+
+
+def _results(run: RunRecords) -> list[Part]:
+    """What commands have measured of the student, in the order of their names; of a finished student without a classifier
+    how its worth is measured, where that was not done.
+    """
+    results = results_of(run.folder, run.notes.append)
+    parts = [part for of_one in results.values() for part in of_one]
+    student = (run.config.get("model") or {}).get("student") or {}
+    ended_well = run.summary.get("status") == "done"
+    if "pays" not in results and ended_well and not student.get("head", True):
+        parts.append(sentences("Does it pay?", [NOT_MEASURED]))
+    return parts
+
+
+def _settings(run: RunRecords) -> Table | None:
     """All settings of the run as a folded table; None without ``config.yaml``."""
     if not run.config:
         return None
-    return table("Settings", ["key", "value"], flat(run.config), folded=True)
+    return Table("Settings", ["key", "value"], flat(run.config), folded=True)
 
 
 def verdict_of(explained: Explained) -> Section:
@@ -144,29 +157,22 @@ def _cards(facts: Facts) -> Section:
 
 
 def _result_cards(facts: Facts) -> list[Card]:
-    """The best values of students and teacher, and, of a metric that is a share, the part that each student keeps."""
+    """The best values of student and teacher, and, of a metric that is a share, the part that the student keeps."""
     run = facts.run
     metric = run.primary
-    teacher = run.teacher
-    teacher_values = teacher.get("val") or {}
-    teacher_value = teacher_values.get(metric)
-    cards = []
-    for name in run.students:
-        best = format_metric(metric, facts.best_val(name))
-        which = f"best val {metric}"
-        if facts.exports_its_start(name):
-            which = f"val {metric} before training"
-        about = _about(which, run.model_of(name))
-        cards.append((name or "student", best, about))
-    value = format_metric(metric, teacher_value)
-    cards.append(("teacher", value, _about(f"val {metric}", teacher)))
-    for name in run.students:
-        score = facts.best_val(name)
-        share_kept = ""
-        if teacher_value and score is not None and is_share(metric):
-            share_kept = f"{ratio(score, teacher_value):.1%}"
-        cards.append((f"{name or 'student'} keeps", share_kept, "of its teacher"))
-    return cards
+    teacher_value = (run.teacher.get("val") or {}).get(metric)
+    score = facts.best_val()
+    which = f"best val {metric}"
+    if facts.exports_its_start():
+        which = f"val {metric} before training"
+    kept = ""
+    if teacher_value and score is not None and is_share(metric):
+        kept = f"{ratio(score, teacher_value):.1%}"
+    return [
+        ("student", format_metric(metric, score), _about(which, run.model_of(""))),
+        ("teacher", format_metric(metric, teacher_value), _about(f"val {metric}", run.teacher)),
+        ("student keeps", kept, "of its teacher"),
+    ]
 
 
 def _speed_cards(facts: Facts) -> list[Card]:
@@ -262,7 +268,7 @@ def _cost(facts: Facts, seconds: float | None) -> str:
     return f"{facts.price * seconds / 3600:.4g}"
 
 
-def _cost_by_group(facts: Facts) -> Section | None:
+def _cost_by_group(facts: Facts) -> Table | None:
     """Machines, price and cost of each group of ``kd-launch``'s job, by the hours that the place where it ran has counted,
     else the run's; None without such a job.
     """
@@ -288,7 +294,7 @@ def _cost_by_group(facts: Facts) -> Section | None:
     if job.get("billed_hours"):
         where += f"; billed: {job['billed_hours']:.4g} h"
     columns = ["group", "machines", "price an hour", "hours", "cost"]
-    return table(f"Machines and cost ({where})", columns, rows, empty="")
+    return Table(f"Machines and cost ({where})", columns, rows, empty="")
 
 
 def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
@@ -305,14 +311,14 @@ def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
     return {"kind": "notes", "notes": shown} if shown else None
 
 
-def _rules(explained: Explained) -> Section:
+def _rules(explained: Explained) -> Table:
     """The rules that fired, with their evidence and what to do, as a table; it is shown without any, too."""
     rows = [[finding.rule, finding.text, finding.lever] for finding in explained.findings]
     empty = "None: nothing unusual about the machine or the training."
-    return table("Rules that fired", ["rule", "evidence", "what to do"], rows, empty=empty)
+    return Table("Rules that fired", ["rule", "evidence", "what to do"], rows, empty=empty)
 
 
-def _startup(facts: Facts) -> Section | None:
+def _startup(facts: Facts) -> Table | None:
     """The parts of the newest start, before the first step was done; None where they were not recorded."""
     start_s = facts.startup["s"]
     parts = facts.startup["parts"]
@@ -323,10 +329,10 @@ def _startup(facts: Facts) -> Section | None:
         part = share(part_s, start_s)
         rows.append([name, f"{part_s:,.1f}", f"{part:.0%}"])
     title = f"Start-up ({duration(start_s)})"
-    return table(title, ["", "s", "of the start"], rows)
+    return Table(title, ["", "s", "of the start"], rows)
 
 
-def _percentiles(facts: Facts) -> Section | None:
+def _percentiles(facts: Facts) -> Table | None:
     """Percentiles of each phase over the steps that start no loader, and of the machine's readings over all samples; None
     without both.
     """
@@ -340,11 +346,11 @@ def _percentiles(facts: Facts) -> Section | None:
     series.update(_machine_series(facts.run))
     if not series:
         return None
-    rows = []
+    rows: list[list[Cell]] = []
     for name, values in series.items():
         percentiles = [round(percentile(values, q), 2) for q in PERCENTILES.values()]
         rows.append([name, *percentiles])
-    return table("Percentiles", ["", *PERCENTILES], rows)
+    return Table("Percentiles", ["", *PERCENTILES], rows)
 
 
 def _machine_series(run: RunRecords) -> dict[str, list[float]]:
@@ -368,18 +374,18 @@ def _known(readings: Iterable[dict[str, Any]], key: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _operations(facts: Facts) -> Section | None:
+def _operations(facts: Facts) -> Table | None:
     """The operations that take most of a profiled step, as a table; None without a profile."""
     if not facts.windows:
         return None
     window = facts.windows[-1]
-    rows = []
+    rows: list[list[Cell]] = []
     for operation in window["top"]:
         percent = round(100 * operation["share"], 1)
         row = [operation["name"], operation["range"], operation["ms"], percent, operation["calls"]]
         rows.append(row)
     title = f"Top operations (steps {window['first']} to {window['last']})"
-    return table(title, ["operation", "range", "ms a step", "%", "calls a step"], rows, long=True)
+    return Table(title, ["operation", "range", "ms a step", "%", "calls a step"], rows, long=True)
 
 
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
@@ -393,7 +399,7 @@ def flat(tree: object, prefix: str = "") -> list[list[str]]:
     return rows
 
 
-def _environment(facts: Facts) -> Section:
+def _environment(facts: Facts) -> Table:
     """Versions, devices and folder of the run, as a folded table."""
     run = facts.run
     rows = []
@@ -407,4 +413,4 @@ def _environment(facts: Facts) -> Section:
         if key in run.summary:
             rows.append([key, str(run.summary[key])])
     rows.append(["folder", str(run.folder)])
-    return table("Environment", ["", ""], rows, folded=True)
+    return Table("Environment", ["", ""], rows, folded=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, Sample, Step, percentile
@@ -36,6 +36,49 @@ def phase_share(phases: Mapping[str, float], name: str) -> float:
 def mean(values: Sequence[float]) -> float:
     """The mean; NaN of no values."""
     return ratio(sum(values), len(values), otherwise=math.nan)
+
+
+class Swing(NamedTuple):
+    """A phase whose time changes from step to step."""
+
+    phase: str
+    """Name of the phase."""
+    low: float
+    """5th percentile, ms."""
+    middle: float
+    """Median, ms."""
+    high: float
+    """95th percentile, ms."""
+
+    def text(self) -> str:
+        """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""
+        low, high = self.low, self.high
+        times = f"{low:.0f} to {high:.0f} ms"
+        if high >= 10_000:
+            low_s = low / 1000
+            high_s = high / 1000
+            times = f"{low_s:.1f} to {high_s:.1f} s"
+        return f"{self.phase} takes {times} (p5, p95)"
+
+
+def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int, float] | None:
+    """The slowest rank, where it computes ``late`` times as long as the median of the others.
+
+    Args:
+        compute_ms: milliseconds of a mean step by rank, without communication.
+        late: multiple of the median.
+
+    Returns:
+        The rank, and by how many ms it is above that median; None where all are about equally fast.
+    """
+    if len(compute_ms) < 2:
+        return None
+    slowest = max(compute_ms, key=lambda rank: compute_ms[rank])
+    of_the_others = [ms for rank, ms in compute_ms.items() if rank != slowest]
+    median = percentile(of_the_others, 50)
+    if compute_ms[slowest] <= late * median:
+        return None
+    return slowest, compute_ms[slowest] - median
 
 
 class StepFacts:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError, needs_extra
-from kd.report.charts import Section, table
 from kd.report.records import RunRecords, Writer
+from kd.report.tables import Table
 from kd.storage.elsewhere import LARGEST_LOG, regular
 
 COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication behind computing"]
@@ -76,7 +76,7 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
     ]
 
 
-def section(run: RunRecords) -> Section | None:
+def section(run: RunRecords) -> Table | None:
     """The page's table of each rank's GPU time, in %; None where no traces were analysed."""
     event = run.event("traces")
     if event is None:
@@ -85,4 +85,4 @@ def section(run: RunRecords) -> Section | None:
     for shares in event["ranks"]:
         values = [shares[name] for name in ("computing", "other", "idle", "overlap")]
         rows.append([str(shares["rank"]), *values])
-    return table("GPU time of each rank in the profiled window (%)", COLUMNS, rows)
+    return Table("GPU time of each rank in the profiled window (%)", COLUMNS, rows)

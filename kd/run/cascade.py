@@ -15,6 +15,8 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Prepare
 from kd.proof.cascade import CascadePlan, Goal, choose, features_of
+from kd.report.evaluated import cascade_parts
+from kd.report.tables import write_parts
 from kd.run.eval_options import CascadeWish
 from kd.ship.cascade_rule import goal_of_rule
 from kd.storage.of_weights import CASCADE, write_of_weights
@@ -148,6 +150,7 @@ def cascade_of(
         write_of_weights(pair.run, CASCADE, rule)
     else:
         rule["kept_goal"] = earlier
+    write_parts(pair.run, "cascade", cascade_parts(rule))
     return rule
 
 

@@ -12,10 +12,11 @@ from kd.callbacks.fidelity import as_validated, thumbnail
 from kd.data.sources import printable
 from kd.errors import UserError
 from kd.models.taps import classifier_of
+from kd.report.evaluated import disputed_parts
+from kd.report.tables import write_parts
 from kd.run.cascade import Pair
 from kd.storage.elsewhere import mapping_of
-from kd.storage.of_weights import DISPUTED, write_of_weights
-from kd.storage.shown import Table
+from kd.storage.shown import CsvTable
 from kd.storage.writing import write_json, write_text
 from kd.tasks.disputed import Disputed, disputed_labels
 
@@ -201,19 +202,17 @@ def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> No
     assert pair.run is not None
     rows = found["labels"]
     text = io.StringIO()
-    table = Table(text, "\n")
+    table = CsvTable(text, "\n")
     table.add(COLUMNS)
     for row in rows:
         table.add([row.get(column, "") for column in COLUMNS])
     write_text(pair.run / TABLE, text.getvalue())
 
     shown = numbers[:EXAMPLES].tolist()
-    examples = []
-    for row, picture in zip(rows, as_validated(pair.data, place, shown), strict=False):
-        examples.append({**row, "image": thumbnail(picture)})
-    page = {key: value for key, value in found.items() if key != "labels"}
-    write_of_weights(pair.run, DISPUTED, {**page, "examples": examples})
+    images = [thumbnail(picture) for picture in as_validated(pair.data, place, shown)]
+    write_parts(pair.run, "disputed", disputed_parts(found, images))
 
+    page = {key: value for key, value in found.items() if key != "labels"}
     summary = mapping_of(pair.run / "summary.json")
     if summary:
         write_json(pair.run / "summary.json", {**summary, "disputed_labels": page})

@@ -19,9 +19,7 @@ from kd.run.resolve import merged
 from kd.run.trust import is_trusted, refused_at, remember_made, unlisted
 from kd.settings import Settings
 
-SENDING_KEY = re.compile(
-    r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
-)
+SENDING_KEY = re.compile(r"data\.tier\.address|monitor\.(otlp|webhook|prometheus_host)")
 """Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
 HERE = ("auto", "127.0.0.1", "localhost")
 """Values of these that stay on this machine."""

@@ -23,6 +23,8 @@ from kd.models.weights import about
 from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
+from kd.report.evaluated import cascade_parts, certificate_table, disputed_parts, pays_parts
+from kd.report.tables import Part, write_parts
 from kd.report.terminal import without_common_folders
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of, check_cascade
@@ -36,9 +38,9 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.finished import check_classes, measurable, teacher_of
 from kd.storage.elsewhere import mapping_of
-from kd.storage.of_weights import on_stderr, read_of_weights, write_of_weights
+from kd.storage.of_weights import EVALUATION, write_of_weights
 from kd.storage.run_urls import names_run, run_at
-from kd.storage.shown import Table
+from kd.storage.shown import CsvTable
 from kd.storage.student_metadata import is_student, student_metadata_in
 from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import write_text
@@ -85,7 +87,7 @@ class Evaluation:
     """What an evaluation has found."""
 
     results: list[dict[str, Any]]
-    """The figures of each model: the content of ``eval_*.json`` (:func:`measure`), with ``pays=`` that of ``pays.json``."""
+    """The figures of each model: the content of ``eval_*.json`` (:func:`measure`), with ``pays=`` those of its starts."""
     files: list[Path]
     """Files that the figures were written to."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
@@ -93,13 +95,15 @@ class Evaluation:
     whose answers are not names of classes."""
     notes: list[str] = field(default_factory=list)
     """Lines below the table (:func:`_notes`)."""
+    parts: list[Part] = field(default_factory=list)
+    """A cascade, disputed labels or a backbone's starts, as they are printed."""
 
     @classmethod
     def written(
         cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: EvalOptions
     ) -> "Evaluation":
-        """Writes the figures into each run's folder, beside what :func:`_proven_before` keeps, and to ``options.out`` where
-        that is JSON; a table is written by the caller, its file is among :attr:`files` all the same.
+        """Writes the figures into each run's folder, certificates also as tables of page and card, and all to
+        ``options.out`` where that is JSON; a table is written by the caller, its file is among :attr:`files` all the same.
 
         Args:
             results: of each model.
@@ -109,30 +113,18 @@ class Evaluation:
         files = []
         for result, run in zip(results, runs, strict=True):
             if run is not None:
-                earlier = _proven_before(run, options.file, result)
-                files.append(write_of_weights(run, options.file, {**earlier, **result}))
+                files.append(write_of_weights(run, options.file, result))
+                if "certificate" in result:
+                    certificate = result["certificate"]
+                    pictures = options.file.removesuffix(".json").removeprefix(EVALUATION)
+                    table = certificate_table(certificate, certificate["pictures_of"])
+                    write_parts(run, f"certificate_{pictures}", [table])
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
                 content = results[0] if len(results) == 1 else results
                 options.out.write_text(json.dumps(content, indent=2) + "\n")
         return cls(results, files)
-
-
-def _proven_before(run: Path, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The certificate and the cascade in a run's file that are about the same weights on the same pictures (those of one
-    ``identity``); {} without. The caller keeps them where the new figures have none: the page and the card show them.
-
-    Args:
-        run: the run's folder.
-        name: of the file of earlier figures, which may be missing.
-        result: the new figures.
-    """
-    before = read_of_weights(run, name, on_stderr)
-    # not compared by `data`, as the same folder may be spelled in two ways
-    if "identity" not in before or before["identity"] != result.get("identity"):
-        return {}
-    return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
 
 def subjects(request: Request, options: EvalOptions) -> list[Subject]:
@@ -330,6 +322,7 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     proof.add_to(results)
     runs = [subject.run for subject in measured]
     evaluation = Evaluation.written(results, runs, options)
+    evaluation.parts = _parts(results[0])
     if options.disputed and first.run is not None:
         evaluation.files.append(first.run / DISPUTED_LABELS)
     if to_table and options.out is not None:
@@ -341,6 +334,15 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
     return evaluation
 
 
+def _parts(result: Mapping[str, Any]) -> list[Part]:
+    """What is printed of the first model's cascade and its disputed labels."""
+    if "cascade" in result:
+        return cascade_parts(result["cascade"])
+    if "disputed" in result:
+        return disputed_parts(result["disputed"], [])
+    return []
+
+
 def evaluate_pays(request: Request, wish: PaysWish, options: EvalOptions) -> Evaluation:
     """Measures whether a run's backbone pays, and writes the figures.
 
@@ -350,6 +352,7 @@ def evaluate_pays(request: Request, wish: PaysWish, options: EvalOptions) -> Eva
     figures, file = measure_pays(request, wish)
     evaluation = Evaluation.written([figures], [None], options)
     evaluation.files.insert(0, file)
+    evaluation.parts = pays_parts(figures["probe"])
     return evaluation
 
 
@@ -655,7 +658,7 @@ def _write_answers(
                 column = f"{subject.name} {key}"
             columns[column] = of_subject, key
     text = io.StringIO()
-    table = Table(text, "\n")
+    table = CsvTable(text, "\n")
     table.add(["picture", *labels, *columns])
     for i in sorted(first_rows):
         picture = printable(split.name(i))

@@ -142,7 +142,6 @@ def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
         ("DeepSpeed" in _class_names(trainer["strategy"]), "trainer.strategy: DeepSpeed", "deepspeed", "deepspeed"),
         (monitor["prometheus_port"], "monitor.prometheus_port:", "prometheus_client", "prometheus"),
         (monitor["otlp"], "monitor.otlp:", "opentelemetry", "otel"),
-        (monitor["cloudwatch"], "monitor.cloudwatch:", "boto3", "aws"),
     )  # fmt: skip
     from kd.data.sources import class_at
 

@@ -28,7 +28,8 @@ from kd.models.taps import PRELOGITS, Taps
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
-from kd.report.pays import DISTILLED, gain_line
+from kd.report.evaluated import gain_line, pays_parts
+from kd.report.tables import write_parts
 from kd.run.build import untrained_student_in
 from kd.run.eval_options import PaysWish
 from kd.run.open import open_run
@@ -38,14 +39,14 @@ from kd.run.trust import Trust
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
-from kd.storage.of_weights import PAYS, write_of_weights
 from kd.storage.student_metadata import student_metadata_in
 from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 
 RANDOM = "random"
 PRETRAINED = "pretrained"
-"""Names of starts, beside :data:`kd.report.pays.DISTILLED`."""
+DISTILLED = "distilled"
+"""Names of starts."""
 OF_NORMS = 1024
 """Pictures that the norms of random starts are measured on, at most."""
 
@@ -108,7 +109,7 @@ class Starts:
 
     @property
     def names(self) -> list[str]:
-        """Of the starts, the distilled one last: the order of the page's rows, and the keys in ``pays.json``."""
+        """Of the starts, the distilled one last: the order of the page's rows, and the keys of the figures."""
         if self.pretrained is None:
             return [RANDOM, DISTILLED]
         return [RANDOM, PRETRAINED, DISTILLED]
@@ -125,14 +126,14 @@ class Starts:
 
 
 def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path]:
-    """Measures a run's backbone beside its other starts; writes ``pays.json``, and the same as ``pays`` of ``summary.json``.
+    """Measures a run's backbone beside its other starts; writes a table, and the figures as ``pays`` of ``summary.json``.
 
     Args:
         request: the command line; it names one run.
         wish: its own keys.
 
     Returns:
-        The content of ``pays.json``, and the file.
+        The figures, and the file of the table.
 
     Raises:
         UserError: not one finished run, no labelled pictures, or pre-trained weights that do not fit.
@@ -246,7 +247,7 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
     """The accuracies of linear probes on all starts, and what the distilled one gains over each other.
 
     Returns:
-        The part ``probe`` of ``pays.json``: ``starts`` has each start's ``accuracy`` in 0..1, one a seed; ``gains`` over
+        The part ``probe`` of the figures: ``starts`` has each start's ``accuracy`` in 0..1, one a seed; ``gains`` over
         each other start are in points, with the ends of their interval; ``metrics`` are names, ``how`` and ``notes``
         sentences for the page.
     """
@@ -342,7 +343,7 @@ def _notes(data: DistillationDataModule, judged: int) -> list[str]:
 
 
 def _written(folder: Path, probe: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-    """Writes the figures into ``pays.json``, and its content as ``pays`` into ``summary.json``, where the run has one.
+    """Writes the figures as a table of the page, and as ``pays`` into ``summary.json``, where the run has one.
 
     Args:
         folder: the run's.
@@ -357,7 +358,7 @@ def _written(folder: Path, probe: dict[str, Any]) -> tuple[dict[str, Any], Path]
         "probe": probe,
         "answers": [gain_line(gain) for gain in probe["gains"]],
     }
-    file = write_of_weights(folder, PAYS, content)
+    file = write_parts(folder, "pays", pays_parts(probe))
     if summary:
         write_json(folder / "summary.json", {**summary, "pays": content})
     return content, file

@@ -28,8 +28,6 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
     (r"monitor\.(?!enabled).*", any, ("monitor.enabled",), "nothing is monitored"),
     (r"monitor\.prometheus_host", any, ("monitor.prometheus_port",), "the Prometheus endpoint reads it"),
     (r"monitor\.send_every_s", any, ("monitor.otlp", "monitor.cloudwatch"), "what sends numbers elsewhere reads it"),
-    (r"monitor\.cloudwatch_alarms", any, ("monitor.cloudwatch",), "alarms are on the numbers that are sent"),
-    (r"monitor\.cloudwatch_topic", any, ("monitor.cloudwatch_alarms",), "the alarms notify it"),
     (r"trainer\.gradient_clip_algorithm", any, ("trainer.gradient_clip_val",), "clipping reads it"),
     (r"trainer\.(limit_test_batches|limit_predict_batches)", any, (), "training neither tests nor predicts"),
     (r"trainer\.use_distributed_sampler", any, (), "kd's own sampler gives each process its share"),

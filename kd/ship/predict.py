@@ -29,7 +29,7 @@ from kd.ship.finished import FinishedRun
 from kd.ship.serving.answers import answer, mask_type
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
-from kd.storage.shown import Table, on_terminal
+from kd.storage.shown import CsvTable, on_terminal
 from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
@@ -213,7 +213,7 @@ def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
     A table's columns are those of the first row; JSON has the rows as they are (:func:`_columns`).
     """
     if suffix == ".csv":
-        table = Table(file)
+        table = CsvTable(file)
         for number, columns in enumerate(map(_columns, rows)):
             if number == 0:
                 table.add(columns)

@@ -21,10 +21,8 @@ LATENCY = f"{EXPORT}/latency.json"
 """Times of the student, its exports and its teacher (``kd-latency``)."""
 CASCADE = "cascade.json"
 """What ``kd-eval cascade=true`` has measured, with the rule by which the teacher is asked."""
-PAYS = "pays.json"
-"""What ``kd-eval pays=`` has measured."""
-DISPUTED = "disputed.json"
-"""Labels that the teacher disputes (``kd-eval disputed=true``), for the page."""
+TABLES = "tables"
+"""Folder of the results that page and card show (:mod:`kd.report.tables`)."""
 EVALUATION = "eval_"
 """How the name of a file of figures begins (``kd-eval``)."""
 WEIGHTS = "weights"
@@ -78,15 +76,15 @@ def read_of_weights(run: Path, name: str, say: Say) -> dict[str, Any]:
     return content
 
 
-def evaluations(run: Path, say: Say) -> dict[str, dict[str, Any]]:
-    """The figures of the student's present weights, by the name of their pictures; arguments as of
+def read_tables(run: Path, say: Say) -> dict[str, dict[str, Any]]:
+    """The files of :data:`TABLES` about the student's present weights, by name; arguments as of
     :func:`read_of_weights`.
     """
     found = {}
-    for file in sorted(run.glob(evaluation("*"))):
-        content = read_of_weights(run, file.name, say)
+    for file in sorted((run / TABLES).glob("*.json")):
+        content = read_of_weights(run, f"{TABLES}/{file.name}", say)
         if content:
-            found[file.stem.removeprefix(EVALUATION)] = content
+            found[file.stem] = content
     return found
 
 

@@ -106,7 +106,7 @@ def in_html(values: object) -> str:
     return text.replace("<", "\\u003c")
 
 
-class Table:
+class CsvTable:
     """Writes rows of CSV in which a spreadsheet computes nothing.
 
     Text that begins like a formula gets an apostrophe before it (OWASP, CSV injection); numbers stay as they are.

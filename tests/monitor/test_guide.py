@@ -39,8 +39,6 @@ def test_each_setting_and_word_of_the_guide_is_taken() -> None:
         thresholds={"BatchSize.low": 60},
         actions={"Overtraining": "stop"},
         cloudwatch="NAMESPACE",
-        cloudwatch_alarms=True,
-        cloudwatch_topic="arn:aws:sns:eu-west-1:123456789012:mine",
         kernels_at=20,
     )
     for words in re.findall(r"--set ([\w=. ]+)`", GUIDE):

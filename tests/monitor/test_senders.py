@@ -1,16 +1,16 @@
-"""The numbers leave the machine: by OTLP to a receiver of the tests' own, to CloudWatch as moto plays it."""
+"""The numbers leave the machine: by OTLP to a receiver of the tests' own, to CloudWatch as lines of the log."""
 
 import json
-from importlib.util import find_spec
+import time
 from pathlib import Path
 
 import pytest
 
 from kd.cli import train_main
-from kd.report.rules import RULES
+from kd.monitor.cloudwatch import embedded
 from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 
-TOPIC = "arn:aws:sns:us-east-1:123456789012:kd"
+MONITOR = Path(__file__).parents[2] / "scripts" / "monitor"
 SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
 SHORT = [f"trainer.callbacks+={SLOW}", "monitor.interval_s=0.1", "trainer.max_epochs=1"]
 
@@ -44,65 +44,61 @@ def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
     assert units["kd.phase_seconds"] == "s"
 
 
-def test_cloudwatch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("boto3")
-    moto = pytest.importorskip("moto")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with moto.mock_aws():
-        import boto3
-
-        items = [
-            "monitor.cloudwatch=KD/Tests",
-            "monitor.cloudwatch_alarms=true",
-            f"monitor.cloudwatch_topic={TOPIC}",
+def test_cloudwatch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line is in the embedded metric format, and its last one has what the run measured."""
+    items = ["monitor.cloudwatch=KD/Tests", "monitor.send_every_s=0.3", "monitor.rules_every_s=0.2"]
+    assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if "_aws" in line]
+    assert len(lines) > 1
+    for line in lines:
+        (about,) = line["_aws"]["CloudWatchMetrics"]
+        assert about["Namespace"] == "KD/Tests" and about["Dimensions"] == [
+            ["Recipe", "Run", "Host"]
         ]
-        assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
-        client = boto3.client("cloudwatch")
-        made = [
-            a
-            for page in client.get_paginator("describe_alarms").paginate()
-            for a in page["MetricAlarms"]
-        ]
-        boards = client.list_dashboards()["DashboardEntries"]
-        found = [m for page in client.get_paginator("list_metrics").paginate(Namespace="KD/Tests")
-                 for m in page["Metrics"]]  # fmt: skip
-    assert {alarm["AlarmName"] for alarm in made} == {f"KD/Tests {rule}" for rule in RULES}
-    assert made[0]["AlarmActions"] == [TOPIC] and [board["DashboardName"] for board in boards] == [
-        "KD-Tests"
-    ]
-    by_name: dict[str, list[dict[str, str]]] = {}
-    for metric in found:
-        by_name.setdefault(metric["MetricName"], []).append(
-            {d["Name"]: d["Value"] for d in metric["Dimensions"]}
+        assert all(isinstance(line[metric["Name"]], float) for metric in about["Metrics"])
+        assert (
+            len(about["Metrics"]) <= 100
+            and abs(line["_aws"]["Timestamp"] / 1000 - time.time()) < 600
         )
-    assert all(
-        {"Recipe", "Run", "Host"} <= set(of) for dimensions in by_name.values() for of in dimensions
-    )
-    assert {of["phase"] for of in by_name["phase_seconds"]} >= {"teacher", "student", "backward"}
-    assert by_name["step"][0] | {"Host": ""} == {"Recipe": "tiny", "Run": "000", "Host": ""}
-    assert len(by_name["cpu_percent"]) == 1  # the mean of the cores
-    assert {of["name"] for of in by_name["health"]} >= {"grad_norm", "agreement"}
+    newest = lines[-1]
+    assert (newest["Recipe"], newest["Run"]) == ("tiny", "000")
+    assert newest["step"] > 1 and newest["phase_seconds.teacher"] > 0
+    assert newest["health.grad_norm"] > 0 and newest["cpu_percent"] >= 0
+    units = {
+        metric["Name"]: metric["Unit"]
+        for metric in newest["_aws"]["CloudWatchMetrics"][0]["Metrics"]
+    }
+    assert (units["phase_seconds.teacher"], units["cpu_percent"]) == ("Seconds", "Percent")
 
 
-def test_services_that_are_gone_stop_no_run(
+def test_the_alarm_reads_a_metric_of_the_line() -> None:
+    """The file is AWS's own request, and counts the rules that fire."""
+    alarm = json.loads((MONITOR / "cloudwatch_alarm.json").read_text())
+    fired = {"rule_fired": {("Overfit",): 1.0, ("Swap",): 0.0, ("AllZero",): 1.0}}
+    line = embedded("KD", {"Run": "000"}, fired, now=2.5)
+    assert line["_aws"]["Timestamp"] == 2500 and line["rules"] == ["Overfit", "AllZero"]
+    (metric,) = line["_aws"]["CloudWatchMetrics"][0]["Metrics"]
+    assert line[metric["Name"]] == 2.0
+    assert alarm["Metrics"][0]["Expression"] == f'SELECT MAX({metric["Name"]}) FROM "KD"'
+    pytest.importorskip("boto3")
+    from botocore.session import get_session
+    from botocore.validate import ParamValidator
+
+    operation = get_session().get_service_model("cloudwatch").operation_model("PutMetricAlarm")
+    report = ParamValidator().validate(alarm, operation.input_shape)
+    assert not report.has_errors(), report.generate_report()
+
+
+def test_a_collector_that_is_gone_stops_no_run(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody listens: told once each."""
-    gone, items = "http://127.0.0.1:9", []
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", gone)
+    """Nobody listens: told once."""
+    pytest.importorskip("opentelemetry")
     monkeypatch.setattr("kd.monitor.otlp.TIMEOUT_S", 1)
-    items += ["monitor.cloudwatch=KD/Tests"] if find_spec("boto3") else []
-    items += [f"monitor.otlp={gone}"] if find_spec("opentelemetry") else []
-    if not items:
-        pytest.skip("neither boto3 nor OpenTelemetry is installed")
-    assert train_main([f"recipe={recipe}", *SHORT, *items, "monitor.send_every_s=0.1"]) == 0
+    items = ["monitor.otlp=http://127.0.0.1:9", "monitor.send_every_s=0.1"]
+    assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
     told = capsys.readouterr().err
-    assert told.count("kd-train: monitor.") == len(items)
+    assert told.count("kd-train: monitor.") == 1
     assert "Transient" not in told
 
 

@@ -26,12 +26,10 @@ def test_it_opens_with_what_came_of_the_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
-    for folder, agreement, right in ((before, 0.5, "[1.0, 0.6]"), (after, 0.75, "[1.0, 0.8]")):
+    for folder, agreement in ((before, 0.5), (after, 0.75)):
         summary = json.loads((folder / "summary.json").read_text())
         summary["student"]["best_val"] = {"acc1": agreement, "agreement": agreement}
         (folder / "summary.json").write_text(json.dumps(summary))
-        confusion = folder / "records" / "confusion.jsonl"
-        confusion.write_text(confusion.read_text().replace("[1.0, 0.6]", right))
     assert report_main([str(before), str(after)]) == 0
     first, second, change, why, place = capsys.readouterr().out.splitlines()
     assert first == "demo/a: val acc1 50.0%, in 10.00 h"
@@ -41,18 +39,13 @@ def test_it_opens_with_what_came_of_the_runs(
     assert place == f"written to {after / 'comparison.html'}"
     sections = sections_of(after / "comparison.html")
     titles = [section.get("title", section["kind"]) for section in sections]
-    assert titles[:7] == ["verdict", "What came of it", "train/loss", "val/acc1", "val/agreement",
-                          "Classes that changed most (% right)", "Before and after"]  # fmt: skip
-    verdict, outcome, loss, _, _, moved, _ = sections[:7]
+    assert titles[:5] == ["verdict", "In numbers", "Settings that differ", "train/loss", "val/acc1"]
+    _, numbers, _, loss, _ = sections[:5]
     assert set(loss["series"]) == {"demo/a", "demo/b"}  # one axis, in epochs of both
-    assert 3.7 < loss["x"][-1] <= 4.0  # the last loss that was logged
-    assert len(loss["x"]) == 16  # all that were logged, not one an epoch
-    rows = {row[0]: row[1:] for row in outcome["rows"]}
-    assert rows["student val agreement"] == ["0.5", "0.75", "+25.0 points"]
-    assert rows["student parameters (M)"] == ["22", "22", "1.00x"]
-    assert rows["student ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
-    assert moved["rows"] == [["bread", "60.0", "80.0", "+20.0"]]
-    assert verdict["kind"] == "verdict"
+    rows = {row[0]: row[1:] for row in numbers["rows"]}
+    assert rows["val agreement"] == ["0.5", "0.75", "+25.0 points"]
+    assert rows["parameters (M)"] == ["22", "22", "1.00x"]
+    assert rows["ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
 
 
 def test_runs_of_one_name_are_told_apart_and_their_pictures_compared(
@@ -111,15 +104,13 @@ def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
         "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the GPUs, 1.75x per GPU-hour"
         in text
     )
-    rows = {row[0]: row[1:] for row in titled(sections, "Before and after")["rows"]}
+    rows = {row[0]: row[1:] for row in titled(sections, "In numbers")["rows"]}
     assert rows["hours"] == ["960", "24", "0.025x"]
     assert rows["epochs"] == ["300", "210", "0.70x"]
     assert rows["hours per epoch"] == ["3.2", "0.1143", "0.036x"]
     assert rows["devices"] == ["2", "32", "16.00x"]
     assert rows["device-hours per epoch"] == ["6.4", "3.657", "0.57x"]
     assert {"GPU p50 (%)", "GPU p90 (%)", "GPU p95 (%)", "GPU p99 (%)"} <= set(rows)
-    hardware = next(s for s in sections if s.get("title") == "Hardware")["rows"]
-    assert hardware[0] == ["devices", "NVIDIA A100-SXM4-80GB x 2", "NVIDIA A100-SXM4-40GB x 32"]
     titles = [s.get("title", "") for s in sections]
     assert sum(title.startswith("Cores and GPUs over time") for title in titles) == 2
     curve = next(s for s in sections if s.get("title") == "val/acc1")
@@ -133,10 +124,9 @@ def test_accuracy_differs_in_points_and_cost_by_price(tmp_path: Path) -> None:
     (after / "metrics.csv").write_text(metrics)
     assert report_main([str(before), str(after)]) == 0
     sections = sections_of(after / "comparison.html")
-    parts = (titled(sections, title) for title in ("What came of it", "Before and after"))
-    rows = {row[0]: row[1:] for part in parts for row in part["rows"]}
-    gained = 100 * (0.6 - float(rows["student val acc1"][0]))
-    assert rows["student val acc1"][2] == f"{gained:+.1f} points"
+    rows = {row[0]: row[1:] for row in titled(sections, "In numbers")["rows"]}
+    gained = 100 * (0.6 - float(rows["val acc1"][0]))
+    assert rows["val acc1"][2] == f"{gained:+.1f} points"
     assert rows["cost"] == ["30", "20", "0.67x"]
 
 
@@ -164,29 +154,18 @@ def test_cost_of_a_step_with_a_second_kind_of_machine(
     assert report_main([str(folder) for folder in folders]) == 0
     rows = {
         row[0]: row[1:]
-        for row in titled(sections_of(folders[1] / "comparison.html"), "Before and after")["rows"]
+        for row in titled(sections_of(folders[1] / "comparison.html"), "In numbers")["rows"]
     }
     a, b = (float(value) for value in rows["cost per 1000 steps"][:2])
     assert 1 - b / a == pytest.approx(cheaper, abs=0.01)
     assert a == pytest.approx(prices[0] * ms[0] / 3600, rel=1e-3)
 
 
-def test_operations_that_came_and_went_and_three_runs(tmp_path: Path) -> None:
+def test_three_runs_are_side_by_side(tmp_path: Path) -> None:
     folders = [made(tmp_path / name, 1, 1, 4, "GPU") for name in ("a", "b", "c")]
-    kernels = folders[2] / "records" / "kernels.rank0.jsonl"
-    kernels.write_text(kernels.read_text().replace("aten::op0", "ncclDevKernel_ReduceScatter"))
     assert report_main([str(folder) for folder in folders]) == 0
     sections = sections_of(folders[2] / "comparison.html")
-    assert titled(sections, "Side by side")["columns"] == ["", "demo/a", "demo/b", "demo/c"]
-    rows = {
-        row[0]: row[1]
-        for row in next(s for s in sections if s.get("title", "").startswith("Top operations"))[
-            "rows"
-        ]
-    }
-    assert rows["aten::op0"] == "leaves"
-    assert rows["ncclDevKernel_ReduceScatter"] == "enters"
-    assert rows["aten::op1"] == "stays"
+    assert titled(sections, "In numbers")["columns"] == ["", "demo/a", "demo/b", "demo/c"]
     assert verdict_in(sections).startswith("no setting differs; ")
 
 
@@ -215,6 +194,7 @@ def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
         if folder == other:
             del summary["student"], summary["teacher"], summary["recipe"]
         (folder / "summary.json").write_text(json.dumps(summary))
+    keys = {"trainer.max_epochs", "trainer.precision", "trainer.devices"}  # those that both have
     for pair in ([own, other], [other, own]):
         assert report_main([str(folder) for folder in pair]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -223,11 +203,8 @@ def test_a_run_of_kd_and_another_training_are_compared_by_what_both_have(
         )
         assert "mine/b: in 31.2 s" in lines
         values = "3, 2" if pair[0] == own else "2, 3"
-        assert lines[3].startswith(f"they differ in trainer.max_epochs ({values}); ")
+        assert lines[3].startswith(f"they differ in trainer.max_epochs ({values}), ")
         assert "teacher" not in lines[3]
         sections = sections_of(pair[-1] / "comparison.html")
         differing = titled(sections, "Settings that differ")
-        assert [row[0] for row in differing["rows"]] == ["trainer.max_epochs"]
-        assert differing["note"].startswith("Not all of these are runs of kd")
-        for row in titled(sections, "Before and after")["rows"]:
-            assert "" not in row[1:3], row
+        assert {row[0] for row in differing["rows"]} == keys

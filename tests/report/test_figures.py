@@ -8,20 +8,13 @@ import pytest
 from kd.report.card import card
 from kd.report.charts import heat, metric_lines, phase_chart
 from kd.report.comparison import label
+from kd.report.evaluated import exports_parts
 from kd.report.facts import Facts, tier_of
 from kd.report.learning import headline
-from kd.report.machine_rules import load_balancing, straggler, swapping
 from kd.report.records import RunRecords
 from kd.report.sections import _cards, flat, notes, status
 from kd.report.step_facts import hot_cores_text
-from kd.report.training_rules import (
-    class_imbalance,
-    dead_relu,
-    loss_not_decreasing,
-    teacher_near_chance,
-    vanishing_gradient,
-)
-from kd.storage.writing import write_json
+from kd.report.tables import write_parts
 
 
 def test_no_records_no_chart() -> None:
@@ -84,11 +77,12 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
         "agreement": 1.0,
         "max_difference": 0.0,
     }
-    write_json(
-        tmp_path / "export" / "export.json", {"onnx": {**export, "metric": "r2", "export": 0.8}}
+    (tmp_path / "student.safetensors").write_bytes(b"weights")
+    write_parts(
+        tmp_path, "exports", exports_parts({"onnx": {**export, "metric": "r2", "export": 0.8}})
     )
     page = card(run)
-    assert "| onnx | 4.0 | 100.00% | 0.800 | 0 |" in page
+    assert "| onnx | 4 | 100.00% | 0.800 | 0 |" in page
     page = page.replace("100.00%", "")
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
     assert (
@@ -117,20 +111,3 @@ def test_few_full_cores_beside_idle_ones_are_hot() -> None:
     assert not hot_cores_text([[99.0] * 4] * 60), "a busy machine"
     assert not hot_cores_text([[10.0] * 4] * 60), "an idle one"
     assert not hot_cores_text([[99.0, 99.0, 5.0, 5.0]] * 60), "half of them"
-
-
-@pytest.mark.parametrize(
-    ("fires", "silent"),
-    [
-        (loss_not_decreasing([1.0] * 40), loss_not_decreasing([1 / (1 + n) for n in range(40)])),
-        (class_imbalance([10, 200]), class_imbalance([10, 20])),
-        (teacher_near_chance(0.26, 0.25, 100), teacher_near_chance(0.8, 0.25, 100)),
-        (vanishing_gradient([1e-9] * 20), vanishing_gradient([1.0] * 20)),
-        (dead_relu({"layer": 0.9}), dead_relu({"layer": 0.1})),
-        (straggler({0: 100.0, 1: 130.0}), straggler({0: 100.0, 1: 101.0})),
-        (load_balancing([[95.0] * 40, [10.0] * 40]), load_balancing([[95.0] * 40, [94.0] * 40])),
-        (swapping([0.0] * 20 + [500.0] * 20), swapping([5.0] * 40)),
-    ],
-)
-def test_a_rule_fires_on_what_it_is_for_and_on_nothing_else(fires: object, silent: object) -> None:
-    assert fires is not None and silent is None

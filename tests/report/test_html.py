@@ -96,8 +96,15 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["sections"]  # type: ignore[union-attr]
     titles = [s.get("title", s["kind"]) for s in sections]
     of_classes = "Each class's accuracy in epoch 2, the worst first"
-    assert titles[:7] == ["headline", "verdict", "cards", "Training losses", "Validation", "Size and latency",
-                          of_classes]  # fmt: skip
+    assert titles[:7] == [
+        "headline",
+        "verdict",
+        "cards",
+        "Training losses, weighted",
+        "Validation",
+        "Size",
+        of_classes,
+    ]
     best = 0.5 + 3 / 400  # of four epochs
     kept = f"{best / 0.9:.1%}"
     assert sections[0]["text"] == (
@@ -105,16 +112,12 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     )
     assert ["student keeps", kept, "of its teacher"] in sections[2]["cards"]
     tables = {s["title"]: s for s in sections if s["kind"] == "table"}
-    assert tables["Size and latency"]["columns"] == ["", "teacher", "student"]
-    assert tables["Size and latency"]["rows"] == [
-        ["model", "vit_large_patch16_224", "vit_small_patch16_224"], ["parameters (M)", "300", "22"],
-        ["ms, torch, batch 1, 1 thread", 80.0, 9.5],
+    assert tables["Size"]["rows"] == [
+        ["teacher", "vit_large_patch16_224", "300"], ["student", "vit_small_patch16_224", "22"]
     ]  # fmt: skip
-    (classes,) = (s for s in sections if s["kind"] == "bars")  # what is wrong is shown once
-    assert classes["rows"] == [["bread", 0.6, 5], ["bibimbap", 1.0, 5]]
-    assert classes["mistakes"] == ["40% taken for bibimbap", ""]
-    assert classes["matrix"]["names"] == ["bibimbap", "bread"]
-    assert classes["matrix"]["cells"] == [[1.0, 0.0], [0.4, 0.6]]
+    assert tables[of_classes]["rows"] == [
+        ["bread", 5, "60.0%", "bibimbap 40%"], ["bibimbap", 5, "100.0%", ""]
+    ]  # fmt: skip
 
 
 def test_the_verdict_is_one_line_below_the_headline_and_folds_its_remedies(tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
         "The student is better than its teacher: acc1 95.0% against 90.0% with"
     )
     series = {chart["title"]: list(chart["series"]) for chart in section(folder, "lines")}
-    assert series["Training losses"] == ["train/loss"]
+    assert series["Training losses, weighted"] == ["train/loss"]
     assert series["Learning rate"] == ["train/lr"]
 
 
@@ -191,9 +194,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert report_main([str(before), str(after)]) == 0
     (verdict,) = section(after, "verdict", "comparison.html")
     assert "most of the difference: data went from" in verdict["text"]
-    (table,) = (
-        t for t in section(after, "table", "comparison.html") if t["title"] == "Before and after"
-    )
+    (table,) = (t for t in section(after, "table", "comparison.html") if t["title"] == "In numbers")
     rows = {row[0]: row[1:] for row in table["rows"]}
     assert float(rows["data (ms)"][0]) == pytest.approx(20 * float(rows["data (ms)"][1]), rel=0.1)
     assert {"hours", "epochs", "hours per epoch", "images/s", "cost", "step p99 (ms)"} <= set(rows)
@@ -391,6 +392,29 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
     assert list(chart["series"]) == ["val/miou"]
     report_main([str(folder), str(folder)])
     (table,) = (
-        t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
+        t for t in section(folder, "table", "comparison.html") if t["title"] == "In numbers"
     )
-    assert ["student val miou", "0.5", "0.5", "+0.0 points"] in table["rows"]
+    assert ["val miou", "0.5", "0.5", "+0.0 points"] in table["rows"]
+
+
+def test_a_running_runs_page_is_written_while_it_trains(tmp_path: Path) -> None:
+    """By ``python -m kd.report``, which the run asks: progress, and it reloads itself; a finished run's page stays."""
+    folder = write_run(tmp_path / "demo" / "000", steps=120)
+    page = folder / "report.html"
+    ask = [sys.executable, "-m", "kd.report", str(folder)]
+    subprocess.run(ask, check=True, capture_output=True)
+    assert not page.exists()
+    (folder / "summary.json").unlink()
+    file = folder / "records" / "phases.rank0.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line | {"t": time.time()} if line["kind"] == "step" else line for line in lines]
+    lines[0]["teacher"] = {"arch": "vit_large_patch16_224", "params": 1, "val": {"acc1": 0.8}}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = json.loads(subprocess.run(ask, check=True, capture_output=True).stdout)
+    assert answer["verdict"]["bound"] == "teacher" and not answer["failures"]
+    assert '"every":10' in page.read_text()
+    (cards,) = section(folder, "cards")
+    shown = {name: value for name, value, _ in cards["cards"]}
+    assert list(shown)[:5] == ["status", "epoch", "step", "time left", "train/loss"]
+    assert (shown["status"], shown["step"], shown["teacher"]) == ("running", "120", "80.0%")
+    assert shown["epoch"] == "2 of 2" and shown["time left"].endswith((" s", " min"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kd.report import limits, machine_rules, step_facts, training_rules
+from kd.report import judges, limits, rules, step_facts
 from kd.report.plain_words import in_plain_words
 
 OF_KD = re.compile(
@@ -32,7 +32,7 @@ def sentences(file: Path) -> set[str]:
     return {text for text in texts if " " in text or "." in text or "=" in text}
 
 
-@pytest.mark.parametrize("module", [limits, machine_rules, training_rules, step_facts])
+@pytest.mark.parametrize("module", [limits, judges, rules, step_facts])
 def test_no_sentence_of_a_foreign_training_names_a_key_of_kd(module: object) -> None:
     """A new lever that names a setting of kd fails here, until it has its plain words."""
     texts = sentences(Path(module.__file__))  # type: ignore[attr-defined]

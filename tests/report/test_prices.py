@@ -27,7 +27,7 @@ def test_prices_of_machines(tmp_path: Path) -> None:
 
 def test_machines_named_by_their_parts_are_found_in_the_table() -> None:
     """As ``kd-launch instances=2xA100:8`` names them; ``monitor.instances`` took the count for a part of the name."""
-    table = {"A100:8": {"on_demand": 20.0, "spot": 8.0}}
+    table = {"A100:8": {"price": 20.0}, "A100:8:spot": {"price": 8.0}}
     assert price_of(["2*A100:8", "A100:8:spot", "3*A100:8:on_demand"], table) == 108
     assert by_kind(["2*A100:8"], table)["spot"] == 16
 
@@ -43,9 +43,5 @@ def test_tables_that_are_no_prices_are_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_input_machines() -> None:
-    assert input_machines(
-        {"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}}
-    ) == {
-        "cpu": {"price": 3.672, "vcpus": 72, "gpus": 0},
-        "cpu:spot": {"price": 1.5, "vcpus": 72, "gpus": 0},
-    }
+    cpu = {"price": 3.672, "vcpus": 72}
+    assert input_machines({"gpu": {"price": 37.688}, "cpu": cpu}) == {"cpu": {**cpu, "gpus": 0}}

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import pytest
 
 import kd
 from kd.errors import UserError
-from kd.report.records import Writer, is_kept, percentile, read_lines, read_run, read_siblings
+from kd.report.records import (
+    Writer,
+    is_kept,
+    percentile,
+    read_lines,
+    read_results,
+    read_run,
+    read_siblings,
+)
 from tests._pages import write_run
 
 STEP: dict[str, Any] = {"kind": "step", "epoch": 0, "t": 0.0, "p": {}}
@@ -208,3 +217,22 @@ def test_kept() -> None:
 
 def test_percentile() -> None:
     assert percentile([1, 2, 3, 4], 50) == 2.5
+
+
+def test_a_long_table_of_metrics_is_thinned_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps thin out evenly; each validation stays."""
+    monkeypatch.setattr("kd.report.records.MOST_ROWS", 100)
+    lines = ["epoch,step,train/loss,val/acc1"]
+    for step in range(1000):
+        lines.append(f"{step // 100},{step},1.0,")
+        if step % 100 == 99:
+            lines.append(f"{step // 100},{step},,0.5")
+    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    metrics = read_results(tmp_path).metrics
+    assert len(metrics) < 100
+    assert sum("val/acc1" in row for row in metrics) == 10
+    steps = [row["step"] for row in metrics if "train/loss" in row]
+    gaps = [after - before for before, after in pairwise(steps)]
+    assert steps[0] < 40 and steps[-1] > 960 and max(gaps) <= min(gaps) + 2

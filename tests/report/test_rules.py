@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from kd.report.limits import Swing
-from kd.report.machine_rules import load_balancing
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import RULES, Explained, by_rule, counts_of, thresholds_of
-from kd.report.training_rules import student_under_trained, teacher_near_chance
+from kd.report.step_facts import Swing
 from tests._pages import write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
@@ -34,8 +32,8 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("MaxInitializationTime", (1201.0,), (1199.0,)),
     ("Dataloader", (0.0, 16, 2, 2), (0.02, 1, 1, 2)),
     ("Dataloader", (0.4, 1, 1, 8), (0.02, 1, 1, 8)),
-    ("Dataloader", (0.4, 0, 1, 2), (0.4, 0, 1, 2, 0.1, 1, 1.9)),  # others use the second core
-    ("Dataloader", (0.0, 16, 1, 96, 0.1, 8), (0.0, 8, 1, 96, 0.1, 8)),  # 8 ranks
+    ("Dataloader", (0.4, 0, 1, 2), (0.4, 0, 1, 2, 1, 1.9)),  # others use the second core
+    ("Dataloader", (0.0, 16, 1, 96, 8), (0.0, 8, 1, 96, 8)),  # 8 ranks
     ("HotCores", ([[100] * 6 + [35] * 90] * 90,), ([[100] * 6 + [35] * 90] * 90, [95] * 90)),
     ("HotCores", ([[100] * 2 + [0] * 6] * 90,), ([[0, 100] * 4] * 90,)),
     ("EfaMissing", ("Socket",), ("Libfabric",)),
@@ -46,6 +44,8 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("Swap", ([100, 200, 400],), ([400, 400, 410],)),
     ("LossNotDecreasing", ([2.0 + 0.01 * (n % 3) for n in range(60)],),
      ([2.0 - 0.01 * n for n in range(60)],)),
+    ("LossNotDecreasing", ([0.01 * n - 2.0 for n in range(60)],), ([-2.0 - 0.01 * n for n in range(60)],)),
+    ("LossNotDecreasing", ([0.0] * 10 + [1.0] * 50,), ([0.0] * 60,)),
     ("LossRising", ([2.0, 2.1, 2.2, 5.0, 30.0, 60.0],), ([2.0, 2.1, 2.2, 2.5, 2.6, 30.0, 2.6],)),
     ("LossRising", ([2.0, 2.1, 2.2, 5.0, math.nan, math.nan],), ([0.0, 0.0, 0.0, 1.0, 1.0, 1.0],)),
     ("Overfit", ([2, 1.5, 1.2, 1.0, 0.8], [0.5, 0.8, 0.74, 0.72, 0.7]),
@@ -125,20 +125,20 @@ def test_a_remedy_stands_alone(rule: str, fires: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     ("of_run", "lever"),
     [
-        ({}, "fewer threads (OMP_NUM_THREADS), or more cores"),
-        ({"others": 1.62}, "end other programs (they use 1.6 cores), or more cores"),
-        ({"workers": 3}, "fewer loader processes (data.num_workers, now 3), or more cores"),
+        ((1, 0, 0.0), "fewer threads (OMP_NUM_THREADS), or more cores"),
+        ((1, 0, 1.62), "end other programs (they use 1.6 cores), or more cores"),
+        ((1, 3, 0.0), "fewer loader processes (data.num_workers, now 3), or more cores"),
         (
-            {"processes": 2, "workers": 1, "others": 0.1},
+            (2, 1, 0.1),
             "fewer loader processes (data.num_workers, now 1), fewer training processes on a machine (now 2), or more cores",
         ),
     ],
 )
 def test_who_waits_for_a_core_is_advised_by_what_takes_cores(
-    of_run: dict[str, Any], lever: str
+    of_run: tuple[float, ...], lever: str
 ) -> None:
     """Measured: one process without loaders was advised "fewer processes; see the verdict", and had no verdict."""
-    found = RULES["SchedulerDelay"](0.8, None, "python", **of_run)
+    found = RULES["SchedulerDelay"](0.8, None, "python", *of_run)
     assert found is not None
     assert found.lever == lever
     assert found.text == "waiting for a free core: training (python) 80% of the time"
@@ -152,7 +152,7 @@ def test_a_weak_teacher_is_described_in_numbers_and_with_what_to_do() -> None:
         "class (25.0%)"
     )
     assert found.lever.startswith("check that its classes are in the data's order (classes)")
-    mended = RULES["TeacherNearChance"](0.27, 0.25, 400, remedy="model.teacher.classes=FILE")
+    mended = RULES["TeacherNearChance"](0.27, 0.25, 400, "model.teacher.classes=FILE")
     assert mended is not None
     assert mended.lever == "model.teacher.classes=FILE"
 
@@ -185,8 +185,10 @@ def test_every_rule_has_records_on_which_it_fires() -> None:
 
 
 def test_an_r2_is_not_a_share() -> None:
-    found = RULES["Overfit"]([5, 4, 3, 2, 1], [0.8, 0.6, 0.6, 0.6, 0.6], metric="val/r2")
+    found = RULES["Overfit"]([5, 4, 3, 2, 1], [0.8, 0.6, 0.6, 0.6, 0.6], "val/r2")
     assert found is not None and "val/r2 fell from 0.800 to 0.600 while" in found.text
+    found = RULES["StudentUnderTrained"]([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], [0.5] * 6, "", "val/r2")
+    assert found is not None and "val/r2 still rose (0.500 to 0.700" in found.text
 
 
 def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
@@ -207,20 +209,20 @@ def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
 def test_an_under_trained_student_whose_last_epoch_fell() -> None:
     """The text says what the last epoch has; one that fell to what was there before ended no rise."""
     agreement = [0.3] * 6
-    rose = student_under_trained([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], agreement)
+    rose = RULES["StudentUnderTrained"]([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], agreement)
     assert rose and "the run ended while val/acc1 still rose (50.0% to 70.0%" in rose.text
-    fell = student_under_trained([0.2, 0.3, 0.4, 0.5, 0.7, 0.6], agreement)
+    fell = RULES["StudentUnderTrained"]([0.2, 0.3, 0.4, 0.5, 0.7, 0.6], agreement)
     assert fell and "still rose" not in fell.text
     assert fell.text.startswith(
         "val/acc1 rose from 50.0% to 70.0% in the last 2 epochs, with 60.0% in the last one, with 30.0% agreement"
     )
-    assert student_under_trained([0.2, 0.3, 0.4, 0.5, 0.7, 0.5], agreement) is None
+    assert RULES["StudentUnderTrained"]([0.2, 0.3, 0.4, 0.5, 0.7, 0.5], agreement) is None
 
 
 def test_few_pictures_do_not_judge_a_teacher() -> None:
-    assert teacher_near_chance(0.75, 0.5, 4) is None
-    assert teacher_near_chance(0.0, 0.1, 4) is None
-    assert teacher_near_chance(0.5, 0.5, 100) is not None
+    assert RULES["TeacherNearChance"](0.75, 0.5, 4) is None
+    assert RULES["TeacherNearChance"](0.0, 0.1, 4) is None
+    assert RULES["TeacherNearChance"](0.5, 0.5, 100) is not None
 
 
 def test_thresholds_are_arguments() -> None:
@@ -268,5 +270,5 @@ def test_a_gpu_whose_use_is_not_known_does_not_renumber_the_others() -> None:
     run = RunRecords(Path(), samples={"0": [sample] * 50})
     (found,) = [f for f in Explained(run).findings if f.rule == "LoadBalancing"]
     assert found.text == "GPU 1 is used 95 %, GPU 2 20 %"
-    by_series = load_balancing([[], [20] * 50, [95] * 50])
+    by_series = RULES["LoadBalancing"]([[], [20] * 50, [95] * 50])
     assert by_series is not None and by_series.text == "GPU 2 is used 95 %, GPU 1 20 %"

@@ -4,19 +4,7 @@ from typing import Any
 
 import pytest
 
-from kd.report.terminal import (
-    _paired,
-    print_evaluation,
-    print_side_by_side,
-    without_common_folders,
-)
-
-
-def test_paired() -> None:
-    assert (
-        _paired("a", "b", (2, 6), 100)
-        == "a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)"
-    )
+from kd.report.terminal import print_evaluations, without_common_folders
 
 
 def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:
@@ -28,7 +16,7 @@ def _regression(name: str, r2: float, mae: float) -> dict[str, Any]:
 def test_errors_in_units_differ_in_units_and_not_in_points(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_side_by_side([_regression("a", 0.8, 30.0), _regression("b", 0.9, 28.5)], [])
+    print_evaluations([_regression("a", 0.8, 30.0), _regression("b", 0.9, 28.5)], [], [])
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "b - a" in line]
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells == ["b - a", "x 1.00", "+0.1", "-1.5"]
@@ -37,7 +25,7 @@ def test_errors_in_units_differ_in_units_and_not_in_points(
 def test_r2_of_damaged_pictures_is_no_share(capsys: pytest.CaptureFixture[str]) -> None:
     result = _regression("a", 0.8, 30.0)
     damaged = {"robust_metric": "r2", "robust": {"blur": {"student": [0.75, -0.5, -1.25]}}}
-    print_evaluation({**result, **damaged})
+    print_evaluations([{**result, **damaged}], [], [])
     out = capsys.readouterr().out
     assert "r2 on damaged pictures, by strength" in out
     assert "0.750" in out and "-1.250" in out and "%" not in out

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kd.report.costs import tier_table
 from kd.report.facts import Facts
-from kd.report.input_costs import tier_table
 from kd.report.limits import tier_bound
 from kd.report.records import read_run
 from kd.report.rules import Explained
@@ -47,8 +47,7 @@ def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:
     table = tier_table(Facts(run(busy_s=400)))
     assert table is not None
     assert (
-        table["rows"][0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0]
-        and table["rows"][2][0] == "c (c) gone"
+        table.rows[0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0] and table.rows[2][0] == "c (c) gone"
     )
     file = tmp_path / "records" / "tier.rank0.jsonl"
     file.parent.mkdir()

@@ -6,6 +6,7 @@
 import ast
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from kd.report import limits, rules
 from kd.report.__main__ import __file__ as report_main_file
 from kd.report.facts import Facts
-from kd.report.html import write_comparison, write_report
+from kd.report.html import _drawn, write_comparison, write_report
 from kd.report.ratio import MOST, ratio, share, speedup, times, without
 from kd.report.records import PHASES, RunRecords, read_run
 from kd.report.rules import Explained, limits_of
@@ -119,7 +120,7 @@ def test_zeros_make_a_whole_page_without_a_failure(tmp_path: Path, gpu: bool, st
     for seed in range(25):
         run = read_run(records(tmp_path / str(seed), random.Random(seed), gpu, steps))
         explained = Explained(run)
-        sections = report(explained)
+        sections = [_drawn(s) for s in report(explained)]
         assert explained.failures == [], (seed, explained.failures)
         assert {"verdict", "cards"} <= {section["kind"] for section in sections}
         assert explained.verdict["text"] and "nan" not in explained.verdict["text"]
@@ -140,7 +141,7 @@ def test_records_that_lack_a_field_or_hold_nan_are_left_out_and_counted(tmp_path
                     changed = [*lines[:number], json.dumps({**left, **bad}), *lines[number + 1 :]]
                     file.write_text("\n".join(changed) + "\n")
                     explained = Explained(read_run(whole))
-                    kinds = {section["kind"] for section in report(explained)}
+                    kinds = {section["kind"] for section in [_drawn(s) for s in report(explained)]}
                     assert {"verdict", "table"} <= kinds, (
                         file.name,
                         number,
@@ -159,10 +160,13 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
 
     run = read_run(records(tmp_path / "run", random.Random(1), False, STEPS))
     before = Explained(run)
-    kinds, findings = [section["kind"] for section in report(before)], before.findings
+    kinds, findings = (
+        [section["kind"] for section in [_drawn(s) for s in report(before)]],
+        before.findings,
+    )
     for name in rules.RULES:
         with monkeypatch.context() as patch:
-            patch.setitem(rules.RULES, name, fails)
+            patch.setitem(rules.RULES, name, replace(rules.RULES[name], judge=fails))
             explained = Explained(run)
             assert [f.rule for f in explained.findings] == [
                 f.rule for f in findings if f.rule != name
@@ -178,7 +182,7 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
             ]
     monkeypatch.setattr("kd.report.sections.heat", fails)
     explained = Explained(run)
-    sections = report(explained)
+    sections = [_drawn(s) for s in report(explained)]
     assert {section["kind"] for section in sections} >= set(kinds) - {"heat"}
     (notes,) = [section["notes"] for section in sections if section["kind"] == "notes"]
     assert notes == ["section cores can't be worked out: ZeroDivisionError: division by zero"]
@@ -237,8 +241,8 @@ def test_ratios() -> None:
     ]
 
 
-GUARDED = ("limits", "facts", "step_facts", "rules", "machine_rules", "training_rules", "sections", "charts",
-           "comparison", "learning", "faithful", "classes")  # fmt: skip
+GUARDED = ("limits", "facts", "step_facts", "rules", "judges", "series", "sections", "charts", "comparison",
+           "learning", "faithful", "tables")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GUARDED)

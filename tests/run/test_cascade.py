@@ -13,8 +13,7 @@ from PIL import Image
 
 from kd.cli import main
 from kd.errors import UserError
-from kd.report.proven_cascade import cascade_sections
-from kd.report.records import read_run
+from kd.report.tables import Table, results_of
 from kd.ship.cascade_rule import CascadeRule, ShareWatch, goal_of_rule, read_rule
 from kd.storage.of_weights import write_of_weights
 from kd.storage.student_metadata import weights_digest
@@ -35,7 +34,7 @@ def test_the_curve_and_the_rule(with_test: Path, capsys: pytest.CaptureFixture[s
     root = f"data.source.root={with_test.parent / 'data'}"
     assert main("eval", [str(with_test), "cascade=true", "share=0.8", root]) == 0
     out = capsys.readouterr().out
-    assert "student where it is sure, else teacher (probability; 64 pictures)" in out
+    assert "The student where it is sure, else the teacher (probability; 64 pictures)" in out
     assert "share=0.8: threshold " in out
     assert "checked on 32 others: " in out
     found = json.loads((measured / "eval_test.json").read_text())
@@ -68,8 +67,9 @@ def test_pictures_that_chose_the_epoch_guarantee_nothing(
     caution = "no guarantee for new pictures: these (16 of them) chose the student's epoch"
     assert caution in out
     assert "guaranteed" not in out
-    _, numbers = cascade_sections(read_run(with_test))
-    assert caution in numbers["note"]
+    _, numbers, words = results_of(with_test, print)["cascade"]
+    assert isinstance(numbers, Table) and isinstance(words, Table)
+    assert any(caution in str(row[0]) for row in words.rows)
 
 
 def test_a_goal_out_of_reach_leaves_the_rule(

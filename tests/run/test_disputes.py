@@ -9,9 +9,7 @@ import pytest
 
 from kd.cli import main
 from kd.data.sources import FoodTagMini
-from kd.report.disputed import disputed
-from kd.report.records import read_run
-from kd.storage.of_weights import write_of_weights
+from kd.report.tables import Gallery, results_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -70,8 +68,9 @@ def test_a_run_has_table_page_and_summary(
     summary = json.loads((with_test / "summary.json").read_text())
     assert summary["disputed_labels"]["disputed"] == len(rows)
     assert summary["status"] == "done"
-    sections = disputed(read_run(with_test))
-    assert [len(section["items"]) for section in sections] == ([min(24, len(rows))] if rows else [])
+    parts = results_of(with_test, print)["disputed"]
+    shown = [len(part.items) for part in parts if isinstance(part, Gallery)]
+    assert shown == ([min(24, len(rows))] if rows else [])
 
 
 def test_damaged_pictures_are_not_taken_for_more_labels(with_test: Path) -> None:
@@ -104,10 +103,3 @@ def test_a_wrong_key_is_one_line(
 def test_several_models_are_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("eval", [str(finished), str(finished), "disputed=true"]) == 2
     assert "disputed: takes one run, or one weights file" in capsys.readouterr().err
-
-
-def test_a_damaged_file_leaves_the_page_whole(with_test: Path) -> None:
-    write_of_weights(with_test, "disputed.json", {"split": "train", "pictures": 0})
-    run = read_run(with_test)
-    assert disputed(run) == []
-    assert "disputed.json can't be read" in run.notes

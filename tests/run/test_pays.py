@@ -16,8 +16,9 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from kd.cli import main
 from kd.models import Preprocess
-from kd.report.pays import pays
 from kd.report.records import read_run
+from kd.report.sections import _results
+from kd.report.tables import Table, results_of
 from kd.ship.export.student import load_student, untrained_student
 from kd.storage.of_weights import write_of_weights
 from kd.storage.weights_files import read_metadata
@@ -86,7 +87,7 @@ def run(distilled: Path, tmp_path: Path) -> Path:
 
 
 def measured(run: Path) -> dict:
-    return json.loads((run / "pays.json").read_text())["probe"]
+    return json.loads((run / "summary.json").read_text())["pays"]["probe"]
 
 
 def files_of(folder: Path, split: str) -> tuple[list[Path], Tensor]:
@@ -147,10 +148,10 @@ def test_starts_differ_by_their_weights_alone(
     (answer,) = json.loads((run / "summary.json").read_text())["pays"]["answers"]
     assert answer in out
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
-    (section,) = pays(read_run(run))
-    assert section["title"] == "Does it pay?"
-    assert answer[0].upper() + answer[1:] in section["note"]
-    assert [row[1] for row in section["rows"]] == ["random", "distilled"]
+    (table,) = results_of(run, print)["pays"]
+    assert isinstance(table, Table) and table.title == "Does it pay?"
+    assert answer in table.note
+    assert [row[1] for row in table.rows] == ["random", "distilled"]
 
 
 def test_equal_weights_gain_nothing(run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -302,7 +303,7 @@ def test_weights_of_another_model_are_refused(
     assert main("eval", [str(run), f"pays={pictures}", f"pretrained={other}"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"kd-eval: pretrained: {other} does not fit")
-    assert not (run / "pays.json").exists()
+    assert not (run / "tables" / "pays.json").exists()
     assert main("eval", [str(run), str(run), f"pays={pictures}"]) == 2
     assert "pays: takes one run, got 2" in capsys.readouterr().err
 
@@ -314,23 +315,28 @@ def test_a_folder_of_classes_alone_is_refused_by_its_key(
     assert capsys.readouterr().err.startswith("kd-eval: pays: ")
 
 
+def offered(run: Path) -> bool:
+    """Whether the page says how it is measured."""
+    rows = [row for part in _results(read_run(run)) if isinstance(part, Table) for row in part.rows]
+    return any("kd-eval RUN pays=DIR" in str(row[0]) for row in rows)
+
+
 def test_the_page_offers_what_was_not_measured(run: Path, with_test: Path) -> None:
     """Of a backbone alone; a damaged file leaves the page whole."""
-    (section,) = pays(read_run(run))
-    assert "kd-eval RUN pays=DIR" in section["rows"][0][0]
-    assert pays(read_run(with_test)) == []
-    write_of_weights(run, "pays.json", {"probe": {"starts": 3}})
+    assert offered(run)
+    assert not offered(with_test)
+    write_of_weights(run, "tables/pays.json", {"parts": [{"kind": "table", "rows": 3}]})
     records = read_run(run)
-    assert "kd-eval RUN pays=DIR" in pays(records)[0]["rows"][0][0]
-    assert "pays.json can't be read" in records.notes
+    assert _results(records) and offered(run)
+    assert "tables/pays.json can't be read" in records.notes
 
 
 def test_figures_of_an_earlier_student_are_not_shown(run: Path, pictures: Path) -> None:
     """A run that is resumed has another student; what was measured before is measured again."""
     assert main("eval", [str(run), f"pays={pictures}", "seeds=2"]) == 0
-    assert pays(read_run(run))[0]["title"] == "Does it pay?"
+    assert not offered(run)
     other_weights(run)
-    assert "kd-eval RUN pays=DIR" in pays(read_run(run))[0]["rows"][0][0]
+    assert offered(run)
 
 
 def test_one_picture_judges_nothing(

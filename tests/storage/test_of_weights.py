@@ -10,21 +10,15 @@ from kd.cli import main
 from kd.errors import UserError
 from kd.fleet.tuning.plan import SearchObjective
 from kd.report.card import card
-from kd.report.certified import certified
-from kd.report.disputed import disputed
-from kd.report.pays import pays
-from kd.report.proven_cascade import cascade_sections
 from kd.report.records import RunRecords, read_run
-from kd.run.measure import _proven_before
+from kd.report.tables import results_of
 from kd.ship.cascade_rule import read_rule
 from kd.ship.latency import runtimes_of
 from kd.storage import of_weights
 from kd.storage.of_weights import (
     CASCADE,
-    DISPUTED,
     EXPORTS,
     LATENCY,
-    PAYS,
     export_at,
     write_of_weights,
 )
@@ -35,20 +29,15 @@ from tests._pages import CASCADE as CURVE
 Read = Callable[[RunRecords], object]
 
 
-CERTIFICATE = {"certificate": {"text": ["not worse"]}}
 ONNX = {"to": "onnx", "kept": True, "int8": False, "file": "summary.json", "size_mb": 4.0,
-        "agreement": 1.0, "max_difference": 0.0, **CERTIFICATE}  # fmt: skip
+        "agreement": 1.0, "max_difference": 0.0}  # fmt: skip
 ROW = {"model": "student", "runtime": "torch", "threads": 1, "batch": 1, "median_ms": 1.0, "p95_ms": 1.0,
        "images_per_s": 1.0}  # fmt: skip
 RULE = {**CURVE, "threshold": 0.5, "head": None, "asked": 2, "pictures": 9, "scores": [0.5] * 101,
         "chosen": {"accuracy": 1, "share": 1}, "share_interval": [0, 1], "checked": {"pictures": 1, "accuracy": 1,
         "teacher": 1, "share": 1, "ms": 1}}  # fmt: skip
-GAIN = {"over": "random", "points": 1.0, "low": 0.5, "high": 2.0}
-PROBE = {"metrics": [], "starts": {}, "gains": [GAIN], "how": "by a probe", "notes": []}
-LABEL = {"picture": "a", "label": "a", "suggested": "b", "p_label": 0, "p_suggested": 1,
-         "image": "data:image/jpeg;base64,"}  # fmt: skip
-LABELS = {"split": "train", "pictures": 9, "disputed": 1, "likely_wrong": 1, "accuracy": 0.5, "judge": "teacher",
-          "examples": [LABEL]}  # fmt: skip
+PARTS = {"parts": [{"kind": "table", "title": "", "columns": [""], "rows": [["not worse"]]}]}
+CERTIFICATE = "tables/certificate_test.json"
 READERS: dict[str, tuple[str, dict, Read]] = {
     "kd-serve": (EXPORTS, {"onnx": ONNX}, lambda run: export_at(run.folder, "onnx", print)),
     "kd-latency": (
@@ -56,26 +45,15 @@ READERS: dict[str, tuple[str, dict, Read]] = {
         {"onnx": ONNX},
         lambda run: "onnx" in runtimes_of(run.folder, None, lambda _: True),
     ),
-    "kd-card exports": (EXPORTS, {"onnx": ONNX}, lambda run: "| onnx | 4.0" in card(run)),
-    "page exports": (EXPORTS, {"onnx": ONNX}, certified),
     "page times": (LATENCY, {"rows": [ROW]}, lambda run: read_run(run.folder).latency),
-    "kd-card times": (LATENCY, {"rows": [ROW]}, lambda run: "| student | torch" in card(run)),
     "kd-tune times": (
         LATENCY,
         {"rows": [ROW]},
         lambda run: SearchObjective("latency_ms", False).value(run.folder),
     ),
-    "page certificate": ("eval_test.json", CERTIFICATE, certified),
-    "kd-card certificate": ("eval_test.json", CERTIFICATE, lambda run: "not worse" in card(run)),
-    "kd-eval certificate": (
-        "eval_test.json",
-        {"identity": "a", **CERTIFICATE},
-        lambda run: _proven_before(run.folder, "eval_test.json", {"identity": "a"}),
-    ),
-    "page cascade": (CASCADE, RULE, cascade_sections),
+    "page tables": (CERTIFICATE, PARTS, lambda run: results_of(run.folder, run.notes.append)),
+    "kd-card tables": (CERTIFICATE, PARTS, lambda run: "not worse" in card(run)),
     "kd-serve defer": (CASCADE, RULE, lambda run: read_rule(run.folder, "true")),
-    "page pays": (PAYS, {"probe": PROBE}, pays),
-    "page disputed": (DISPUTED, LABELS, disputed),
 }
 """Who reads: the file, what it holds, and what the reader makes of it, empty where the file does not count."""
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kd.storage.elsewhere import json_of
-from kd.storage.shown import Table, in_html, in_markdown, on_terminal
+from kd.storage.shown import CsvTable, in_html, in_markdown, on_terminal
 from scripts.house import tree_of
 from tests._helpers import ROOT
 
@@ -16,7 +16,7 @@ from tests._helpers import ROOT
 @pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "  ="])
 def test_no_cell_is_a_formula(first: str) -> None:
     text = io.StringIO()
-    Table(text).add([f"{first}cmd|'/c calc'!A0", -1.5, 3, "cat", None])
+    CsvTable(text).add([f"{first}cmd|'/c calc'!A0", -1.5, 3, "cat", None])
     (row,) = csv.reader(io.StringIO(text.getvalue(), newline=""))
     assert row == [f"'{first}cmd|'/c calc'!A0", "-1.5", "3", "cat", ""]
 

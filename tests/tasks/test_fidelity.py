@@ -147,4 +147,4 @@ def test_a_run_says_how_faithful_its_best_student_is(
     assert all(
         len(values) == 3 for models in found["robust"].values() for values in models.values()
     )
-    assert "expected calibration error: student" in capsys.readouterr().out
+    assert "expected calibration error of the student" in capsys.readouterr().out

@@ -26,10 +26,10 @@ from kd.data.transforms import train_transform
 from kd.errors import UserError
 from kd.fit_to_machine import measure
 from kd.fit_to_machine.measure import StepCost
+from kd.report.costs import predict, read_change
 from kd.report.facts import Facts
 from kd.report.limits import data_bound
 from kd.report.records import RunRecords
-from kd.report.what_if import predict, read_change
 from kd.settings import Augment
 from kd.teachers.answer_store import AnswerStore, Kind
 from kd.teachers.cache_layout import Layout

@@ -18,6 +18,8 @@ from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar, uncounted
 from kd.proof.certificate import ProofMargin, certify
+from kd.report.evaluated import exports_parts
+from kd.report.tables import write_parts
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.fp16 import HalfPrecision, shortened
 from kd.ship.export.manifest import FILE, ExportManifest, Layout
@@ -338,8 +340,9 @@ def export(
                 vouch(bytes_of(written, LARGEST_STUDENT))
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    before = read_of_weights(run.folder, EXPORTS, on_stderr)
-    write_of_weights(run.folder, EXPORTS, {**before, wanted.name: record})
+    records = {**read_of_weights(run.folder, EXPORTS, on_stderr), wanted.name: record}
+    write_of_weights(run.folder, EXPORTS, records)
+    write_parts(run.folder, "exports", exports_parts(records))
     return problem, record
 
 

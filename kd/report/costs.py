@@ -1,26 +1,42 @@
-"""What a changed run would take and cost, from the records of one that has run: ``kd-report RUN --what-if``."""
+"""What a run takes and costs, as it is and with a change: ``kd-report RUN --what-if``, and the page's tables of costs.
+
+:func:`predict` is the one function that predicts; the tables list what it says of several changes.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kd.errors import UserError
-from kd.report.facts import BUSY, Facts
+from kd.report.facts import BUSY, DATA_WAIT_AT, Facts
+from kd.report.limits import cores_needed
 from kd.report.metric import short
 from kd.report.prices import machines_of
 from kd.report.ratio import times
 from kd.report.records import PHASES
 from kd.report.step_facts import phase_share
+from kd.report.tables import Cell, Table
 
 KEYS = (
-    "cache=on|off, pixels=on|off, workers=N, gpus=N, epochs=N, price=PER_HOUR, "
+    "cache=on|off, pixels=on|off, workers=N, gpus=N, machines=N, batch_size=N, epochs=N, price=PER_HOUR, "
     "data_machines=N, data_cores=N, data_instance=NAME[:spot]"
 )
-LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores": 1}
+LEAST = {
+    "workers": 0,
+    "data_machines": 0,
+    "gpus": 1,
+    "machines": 1,
+    "batch_size": 1,
+    "epochs": 1,
+    "data_cores": 1,
+}
 WAITS = 0.05  # share of the step that waits for its batch: below it, those who make batches keep up
 # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
 ERROR = 0.23
+MANY = 100_000  # data machines: more than any job has
+BY_PICTURE = ("data", "h2d", "teacher", "student", "forward", "loss", "backward")
+"""Phases whose time grows with the batch."""
 
 
 # -- what is to be different -------------------------------------------------------------------------------------------
@@ -36,6 +52,10 @@ class Change:
     """Loader processes of each training process; with a data tier the makers of each."""
     gpus: int | None = None
     """Training processes."""
+    machines: int | None = None
+    """Training machines, each with as many processes as now."""
+    batch_size: int | None = None
+    """Pictures of a training process's batch."""
     epochs: int | None = None
     """Epochs of the run."""
     price: float | None = None
@@ -49,6 +69,8 @@ class Change:
 
     def __post_init__(self) -> None:
         """Refuses changes that contradict each other; the errors name the words of the command line."""
+        if self.machines and self.gpus:
+            raise UserError("machines: must be left out with gpus, of all machines")
         if self.data_cores and self.data_instance:
             raise UserError(
                 "data_cores: must be left out with data_instance, whose cores are in the table of prices"
@@ -59,11 +81,17 @@ class Change:
     @property
     def of_the_tier(self) -> bool:
         """Whether it changes the data tier: its machines, their cores or their kind."""
-        return (
-            self.data_machines is not None
-            or self.data_cores is not None
-            or self.data_instance is not None
-        )
+        return any(x is not None for x in (self.data_machines, self.data_cores, self.data_instance))
+
+    def processes(self, facts: Facts) -> int:
+        """Training processes of the changed run."""
+        if self.machines:
+            return self.machines * facts.processes
+        return self.gpus or facts.devices
+
+    def larger(self, facts: Facts) -> float:
+        """How many times as large the changed run's batch is."""
+        return (self.batch_size or facts.header["batch_size"]) / facts.header["batch_size"]
 
 
 def read_change(items: list[str]) -> Change:
@@ -93,13 +121,7 @@ def read_change(items: list[str]) -> Change:
 
 
 def _number(key: str, text: str, low: int, kind: str) -> float:
-    """The number in the word ``key=text`` of the command line.
-
-    Args:
-        key: of the word.
-        text: its value.
-        low: the least that it may be.
-        kind: "number" or "whole number".
+    """The number in the word ``key=text`` of the command line, at least ``low``; ``kind``: for the message.
 
     Raises:
         UserError: anything else.
@@ -108,12 +130,13 @@ def _number(key: str, text: str, low: int, kind: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    in_range = math.isfinite(number) and number >= low
-    if not in_range or (kind == "whole number" and number != int(number)):
+    whole = kind == "number" or number.is_integer()
+    if not (math.isfinite(number) and number >= low and whole):
         raise UserError(f"{key}: must be a {kind} >= {low}, got '{text}'")
     return number
 
 
+# -- the machines of a data tier ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class DataMachines:
     """Machines of a data tier."""
@@ -124,16 +147,8 @@ class DataMachines:
     """Cores of each, on average."""
     price: float | None = None
     """Price of an hour of one; None: not known."""
-    named: str = ""
-    """For people: ``c5.18xlarge`` or ``72 cores each``."""
-
-    @property
-    def hourly(self) -> float | None:
-        """Price of an hour of all machines; None where it is not known."""
-        return None if self.price is None else self.count * self.price
 
 
-# -- the machines of a data tier ---------------------------------------------------------------------------------------
 def present(facts: Facts) -> DataMachines | None:
     """The run's own tier, as it was at the end; ``None`` without one, without a batch, or without a maker at the end.
 
@@ -143,56 +158,34 @@ def present(facts: Facts) -> DataMachines | None:
     if tier is None or not tier.makers or not tier.total("batches"):
         return None
     count = len(tier.present)
-    priced = _priced_tier(facts)
-    return DataMachines(
-        count=count, cores=tier.cores / count, price=None if priced is None else priced.each
-    )
+    paid, hourly = _paid_tier(facts)
+    return DataMachines(count, tier.cores / count, hourly / paid if hourly is not None else None)
 
 
-@dataclass(frozen=True)
-class _PricedTier:
-    """The data machines whose price is part of the job's: those that it began with, lost ones among them."""
-
-    count: int
-    """How many."""
-    hourly: float
-    """Price of an hour of all of them."""
-
-    @property
-    def each(self) -> float:
-        """Price of an hour of one, on average."""
-        return self.hourly / self.count
-
-
-def _priced_tier(facts: Facts) -> _PricedTier | None:
-    """The data machines that the job's price has, with their price; None: not known.
+def _paid_tier(facts: Facts) -> tuple[int, float | None]:
+    """The data machines whose price is part of the job's, lost ones among them: how many, and their price; None: not known.
 
     The price is 0 where they also train; else as the job of ``kd-launch`` has it, or ``monitor.instances`` and the
     table of prices.
     """
     hosts = {header.get("host") for header in facts.run.headers.values()}
-    present_count = len(facts.tier.present) if facts.tier else 0
+    count = max(1, len(facts.tier.present)) if facts.tier else 1
     if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
-        return _PricedTier(max(1, present_count), 0.0)
+        return count, 0.0
     for group in facts.run.job.get("groups") or []:
-        if isinstance(group, dict) and group.get("name") == "data":
-            price = group.get("price_per_hour")
-            if price is not None:
-                number, _, _ = str(group.get("machines", "")).partition(" x ")  # 4 x c5.18xlarge
-                count = int(number) if number.isdecimal() else present_count
-                return _PricedTier(max(1, count), float(price))
+        if isinstance(group, dict) and group.get("name") == "data" and "price_per_hour" in group:
+            number, _, _ = str(group.get("machines", "")).partition(" x ")  # 4 x c5.18xlarge
+            return max(1, int(number) if number.isdecimal() else count), float(
+                group["price_per_hour"]
+            )
     known = facts.header.get("input_machines") or {}
-    monitor = facts.run.config.get("monitor") or {}
-    total_count = 0
-    hourly = 0.0
-    for count, name in machines_of(monitor.get("instances") or []):
-        machine = known.get(name)
-        if machine is not None and not machine.get("gpus"):  # those with GPUs train
-            total_count += count
-            hourly += count * machine["price"]
-    if not hourly:
-        return None
-    return _PricedTier(total_count, hourly)
+    instances = machines_of((facts.run.config.get("monitor") or {}).get("instances") or [])
+    of_tier = [
+        (n, known[name]) for n, name in instances if name in known and not known[name].get("gpus")
+    ]
+    if not of_tier:
+        return count, None
+    return sum(n for n, _ in of_tier), sum(n * machine["price"] for n, machine in of_tier)
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -208,31 +201,19 @@ def wanted(facts: Facts, change: Change) -> DataMachines | None:
         return None
     if not change.of_the_tier:
         return now
-
-    # One machine of the changed tier.
     if change.data_instance is not None:
         machine = _instance(facts, change.data_instance)
     elif change.data_cores is not None:
-        machine = DataMachines(
-            count=1, cores=change.data_cores, price=None, named=f"{change.data_cores} cores each"
-        )
+        machine = DataMachines(1, change.data_cores)
     elif now is not None:
-        machine = DataMachines(
-            count=1, cores=now.cores, price=now.price, named=f"{now.cores:g} cores each"
-        )
+        machine = now
     else:
         raise UserError(
             "data_machines: needs data_cores=N, or data_instance=NAME of the run's table of prices"
         )
-
-    # How many of them.
-    count = change.data_machines
+    count = change.data_machines or (now.count if now else None)
     if count is None:
-        if now is None:
-            raise UserError(
-                "data_machines: must be given (data_machines=N): the run had no data tier"
-            )
-        count = now.count
+        raise UserError("data_machines: must be given (data_machines=N): the run had no data tier")
     return replace(machine, count=count)
 
 
@@ -252,7 +233,7 @@ def _instance(facts: Facts, name: str) -> DataMachines:
         raise UserError(
             f"data_instance: no price and vcpus of '{name}'; known: {', '.join(list(known)[:20])}"
         )
-    return DataMachines(count=1, cores=known[name]["vcpus"], price=known[name]["price"], named=name)
+    return DataMachines(1, known[name]["vcpus"], known[name]["price"])
 
 
 # -- a step when other processes make its batches ----------------------------------------------------------------------
@@ -305,57 +286,39 @@ def _waits_for_transfer(facts: Facts) -> bool:
     """Whether the step waits for the transfer to the training processes: makers are idle, or the queue holds fewer batches
     than there are makers.
     """
-    if facts.tier is None or not waits(facts):
-        return False
-    return facts.tier.queue_is_short or facts.tier.busy < BUSY
+    tier = facts.tier
+    return tier is not None and waits(facts) and (tier.queue_is_short or tier.busy < BUSY)
 
 
 def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int | None) -> float:
     """Makers of a training process: one on each core, shared evenly, or ``workers`` up to the cores.
 
     Where ``workers`` is None, the ``data.num_workers`` of a run that has a tier counts.
-
-    Args:
-        facts: of the run.
-        machines: that prepare data.
-        processes: that train.
-        workers: wanted for each.
     """
     cores = machines.count * machines.cores
     if workers is None and facts.tier is not None:
-        data = facts.run.config.get("data") or {}
-        setting = data.get("num_workers")
-        if isinstance(setting, int):
-            workers = setting
+        setting = (facts.run.config.get("data") or {}).get("num_workers")
+        workers = setting if isinstance(setting, int) else None
     if workers:
         return min(workers, cores / processes)
     return float(cores // processes or cores / processes)
 
 
-def tier_step(
-    facts: Facts,
-    phases: Mapping[str, float],
-    machines: DataMachines,
-    processes: int,
-    workers: int | None = None,
+def _tier_step(
+    facts: Facts, phases: Mapping[str, float], machines: DataMachines, change: Change
 ) -> float:
     """Ms of a step with a data tier: the longest of the rest of the step, the makers' time and the transfer.
 
-    Args:
-        facts: of the run.
-        phases: ms of the step by phase; ``data`` counts only where the wait is too short for :func:`waits`.
-        machines: the tier.
-        processes: training processes.
-        workers: makers of each of them; None: one on each core, or as the run has set.
+    The wait for data counts as part of the rest only where it is too short for :func:`waits`.
     """
     rest = sum(phases.values())
     if waits(facts):
         rest = _without_data(phases)
-    makers = _makers(facts, machines, processes, workers)
-    made = maker_ms(facts) / makers
+    makers = _makers(facts, machines, change.processes(facts), change.workers)
+    made = maker_ms(facts) * change.larger(facts) / makers
     transfer = 0.0
     if _waits_for_transfer(facts):
-        transfer = facts.step_ms
+        transfer = facts.step_ms * change.larger(facts)
     return max(rest, made, transfer)
 
 
@@ -364,50 +327,28 @@ def _without_data(phases: Mapping[str, float]) -> float:
     return sum(ms for name, ms in phases.items() if name != "data")
 
 
-def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -> float:
+def _local_step(facts: Facts, phases: Mapping[str, float], change: Change) -> float:
     """Ms of a step with loader processes on the training machines.
 
     The longest of the rest of the step, a loader's time for a batch over the number of loaders, and, where training
     computes on the same cores or there are more loaders than cores, the CPU time of both over the cores. Without loader
     processes the batch's time is added.
-
-    Args:
-        facts: of the run.
-        phases: ms of the step by phase.
-        workers: loader processes of each training process; None: as many as now, or as the cores allow.
     """
     rest = _without_data(phases)
-    if workers is None and facts.workers == 0 and facts.tier is None:
+    if change.workers is None and facts.workers == 0 and facts.tier is None:
         return rest + phases.get("data", 0.0)
     cores = facts.cores / facts.processes
-    if facts.tier is None:
-        loader_ms = batch_ms(facts)
-        busy = facts.loading_busy
-        present = facts.workers
-    else:
-        loader_ms = 1000 * facts.tier.batch_s
-        busy = 1.0
-        present = max(1, int(cores - facts.threads))
-    count = present if workers is None else workers
+    loader_ms, busy, count = batch_ms(facts), facts.loading_busy, facts.workers
+    if facts.tier is not None:
+        loader_ms, busy, count = 1000 * facts.tier.batch_s, 1.0, max(1, int(cores - facts.threads))
+    loader_ms *= change.larger(facts)
+    count = count if change.workers is None else change.workers
     if count == 0:
         return rest + loader_ms
     cpu_limit = 0.0
     if facts.cpu or count > cores:
-        cpu_ms = busy * loader_ms + facts.threads * rest
-        cpu_limit = cpu_ms / cores
+        cpu_limit = (busy * loader_ms + facts.threads * rest) / cores
     return max(rest, loader_ms / count, cpu_limit)
-
-
-def machines_needed(facts: Facts, rest: float, cores: float) -> int:
-    """Data machines with which no step of ``rest`` ms waits.
-
-    Args:
-        facts: of the run.
-        rest: ms of a step without its wait for data.
-        cores: of each machine.
-    """
-    makers_of_process = math.ceil(round(maker_ms(facts) / rest, 6))
-    return max(1, math.ceil(facts.devices * makers_of_process / cores))
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -429,8 +370,8 @@ def predict(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
     More processes share an epoch's batches. The part of an all-reduce that is not hidden grows as the traffic of a
-    ring's, ``(n - 1) / n`` for ``n`` processes. Every process brings as many cores as now; a data tier that ``change`` does
-    not name stays as it is.
+    ring's, ``(n - 1) / n`` for ``n`` processes. Computing grows with the batch. Every process brings as many cores as now;
+    a data tier that ``change`` does not name stays as it is.
 
     Raises:
         UserError: too little is recorded to predict from, or the change contradicts the run.
@@ -439,26 +380,22 @@ def predict(facts: Facts, change: Change) -> Outlook:
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
-    processes = int(change.gpus or facts.devices)
+    more = change.processes(facts) / facts.devices * change.larger(facts)  # pictures a step
     step = facts.step_ms
     if replace(change, price=None) != Change():
-        step = _mean_step(facts, change, epochs, processes)
-    steps = facts.batches_per_epoch * epochs * facts.devices / processes
+        step = _mean_step(facts, change, epochs)
+    steps = facts.batches_per_epoch * epochs / more
 
     # Seconds of the run that its records do not explain, where it is not longer than it was.
     unexplained_s = 0.0
     if facts.length == facts.epochs_done:
-        run_s = 3600 * (facts.hours or 0.0)
-        unexplained_s = max(0.0, run_s - facts.recorded_s)
+        unexplained_s = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
     validation_ms = facts.phases.get("validation", 0.0)
     steps_s = steps * (step + validation_ms) / 1000
     hours = (facts.startup["s"] + steps_s + unexplained_s) / 3600
-    images_per_s = 1000 * facts.header["batch_size"] * processes / step
+    pictures = facts.header["batch_size"] * facts.devices * more
     price = _price(facts, change)
-    cost = None
-    if price is not None:
-        cost = price * hours
-    return Outlook(step, images_per_s, hours, cost)
+    return Outlook(step, 1000 * pictures / step, hours, None if price is None else price * hours)
 
 
 def _check_known(facts: Facts, change: Change) -> None:
@@ -468,54 +405,47 @@ def _check_known(facts: Facts, change: Change) -> None:
         UserError: a cache without a teacher; a data tier of a training that is not kd's; loader processes of a loader
             that does not say how many it has.
     """
+    folder = facts.run.folder
     if change.cache and not facts.has_teacher:
-        raise UserError(f"cache: {facts.run.folder} has no teacher whose answers could be kept")
-    if facts.of_kd:
-        return
-    if change.of_the_tier:
-        raise UserError(
-            f"data_machines: needs a run of kd-train, {facts.run.folder} is another training"
-        )
+        raise UserError(f"cache: {folder} has no teacher whose answers could be kept")
+    if change.of_the_tier and not facts.of_kd:
+        raise UserError(f"data_machines: needs a run of kd-train, {folder} is another training")
     if change.workers is not None and not facts.workers_known:
-        raise UserError(
-            f"workers: the loader of {facts.run.folder} does not say how many processes it has"
-        )
+        raise UserError(f"workers: the loader of {folder} does not say how many processes it has")
 
 
-def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> float:
+def _mean_step(facts: Facts, change: Change, epochs: float) -> float:
     """Ms of the mean step over all epochs, of three kinds.
 
     The first ``views`` epochs compute the teacher's answers; later ones read them from a cache, if there is one; and
     where the cache holds the pixels too, those also make no views. What was cached before the run counts as read.
 
-    Args:
-        facts: of the run.
-        change: to it.
-        epochs: of the changed run.
-        processes: likewise.
-
     Raises:
         UserError: no recorded step shows what the changed run would do, or pixels without a cache.
     """
-    phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
-    communication = phases.get("communication", 0.0)
-    phases["communication"] = communication * _ring(processes) / (_ring(facts.devices) or 1.0)
+    folder = facts.run.folder
+    larger = change.larger(facts)
+    phases = {}
+    for name, ms in facts.phases.items():
+        if name in PHASES:
+            phases[name] = ms * larger if name in BY_PICTURE else ms
+    ring = _ring(change.processes(facts)) / (_ring(facts.devices) or 1.0)
+    phases["communication"] = phases.get("communication", 0.0) * ring
 
     cached = facts.cached if change.cache is None else change.cache
     computed = epochs  # epochs that compute the teacher's answers
     if cached:
         computed = min(max(0.0, facts.views - facts.views_before), epochs)
     if computed and facts.teacher_ms is None:
-        raise UserError(
-            f"{facts.run.folder}: its cache was full, so that no step shows the teacher's time"
-        )
-    computed_ms = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
+        raise UserError(f"{folder}: its cache was full, so that no step shows the teacher's time")
+    teacher_ms = (facts.teacher_ms or 0.0) * larger
+    computed_ms = _step(facts, {**phases, "teacher": teacher_ms}, change)
     read_ms = _step(facts, {**phases, "teacher": 0.0}, change)
     if change.pixels and not cached:
         raise UserError("pixels: are kept beside a cache's answers; cache=on pixels=on")
     if facts.has_pixels and change.pixels is False:
         raise UserError(
-            f"{facts.run.folder}: its views' pixels were cached, so that no step shows their cost"
+            f"{folder}: its views' pixels were cached, so that no step shows their cost"
         )
     made = epochs  # epochs that decode and augment pictures
     if change.pixels and not facts.has_pixels:
@@ -533,23 +463,17 @@ def _ring(processes: int) -> float:
 def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
     """Ms of a step with these phases, by the loader processes or the data tier that make its batches.
 
-    Args:
-        facts: of the run as it was.
-        phases: ms of the step by phase, as changed so far.
-        change: who makes the batches, and for how many processes.
-
     Raises:
         UserError: a data tier without processes, or one whose machines are not known.
     """
-    processes = int(change.gpus or facts.devices)
     machines = wanted(facts, change)
     if machines is None:
-        return local_step(facts, phases, change.workers)
+        return _local_step(facts, phases, change)
     if change.workers == 0:
         raise UserError(
             "workers: must be >= 1 with a data tier, got 0 (data_machines=0 is without one)"
         )
-    return tier_step(facts, phases, machines, processes, change.workers)
+    return _tier_step(facts, phases, machines, change)
 
 
 def _price(facts: Facts, change: Change) -> float | None:
@@ -561,51 +485,182 @@ def _price(facts: Facts, change: Change) -> float | None:
     if change.price is not None or facts.price is None:
         return change.price
     now, then = present(facts), wanted(facts, change)
-    more_processes = (change.gpus or facts.devices) / facts.devices
+    more_processes = change.processes(facts) / facts.devices
 
     # What the job's price has of a tier: 0 without one; of machines of the same size by the changed tier's price.
     tier_now: float | None = 0.0
     if now is not None:
-        priced = _priced_tier(facts)
-        tier_now = None if priced is None else priced.hourly
-    if now is not None and then is not None and tier_now is None:
-        same_machines = then.cores == now.cores
-        tier_now = now.count * then.price if same_machines and then.price is not None else None
+        _, tier_now = _paid_tier(facts)
+        if tier_now is None and then is not None and then.cores == now.cores and then.price:
+            tier_now = now.count * then.price
     if tier_now is not None:
         training = (facts.price - tier_now) * more_processes
         if then is None:
             return training
-        if then.hourly is not None:
-            return training + then.hourly
+        if then.price is not None:
+            return training + then.count * then.price
 
     # The tier's price is not known: the job's is, as long as the tier stays as it is.
-    tier_stays = not change.of_the_tier
+    stays = not change.of_the_tier
     if now is not None and then is not None:
-        tier_stays = tier_stays or (now.count, now.cores) == (then.count, then.cores)
-    return facts.price * more_processes if tier_stays else None
+        stays = stays or (now.count, now.cores) == (then.count, then.cores)
+    return facts.price * more_processes if stays else None
 
 
-def lines(facts: Facts, change: Change) -> list[str]:
-    """For the terminal: the run as it is, and as it would be.
+def outlook_table(facts: Facts, change: Change) -> Table:
+    """The run as it is, and as it would be with ``change``; the note says what that assumes.
 
     Raises:
         UserError: see :func:`predict`.
     """
     now, then = predict(facts, Change()), predict(facts, change)
-    rows = [("", "as it is", "what if", "")]
     numbers = {
         "step ms": (now.step_ms, then.step_ms),
         "images/s": (now.images_per_s, then.images_per_s),
         "hours": (now.hours, then.hours),
         "cost": (now.cost, then.cost),
     }
+    rows = []
     for name, (before, after) in numbers.items():
         if before is not None or after is not None:
-            rows.append((name, short(before), short(after), times(before, after)))
-    text = [
-        f"{name:<10} {before:>12} {after:>12} {factor:>8}" for name, before, after, factor in rows
-    ]
-    text.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
-    if change.gpus and facts.devices == 1 and change.gpus > 1:
-        text.append("a run of one process measures no communication: the figures are the best case")
-    return text
+            rows.append([name, short(before), short(after), times(before, after)])
+    notes = []
+    if change.batch_size:
+        notes.append("assumed: computing and loading grow with the batch")
+    if change.processes(facts) > 1 == facts.devices:
+        notes.append(
+            "assumed: no step waits for gradients. A run of one process measures no communication, so how far this is "
+            "from the truth is not known: kd-scale measures it"
+        )
+    else:
+        notes.append(
+            f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench"
+        )
+    if change.of_the_tier and wanted(facts, change) is not None:
+        notes.append(f"{_fewest(facts, change)} data machines would do: more make no step shorter")
+    return Table("", ["", "as it is", "what if", ""], rows, "\n".join(notes))
+
+
+def _fewest(facts: Facts, change: Change) -> int:
+    """The number of data machines from which on more make no step shorter."""
+    least_ms = predict(facts, replace(change, data_machines=MANY)).step_ms * (1 + 1e-9)
+    few, many = 0, MANY
+    while many - few > 1:
+        middle = (few + many) // 2
+        if predict(facts, replace(change, data_machines=middle)).step_ms <= least_ms:
+            many = middle
+        else:
+            few = middle
+    return many
+
+
+# -- the page's tables -------------------------------------------------------------------------------------------------
+def costs_by_kind(facts: Facts) -> Table | None:
+    """What an hour, 1000 steps, an epoch and the run cost: on demand, on spot, and half of each.
+
+    None where the run had no table of prices.
+    """
+    rows = []
+    thousand_steps_s = facts.step_ms  # 1000 steps take as many seconds as one takes ms
+    for kind, hourly in (facts.header.get("prices") or {}).items():
+        spans = (thousand_steps_s, facts.epoch_s, facts.planned_s)
+        rows.append(
+            [kind, short(hourly), *(short(hourly * (s or 0) / 3600 or None) for s in spans)]
+        )
+    note = (
+        "An interrupted machine repeats what came after the last checkpoint; that is not counted."
+    )
+    columns = ["", "an hour", "1000 steps", "an epoch", "the run"]
+    return Table("Cost by price", columns, rows, note) if rows else None
+
+
+def input_costs(facts: Facts) -> Table | None:
+    """What other inputs would cost: their step, price and saving; None where no GPU waits for want of cores.
+
+    The first row is measured, the others are at best: views made on the device; larger machines; machines beside that
+    make all batches.
+    """
+    needed, cores = cores_needed(facts), facts.cores / facts.processes
+    waiting = phase_share(facts.phases, "data") >= DATA_WAIT_AT
+    if facts.run.tier or facts.cpu or not waiting or needed <= cores:
+        return None
+    rest = facts.step_ms - facts.phases["data"]
+    rows: list[list[Cell]] = []
+    first = (facts.step_ms, facts.price)
+    ways = [("as it is", *first), ("data.engine=device, or dali", rest, facts.price)]
+    for name, step_ms, price in [*ways, *_larger(facts, rest), *_beside(facts, rest)]:
+        factor = step_ms / facts.step_ms
+        if price and facts.price:
+            factor *= price / facts.price
+        cost = None if price is None else price * step_ms / 3600
+        saved = "" if name == "as it is" else f"{100 * (1 - factor):.0f}"
+        rows.append([name, round(step_ms, 1), short(price), short(cost), saved])
+    note = f"{needed} cores a GPU needed, {cores:g} there. The first row is measured, the others are at best."
+    saves = f"saves ({'cost' if facts.price else 'time'}, %)"
+    columns = ["input", "ms a step", "an hour", "1000 steps", saves]
+    return Table("What another input would cost", columns, rows, note)
+
+
+Way = tuple[str, float, float | None]
+"""What to change, ms of a mean step then, and the price of an hour of the whole job (None: not known)."""
+
+
+def _beside(facts: Facts, rest: float) -> Iterator[Way]:
+    """Machines without GPUs that make all batches, so many that no step of ``rest`` ms waits."""
+    for name, machine in (facts.header.get("input_machines") or {}).items():
+        if machine.get("gpus"):
+            continue
+        makers = math.ceil(round(maker_ms(facts) / rest, 6))
+        count = max(1, math.ceil(facts.devices * makers / machine["vcpus"]))
+        price = None if facts.price is None else facts.price + count * machine["price"]
+        yield f"data.engine=ray on {count} {name} beside", rest, price
+
+
+def _larger(facts: Facts, rest: float) -> Iterator[Way]:
+    """Instances of the training machines' family with as many GPUs and more cores, each with the loader processes that its
+    cores leave room for; ``rest``: ms of a step beside waiting for data.
+    """
+    machines = facts.header.get("input_machines") or {}
+    instances = machines_of((facts.run.config.get("monitor") or {}).get("instances") or [])
+    trains_on = [(n, name) for n, name in instances if (machines.get(name) or {}).get("gpus")]
+    if not trains_on:
+        return
+    count, present_name = trains_on[0]
+    now = machines[present_name]
+    cpu_ms = facts.loading_busy * batch_ms(facts) + facts.threads * rest
+    for name, machine in machines.items():
+        cores = machine["vcpus"]
+        if _kind(name, machine) != _kind(present_name, now) or cores <= now["vcpus"]:
+            continue
+        price = None
+        if facts.price is not None:
+            price = facts.price + count * (machine["price"] - now["price"])
+        workers = int(cores // facts.processes) - facts.threads
+        step_ms = max(rest, facts.processes * cpu_ms / cores)
+        yield f"{name} with data.num_workers={workers}", step_ms, price
+
+
+def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
+    """What machines of one kind share: family (``p4d`` of ``p4d.24xlarge``), spot or not, number of GPUs."""
+    return name.rpartition(".")[0], name.endswith(":spot"), machine["gpus"]
+
+
+def tier_table(facts: Facts) -> Table | None:
+    """What each machine of the data tier has made, and below it the queue; None without a tier."""
+    tier = facts.tier
+    if tier is None:
+        return None
+    rows: list[list[Cell]] = []
+    for machine in tier.machines.values():
+        name = f"{machine['name']} ({machine['node']})"
+        if machine["gone"]:
+            name += " gone"
+        seconds = tier.seconds or math.inf
+        rates = [round(machine[what] / seconds, 2) for what in ("batches", "mb", "busy_s")]
+        rows.append([name, machine["cores"], machine["makers"], machine["batches"], *rates])
+    note = (
+        f"{tier.ready:.1f} batches were ready on average, of {tier.may_ask} that a training process may ask for ahead "
+        f"(data.tier.queue_mb); {tier.made_again} were made again after an end, {tier.made_twice} twice."
+    )
+    columns = ["machine", "cores", "makers", "batches", "batches/s", "MB/s", "cores at work"]
+    return Table("Data tier", columns, rows, note)
