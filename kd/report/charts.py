@@ -234,9 +234,13 @@ def metric_lines(run: RunRecords) -> list[Chart | None]:
         names = [name for name in known if _is_shown(name, prefix) and in_units(name) == units]
         rows = []
         for row in run.metrics:
-            shown = {name: row[name] * weights.get(name, 1.0) for name in names if name in row}
+            shown = {}
+            for name in names:
+                if name in row:
+                    shown[name] = row[name] * weights.get(name, 1.0)
             if shown:
-                rows.append({"step": row.get("step", 0.0), **shown})
+                shown["step"] = row.get("step", 0.0)
+                rows.append(shown)
         steps = _binned(rows, lambda slice_: slice_[-1]["step"])
         charts.append(_chart(title, steps, "step", rows, {name: name for name in names}))
     return charts
@@ -247,8 +251,10 @@ def _weights(run: RunRecords) -> dict[str, float]:
     model = run.config.get("model") or {}
     weights = {"train/task_loss": model.get("task_loss_weight", 1.0)}
     for name, loss in (model.get("distill_losses") or {}).items():
-        arguments = loss.get("init_args") if isinstance(loss, dict) else None
-        weights[f"train/{name}_loss"] = (arguments or {}).get("weight", 1.0)
+        arguments = {}
+        if isinstance(loss, dict):
+            arguments = loss.get("init_args") or {}
+        weights[f"train/{name}_loss"] = arguments.get("weight", 1.0)
     return weights
 
 
@@ -262,6 +268,8 @@ def health_lines(run: RunRecords) -> list[Chart | None]:
         charts.append(_chart(title, steps, "step", run.health, lines))
     for title, key in HEALTH_GROUPS.items():
         rows = [reading.get(key, {}) for reading in run.health]
-        names = {name: name for row in rows for name in row}
+        names = {}
+        for row in rows:
+            names.update({name: name for name in row})
         charts.append(_chart(title, steps, "step", rows, names))
     return charts

@@ -169,23 +169,33 @@ def _paid_tier(facts: Facts) -> tuple[int, float | None]:
     table of prices.
     """
     hosts = {header.get("host") for header in facts.run.headers.values()}
-    count = max(1, len(facts.tier.present)) if facts.tier else 1
-    if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
+    present_machines = facts.tier.present if facts.tier else []
+    count = max(1, len(present_machines))
+    if present_machines and all(machine["name"] in hosts for machine in present_machines):
         return count, 0.0
+
+    # of kd-launch's job: 4 x c5.18xlarge
     for group in facts.run.job.get("groups") or []:
-        if isinstance(group, dict) and group.get("name") == "data" and "price_per_hour" in group:
-            number, _, _ = str(group.get("machines", "")).partition(" x ")  # 4 x c5.18xlarge
-            return max(1, int(number) if number.isdecimal() else count), float(
-                group["price_per_hour"]
-            )
+        if not isinstance(group, dict) or group.get("name") != "data":
+            continue
+        if group.get("price_per_hour") is not None:
+            number, _, _ = str(group.get("machines", "")).partition(" x ")
+            if number.isdecimal():
+                count = max(1, int(number))
+            return count, float(group["price_per_hour"])
+
     known = facts.header.get("input_machines") or {}
-    instances = machines_of((facts.run.config.get("monitor") or {}).get("instances") or [])
-    of_tier = [
-        (n, known[name]) for n, name in instances if name in known and not known[name].get("gpus")
-    ]
-    if not of_tier:
+    monitor = facts.run.config.get("monitor") or {}
+    paid = 0
+    hourly = 0.0
+    for number_of, name in machines_of(monitor.get("instances") or []):
+        machine = known.get(name)
+        if machine is not None and not machine.get("gpus"):  # those with GPUs train
+            paid += number_of
+            hourly += number_of * machine["price"]
+    if not paid:
         return count, None
-    return sum(n for n, _ in of_tier), sum(n * machine["price"] for n, machine in of_tier)
+    return paid, hourly
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -585,20 +595,32 @@ def input_costs(facts: Facts) -> Table | None:
     if facts.run.tier or facts.cpu or not waiting or needed <= cores:
         return None
     rest = facts.step_ms - facts.phases["data"]
-    rows: list[list[Cell]] = []
-    first = (facts.step_ms, facts.price)
-    ways = [("as it is", *first), ("data.engine=device, or dali", rest, facts.price)]
-    for name, step_ms, price in [*ways, *_larger(facts, rest), *_beside(facts, rest)]:
-        factor = step_ms / facts.step_ms
-        if price and facts.price:
-            factor *= price / facts.price
-        cost = None if price is None else price * step_ms / 3600
-        saved = "" if name == "as it is" else f"{100 * (1 - factor):.0f}"
-        rows.append([name, round(step_ms, 1), short(price), short(cost), saved])
+    ways: list[Way] = [
+        ("as it is", facts.step_ms, facts.price),
+        ("data.engine=device, or dali", rest, facts.price),
+        *_larger(facts, rest),
+        *_beside(facts, rest),
+    ]
+    rows = [_row_of(facts, way) for way in ways]
     note = f"{needed} cores a GPU needed, {cores:g} there. The first row is measured, the others are at best."
     saves = f"saves ({'cost' if facts.price else 'time'}, %)"
     columns = ["input", "ms a step", "an hour", "1000 steps", saves]
     return Table("What another input would cost", columns, rows, note)
+
+
+def _row_of(facts: Facts, way: "Way") -> list[Cell]:
+    """A row of :func:`input_costs`: what it saves is of the cost where prices are known, else of the time."""
+    name, step_ms, price = way
+    cost = None
+    part = step_ms / facts.step_ms
+    if price is not None:
+        cost = price * step_ms / 3600
+    if price and facts.price:
+        part *= price / facts.price
+    saved = f"{100 * (1 - part):.0f}"
+    if name == "as it is":
+        saved = ""
+    return [name, round(step_ms, 1), short(price), short(cost), saved]
 
 
 Way = tuple[str, float, float | None]
@@ -610,9 +632,12 @@ def _beside(facts: Facts, rest: float) -> Iterator[Way]:
     for name, machine in (facts.header.get("input_machines") or {}).items():
         if machine.get("gpus"):
             continue
-        makers = math.ceil(round(maker_ms(facts) / rest, 6))
-        count = max(1, math.ceil(facts.devices * makers / machine["vcpus"]))
-        price = None if facts.price is None else facts.price + count * machine["price"]
+        makers_of_process = maker_ms(facts) / rest
+        makers = facts.devices * math.ceil(round(makers_of_process, 6))
+        count = max(1, math.ceil(makers / machine["vcpus"]))
+        price = None
+        if facts.price is not None:
+            price = facts.price + count * machine["price"]
         yield f"data.engine=ray on {count} {name} beside", rest, price
 
 

@@ -49,8 +49,10 @@ def models_table(
     shown = _shown(result)
     rows = []
     for name, model in models:
-        figures = [format_metric(metric, model.get(metric)) for metric in shown]
-        rows.append([name, in_millions(model["params"]), *figures])
+        row = [name, in_millions(model["params"])]
+        for metric in shown:
+            row.append(format_metric(metric, model.get(metric)))
+        rows.append(row)
     title = f"{result['pictures']} pictures: {result['data']}"
     return Table(title, ["", "parameters", *shown], [*rows, *more])
 
@@ -83,9 +85,13 @@ def differences(
     rows = []
     for other, result in others.items():
         after = result["student"]
-        size = f"x {after['params'] / before['params']:.2f}" if before["params"] else ""
-        gaps = [difference(m, before.get(m), after.get(m)) for m in _shown(first)]
-        rows.append([f"{other} - {name}", size, *gaps])
+        size = ""
+        if before["params"]:
+            size = f"x {after['params'] / before['params']:.2f}"
+        row = [f"{other} - {name}", size]
+        for metric in _shown(first):
+            row.append(difference(metric, before.get(metric), after.get(metric)))
+        rows.append(row)
     return rows
 
 
@@ -124,8 +130,12 @@ def robust_table(result: Mapping[str, Any], whose: str = "") -> Table:
     rows = []
     for damage, models in result["robust"].items():
         for model, values in models.items():
-            rows.append([damage, model, *(format_metric(metric, value) for value in values)])
-    return Table(f"{whose}{metric} on damaged pictures, by strength", ["", "", "1", "2", "3"], rows)
+            row = [damage, model]
+            for value in values:
+                row.append(format_metric(metric, value))
+            rows.append(row)
+    title = f"{whose}{metric} on damaged pictures, by strength"
+    return Table(title, ["", "", "1", "2", "3"], rows)
 
 
 def certificate_table(certificate: Mapping[str, Any], pictures: str) -> Table:
@@ -461,7 +471,10 @@ def pays_parts(probe: Mapping[str, Any]) -> list[Part]:
         for name, by_metric in probe["starts"].items():
             values = by_metric[metric]
             each = ", ".join(f"{100 * value:.1f}" for value in values)
-            rows.append([metric, name, f"{fmean(values):.1%}", each])
-    lines = [*(gain_line(gain) for gain in probe["gains"]), probe["how"], *probe["notes"]]
+            mean = f"{fmean(values):.1%}"
+            rows.append([metric, name, mean, each])
+    lines = [gain_line(gain) for gain in probe["gains"]]
+    lines.append(probe["how"])
+    lines += probe["notes"]
     columns = ["", "backbone", "mean", "each seed"]
     return [Table("Does it pay?", columns, rows, ". ".join(lines))]

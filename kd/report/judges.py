@@ -130,9 +130,15 @@ def late_rank(compute_ms: Mapping[int, float], late: float) -> Evidence:
 
 def outliers(step_ms: Sequence[float], sigma: float, ignore: int) -> Evidence:
     """More than ``ignore`` steps lie ``sigma`` standard deviations above the mean."""
+    if len(step_ms) < 2:
+        return None
     mean_ms = mean(step_ms)
-    deviation = math.sqrt(mean([(ms - mean_ms) ** 2 for ms in step_ms])) if step_ms else 0.0
-    slow = [ms for ms in step_ms if deviation and ms > mean_ms + sigma * deviation]
+    squares = [(ms - mean_ms) ** 2 for ms in step_ms]
+    deviation = math.sqrt(mean(squares))
+    if not deviation:
+        return None
+    limit = mean_ms + sigma * deviation
+    slow = [ms for ms in step_ms if ms > limit]
     if len(slow) <= ignore:
         return None
     return {"count": len(slow), "mean": mean_ms, "most": max(slow)}
@@ -255,10 +261,13 @@ def rising_loss(loss: Sequence[float], factor: float, first: int, newest: int) -
     """
     if len(loss) < first + newest:
         return None
-    start, now = percentile(loss[:first], 50), percentile(loss[-newest:], 50)
-    times = f", {ratio(now, start):.0f} times as much" if math.isfinite(now) else ""
-    if times and not 0 < start * factor <= now:
-        return None
+    start = percentile(loss[:first], 50)
+    now = percentile(loss[-newest:], 50)
+    times = ""
+    if math.isfinite(now):
+        if not 0 < start * factor <= now:
+            return None
+        times = f", {ratio(now, start):.0f} times as much"
     return {"start": start, "now": now, "times": times}
 
 
@@ -274,9 +283,12 @@ def overfit(
     if min(len(val), len(train_loss)) <= patience:
         return None
     best = max(val)
-    if max(val[-patience:]) > best - drop or train_loss[-1] >= train_loss[-1 - patience]:
+    has_recovered = max(val[-patience:]) > best - drop
+    still_falls = train_loss[-1] < train_loss[-1 - patience]
+    if has_recovered or not still_falls:
         return None
-    before, now = format_metric(metric, best), format_metric(metric, val[-1])
+    before = format_metric(metric, best)
+    now = format_metric(metric, val[-1])
     return {"metric": metric, "before": before, "now": now}
 
 
@@ -344,7 +356,10 @@ def dominant_term(shares: Mapping[str, float], share: float) -> Evidence:
     total = sum(shares.values())
     if len(shares) < 2 or not total > 0:
         return None
-    return worst_layer({name: ratio(value, total) for name, value in shares.items()}, share)
+    of_all = {}
+    for name, value in shares.items():
+        of_all[name] = ratio(value, total)
+    return worst_layer(of_all, share)
 
 
 def overtrained(
@@ -498,11 +513,15 @@ def exploding(norms: Sequence[float | None], factor: float) -> Evidence:
 
 def worst_layer(by_layer: Mapping[str, float], share: float) -> Evidence:
     """Layers (or terms) whose share is above ``share``: how many, and the worst with its share."""
-    above = {name: value for name, value in by_layer.items() if value > share}
+    above = {}
+    for layer, value in by_layer.items():
+        if value > share:
+            above[layer] = value
     if not above:
         return None
-    name = max(above, key=above.__getitem__)
-    return {"count": len(above), "s": "s" * (len(above) > 1), "name": name, "value": above[name]}
+    worst = max(above, key=above.__getitem__)
+    plural = "s" * (len(above) > 1)
+    return {"count": len(above), "s": plural, "name": worst, "value": above[worst]}
 
 
 def all_zero(zeros: Mapping[str, float], share: float) -> Evidence:

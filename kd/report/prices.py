@@ -93,15 +93,21 @@ def by_kind(instances: Iterable[str], prices: Prices) -> dict[str, float]:
     >>> by_kind(["big", "2*small"], {"big": {"price": 37}, "small": {"price": 4}, "small:spot": {"price": 1.5}})
     {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}
     """
-    machines = [(count, name.removesuffix(":spot")) for count, name in machines_of(instances)]
-    has_spot = any(f"{name}:spot" in prices for _, name in machines)
-    if not has_spot or not all(name in prices for _, name in machines):
-        return {}
     full = spot = 0.0
-    for count, name in machines:
-        full += count * prices[name]["price"]
-        spot += count * prices.get(f"{name}:spot", prices[name])["price"]
-    return {"on demand": full, "spot": spot, "half of the hours on spot": (full + spot) / 2}
+    has_spot = False
+    for count, named in machines_of(instances):
+        name = named.removesuffix(":spot")
+        if name not in prices:
+            return {}
+        on_demand = prices[name]
+        cheaper = prices.get(f"{name}:spot", on_demand)
+        has_spot = has_spot or cheaper is not on_demand
+        full += count * on_demand["price"]
+        spot += count * cheaper["price"]
+    if not has_spot:
+        return {}
+    half = (full + spot) / 2
+    return {"on demand": full, "spot": spot, "half of the hours on spot": half}
 
 
 def input_machines(prices: Prices) -> dict[str, dict[str, float]]:

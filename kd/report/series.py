@@ -25,7 +25,10 @@ class OfMachine:
         """Samples that lack a GPU are left out."""
         counts = [len(sample.get("gpu", [])) for sample in samples]
         most = max(counts, default=0)
-        self.samples = [s for s, count in zip(samples, counts, strict=True) if count == most]
+        self.samples = []
+        for sample, count in zip(samples, counts, strict=True):
+            if count == most:
+                self.samples.append(sample)
         self.free = free
         self.readings = gpus_of(self.samples)
 

@@ -137,8 +137,10 @@ def _models(by_name: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping
         for key, figures in result.items():
             known = [metrics for _, metrics in teachers]
             if key.startswith("teacher") and figures not in known:
-                teachers.append((f"{key} of {name}" if several else key, figures))
-        students.append((name if several else "student", result["student"]))
+                teacher = f"{key} of {name}" if several else key
+                teachers.append((teacher, figures))
+        student = name if several else "student"
+        students.append((student, result["student"]))
     return teachers + students
 
 
