@@ -251,7 +251,7 @@ def _weights(run: RunRecords) -> dict[str, float]:
     model = run.config.get("model") or {}
     weights = {"train/task_loss": model.get("task_loss_weight", 1.0)}
     for name, loss in (model.get("distill_losses") or {}).items():
-        arguments = {}
+        arguments: dict[str, float] = {}
         if isinstance(loss, dict):
             arguments = loss.get("init_args") or {}
         weights[f"train/{name}_loss"] = arguments.get("weight", 1.0)

@@ -14,6 +14,8 @@ from kd.report.step_facts import COMPUTING, phase_share, slow_rank
 
 WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline
+UNNAMED = "time in no phase, which watch.phase(NAME) would name"
+MUCH = 0.2  # of the step: time in no phase is said beside what the rest is
 EMULATED = 10.0  # times as long as in float32, or longer: bfloat16 is computed in software
 FUSED_OPTIMIZER_SHARE = 0.05  # expected of a fused optimizer, over the rest of the step
 
@@ -345,7 +347,10 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
     if taken < at:
         return None
     text = f"the student's own training takes {taken:.0%} of the step"
-    if alone:
+    unnamed = phase_share(facts.phases, "rest")
+    if unnamed >= MUCH:
+        text += f", and {unnamed:.0%} of it is {UNNAMED}"
+    elif alone:
         text += "; nothing around it holds it up"
     levers = ["model.student.compile=true"]
     larger_batch = facts.larger_batch(2)

@@ -373,13 +373,15 @@ def _gain(limit: Limit) -> float:
 
 def _largest_phase(facts: Facts) -> Limit:
     """The headline of a run that nothing limits: its largest phase, the student's own phases taken together."""
-    own_training = "the student's own training"
-    shares = {
-        f"the {name}": phase_share(facts.phases, name)
-        for name in PHASES
-        if name not in STUDENT_PHASES
-    }
-    shares[own_training] = sum(phase_share(facts.phases, name) for name in STUDENT_PHASES)
+    shares = {}
+    own = 0.0
+    for name in PHASES:
+        if name in STUDENT_PHASES:
+            own += phase_share(facts.phases, name)
+        else:
+            shares[f"the {name}"] = phase_share(facts.phases, name)
+    shares["the student's own training"] = own
+    shares[limits.UNNAMED] = shares.pop("the rest")
     largest = max(shares, key=lambda name: shares[name])
     text = f"no part of the step stands out; most of it ({shares[largest]:.0%}) is {largest}"
     return Limit("none", text, "", None)

@@ -13,7 +13,6 @@ import kd
 from kd.cli import main
 from kd.errors import UserError
 from kd.report.tables import Table, results_of
-from kd.run.certify import count_look
 from kd.run.eval_options import CertificateOptions, EvalOptions
 from kd.run.options import options_of
 from tests._helpers import other_weights

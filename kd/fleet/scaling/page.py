@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kd.fleet.scaling.measure import Case, all_reduces, reading
-from kd.report.charts import line_chart, table
+from kd.report.charts import Section, line_chart
+from kd.report.costs import ERROR, Change, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
-from kd.report.what_if import ERROR, Change, predict
+from kd.report.tables import Chart, Part, Table
 
 ASSUMES = (
     "as kd-report --what-if gpus=N predicts it: the wait for gradients grows as a ring's traffic, (n - 1) / n, over a "
@@ -78,7 +79,7 @@ def headline(scale: Mapping[str, Any]) -> str:
     )
 
 
-def sections(scale: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+def sections(scale: Mapping[str, Any]) -> list[Section | Part | None]:
     """The page: the prediction, a table of all runs, efficiency by processes, and the all-reduces."""
     note = (
         "weak: each process keeps the batch; strong: all processes share it; efficiency is against one process; "
@@ -89,9 +90,9 @@ def sections(scale: Mapping[str, Any]) -> list[dict[str, Any] | None]:
     reduces = [[a["processes"], round(a["mb"], 3), round(a["ms"], 3)] for a in scale["all_reduce"]]
     return [
         {"kind": "headline", "text": headline(scale)},
-        table("Measured here", columns, [_row(m) for m in scale["measured"]], note=note),
+        Table("Measured here", columns, [_row(m) for m in scale["measured"]], note=note),
         _efficiency(scale["measured"]),
-        table("All-reduces", ["processes", "MB", "ms"], reduces, empty="none was timed"),
+        Table("All-reduces", ["processes", "MB", "ms"], reduces, empty="none was timed"),
     ]
 
 
@@ -113,7 +114,7 @@ def _row(m: Mapping[str, Any]) -> list[Any]:
     return [f"{m['strategy']} {m['processes']} x {m['batch']}", m["kind"], *cells]
 
 
-def _efficiency(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _efficiency(measured: Sequence[Mapping[str, Any]]) -> Chart | None:
     """A line of efficiency (%) over the processes for each strategy and kind of scaling; all begin at one process."""
     series: dict[str, dict[int, float]] = {}
     for m in measured[1:]:

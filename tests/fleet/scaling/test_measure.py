@@ -8,9 +8,9 @@ import pytest
 from kd.errors import UserError
 from kd.fleet.scaling.measure import Case, ScalingPlan, all_reduces, reading
 from kd.fleet.scaling.page import content, headline, sections
+from kd.report.costs import Change, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
-from kd.report.what_if import Change, predict
 
 
 def recorded(case: Case, communication_ms: float) -> RunRecords:
@@ -71,7 +71,7 @@ def test_what_is_measured_and_predicted() -> None:
     assert headline(scale).startswith("32 processes would train 18")
     assert "over a network as fast as between the measured processes" in headline(scale)
     table, chart, reduces = sections(scale)[1:]
-    assert table["rows"][1][:5] == ["ddp 8 x 64", "weak", 4654.55, 90.91, 110.0]  # type: ignore[index]
-    assert chart["series"]["fsdp, strong"] == [100.0, 6.58]  # type: ignore[index]
-    assert len(reduces["rows"]) == 2  # type: ignore[index]
+    assert table.rows[1][:5] == ["ddp 8 x 64", "weak", 4654.55, 90.91, 110.0]  # type: ignore[union-attr]
+    assert chart.series["fsdp, strong"] == [100.0, 6.58]  # type: ignore[union-attr]
+    assert len(reduces.rows) == 2  # type: ignore[union-attr]
     json.dumps(scale)
