@@ -206,6 +206,44 @@ class TeacherSettings(ModelSettings):
 
 
 @checked_group
+class AskSettings(Checked):
+    """How ``kd-cache from=ADDRESS`` asks for answers, each as ``from.NAME=VALUE``: no file of settings has them."""
+
+    views: Annotated[int, Range(">= 1 and <= 10000")] = 4
+    """Views of each training picture; a validation or test picture has one."""
+
+    rate: Positive | None = None
+    """Pictures a second at most; default: as fast as it answers."""
+
+    budget: Count | None = None
+    """Pictures that the command may ask for; it then ends, and the same command resumes with more."""
+
+    price: Weight | None = None
+    """Of 1,000 pictures, in any currency: what was spent is printed."""
+
+    retries: Annotated[int, Range(">= 0")] = 8
+    """How often a request is sent again after failures, with pauses that double up to 30 s."""
+
+    timeout_s: Positive = 60.0
+    """Of each try: seconds to connect, and to wait for data."""
+
+    batch: Count | None = None
+    """Pictures of a request (16); of a chat endpoint requests at once, of one picture each (4)."""
+
+    output: Text | None = None
+    """Name of the server's tensor with the logits or probabilities; default: ``logits``."""
+
+    model: Text | None = None
+    """A chat endpoint's name of the model."""
+
+    key: Text | None = None
+    """Name of the environment variable that holds a chat endpoint's key; default: no key is sent."""
+
+    prompt: Text | None = None
+    """The question to a chat model; ``{classes}`` in it stands for a line for each class, ``A: apple``."""
+
+
+@checked_group
 class StudentSettings(ModelSettings):
     """The student's model."""
 

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError
-from kd.run.options import refuse_others, refuse_words, take
+from kd.run.options import CommandOptions, names_of, options_of, refuse_others, refuse_words, take
 from kd.run.present import check_present
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.settings import AskSettings
 
 HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
@@ -33,9 +35,13 @@ the rest.
 FLAGS = ("--describe",)
 """Options that take no value."""
 
-FROM = ("views", "rate", "budget", "price", "retries", "timeout_s", "batch", "output", "model", "key",
-        "prompt")  # fmt: skip
-"""Settings of an address, after ``from.``."""
+ENDINGS = (".csv", ".parquet", ".safetensors")
+"""Of files of answers."""
+
+
+@checked_group
+class FromOptions(AskSettings, CommandOptions):
+    """What stands after ``from.``."""
 
 
 def run(request: Request) -> int | None:
@@ -69,7 +75,7 @@ def _fill(request: Request) -> int:
     Raises:
         UserError: a mistake in the settings, an empty ``out=``, or a recipe without answers to store.
     """
-    own = take(request, "out", "from", *(f"from.{name}" for name in FROM))
+    own = take(request, "out", "from", *(f"from.{name}" for name in names_of(FromOptions)))
     out = own.pop("out", None)
     if out is not None:
         place = out.rstrip("/")
@@ -100,11 +106,21 @@ def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
         UserError: a mistake in the settings, or as of :func:`kd.run.fill_from.fill_from`.
     """
     place = own.pop("from", "")
-    if not place:
-        raise UserError(f"from: must be a file or an address, got '{place}'")
-    is_file = not place.startswith(("http://", "https://"))
-    if is_file and not Path(place).is_file():
+    texts = {key.removeprefix("from."): text for key, text in own.items()}
+    settings = None
+    if place.startswith(("http://", "https://")):
+        try:
+            settings = options_of(FromOptions, texts)
+        except UserError as error:
+            raise UserError(f"from.{error}") from error
+    elif not place.endswith(ENDINGS):
+        raise UserError(
+            f"from: must be an address (http://...) or a file ({', '.join(ENDINGS)}), got '{place}'"
+        )
+    elif not Path(place).is_file():
         raise UserError(f"from: file {place} not found")
+    elif own:
+        raise UserError(f"{next(iter(own))}: is of an address, and {place} is a file")
     run = Run.of(request)
     from kd.run.pictures import list_whole
 
@@ -112,7 +128,6 @@ def _fill_from(request: Request, own: dict[str, str], out: str | None) -> int:
     from kd.run.build import data_of, task_of
     from kd.run.fill_from import fill_from
 
-    settings = {key.removeprefix("from."): text for key, text in own.items()}
     data = data_of(run.config, run.trusted)
     task = task_of(run.config, run.trusted)
     fill_from(place, settings, data, task, out)
@@ -134,7 +149,7 @@ def _describe(request: Request) -> int:
     from kd.teachers.inspect_cache import fit, held_in
 
     if not request.recipe:
-        refuse_others(request, [], of_data=False)
+        refuse_others(request, ["recipe"], of_data=False)
         if request.overlays:
             raise UserError(f"config: {request.overlays[0]} changes a recipe, and none is given")
     caches = held_in(request.rest[0])

@@ -1,9 +1,8 @@
 """Fills a cache with answers from a file or an address: what ``kd-cache from=PLACE`` does."""
 
-import inspect
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,59 +16,26 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.progress import bar
 from kd.run.certify import usual_split
-from kd.run.options import option
+from kd.settings import AskSettings
 from kd.storage.writing import make_folder, write_text
 from kd.tasks import Task
 from kd.teachers.answer_store import AnswerStore, Kind, publish, whole_fingerprint
-from kd.teachers.answers_file import ENDINGS, AnswersFile
+from kd.teachers.answers_file import AnswersFile
 from kd.teachers.cache_layout import PUBLISHED
-from kd.teachers.chat import CHAT, Chat
+from kd.teachers.chat import Chat
 from kd.teachers.fingerprint import FINGERPRINT, Parts, digest
 from kd.teachers.open_cache import check_mixing
 from kd.teachers.probabilities import are_probabilities, logits_of_probabilities
-from kd.teachers.server import AnswerServer
+from kd.teachers.server import CHAT, AnswerServer
 from kd.teachers.stored import A_START, codec_for, parts_of
 
 Views = Annotated[int, Range(">= 1 and <= 10000")]
 """How many views of a training picture are asked for."""
-NUMBERS = {
-    **dict.fromkeys(("budget", "retries", "batch"), int),
-    **dict.fromkeys(("rate", "price", "timeout_s"), float),
-}
-"""Settings of an address that are numbers, with their types; others are text."""
-
-
-def server_at(url: str, settings: Mapping[str, str]) -> AnswerServer:
-    """The server of KServe v2 or the chat endpoint at an address; nothing is sent.
-
-    Args:
-        url: of it.
-        settings: arguments of its class as text, by name.
-
-    Raises:
-        UserError: a setting that the class does not have, or a value out of its range.
-    """
-    is_chat = urllib.parse.urlsplit(url).path.endswith(CHAT)
-    kind = Chat if is_chat else AnswerServer
-    names = [name for name in inspect.signature(kind).parameters if name != "url"]
-    arguments: dict[str, Any] = {}
-    for name, text in settings.items():
-        if name not in names:
-            raise UserError(f"from.{name}: {url} takes {', '.join(names)}")
-        try:
-            arguments[name] = NUMBERS.get(name, str)(text)
-        except ValueError as error:
-            raise UserError(f"from.{name}: must be a number, got '{text}'") from error
-    try:
-        return kind(url, **arguments)
-    except ValueError as error:
-        key = "from" if str(error).startswith("url ") else f"from.{str(error).split()[0]}"
-        raise UserError(f"{key}: {str(error).partition(' ')[2]}") from error
 
 
 def fill_from(
     place: str,
-    settings: Mapping[str, str],
+    settings: AskSettings | None,
     data: DistillationDataModule,
     task: Task,
     out: str | None = None,
@@ -81,7 +47,7 @@ def fill_from(
 
     Args:
         place: file or address.
-        settings: of the address, as text by name; ``views`` (4) of a training picture are asked for.
+        settings: how an address is asked; None: ``place`` is a file.
         data: the recipe's pictures and views.
         task: of the recipe.
         out: folder or URL below which the answers are copied as well.
@@ -89,25 +55,17 @@ def fill_from(
     Raises:
         UserError: a place that is none, answers that do not fit the data, or a server that refuses or can't be reached.
     """
-    if not re.match("https?://", place) and not place.endswith(ENDINGS):
-        raise UserError(
-            f"from: must be an address (http://...) or a file ({', '.join(ENDINGS)}), got '{place}'"
-        )
     data.prepare_data()
     classes = list(data.info.classes)
     if data.source.kind.cut_with_picture or not classes:
         raise UserError("from: needs a recipe with one row of numbers a picture (a classifier)")
-    if place.endswith(ENDINGS):
-        if settings:
-            raise UserError(f"from.{next(iter(settings))}: is of an address, and {place} is a file")
+    if settings is None:
         _from_file(AnswersFile(place, classes, task.link == "softmax"), data, out)
         return
     check_mixing(data)
-    of_server = {name: text for name, text in settings.items() if name != "views"}
-    views = option(
-        {f"from.{name}": text for name, text in settings.items()}, "from.views", Views, 4
-    )
-    _from_server(server_at(place, of_server), data, task, views, out)
+    is_chat = urllib.parse.urlsplit(place).path.endswith(CHAT)
+    kind = Chat if is_chat else AnswerServer
+    _from_server(kind(place, settings), data, task, out)
 
 
 def _splits(data: DistillationDataModule) -> list[str]:
@@ -189,10 +147,10 @@ def _from_file(file: AnswersFile, data: DistillationDataModule, out: str | None)
 
 
 def _from_server(
-    server: AnswerServer, data: DistillationDataModule, task: Task, views: int, out: str | None
+    server: AnswerServer, data: DistillationDataModule, task: Task, out: str | None
 ) -> None:
     """Asks a server for all answers that are missing; a second command for the same answers waits for the first."""
-    filled = Filled(server.connect(list(data.info.classes)), data, False, views)
+    filled = Filled(server.connect(list(data.info.classes)), data, False, server.settings.views)
     total = sum(store.views * store.samples for store in filled.stores.values())
     lengths = ", ".join(
         f"{store.samples:,} of {split}{f' x {store.views} views' if store.views > 1 else ''}"

@@ -20,7 +20,6 @@ from kd.storage.elsewhere import (
 )
 from kd.teachers.probabilities import SMALLEST
 
-ENDINGS = (".csv", ".parquet", ".safetensors")
 LONG = ("label", "p")
 """Columns of a file with a line for each class of a picture, beside ``picture``."""
 MOST_SHOWN = 5
@@ -57,8 +56,6 @@ class AnswersFile:
             UserError: an unreadable file, a class that the data does not have, two answers for one class of a picture, a
                 class without a logit, or a number that is not finite.
         """
-        if not Path(file).is_file():
-            raise UserError(f"from: file {file} not found")
         self.file = file
         with open_regular(file, LARGEST_WEIGHTS) as content:
             self._digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]

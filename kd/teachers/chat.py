@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from kd.errors import UserError
+from kd.settings import AskSettings
 from kd.storage.elsewhere import json_of
 from kd.teachers.probabilities import SMALLEST
 from kd.teachers.server import AnswerServer
@@ -25,8 +26,6 @@ LETTERS = string.ascii_uppercase + string.ascii_lowercase
 ALTERNATIVES = 20
 """Likeliest tokens that are asked for; servers allow no more."""
 PROMPT = "What does the picture show? Answer with one letter.\n{classes}"
-CHAT = "/chat/completions"
-"""How the path of such an address ends."""
 
 
 class Chat(AnswerServer):
@@ -37,47 +36,26 @@ class Chat(AnswerServer):
 
     Args:
         url: of the endpoint.
-        model: the endpoint's name of the model.
-        key: name of the environment variable that holds the endpoint's key; default: no key is sent.
-        prompt: the question, by default :data:`PROMPT`; ``{classes}`` in it is replaced by a line for each class,
-            ``A: apple``.
-        batch: requests at once, of one picture each.
-        rate: as of :class:`~kd.teachers.server.Server`.
-        budget: likewise.
-        price: likewise.
-        retries: likewise.
-        timeout_s: likewise.
+        settings: how it is asked; ``model`` must be given.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str = "",
-        key: str | None = None,
-        prompt: str = PROMPT,
-        batch: int = 4,
-        rate: float | None = None,
-        budget: int | None = None,
-        price: float | None = None,
-        retries: int = 8,
-        timeout_s: float = 60.0,
-    ) -> None:
-        """Checks the settings without connecting; the arguments are the class's, or :class:`AnswerServer`'s.
+    batch = 4
+    foreign = ("output",)
+
+    def __init__(self, url: str, settings: AskSettings) -> None:
+        """Checks the settings without connecting; the arguments are the class's.
 
         Raises:
-            ValueError: one is out of its range; the message names it.
+            UserError: no model's name, or a question without classes.
         """
-        super().__init__(url, rate, budget, price, retries, timeout_s, batch)
-        if not self._parts.path.endswith(CHAT):
-            raise ValueError(f"url must end with {CHAT}, got '{url}'")
-        if not model:
-            raise ValueError("model must be the endpoint's name of a model, got ''")
-        if "{classes}" not in prompt:
-            raise ValueError(f"prompt must hold {{classes}}, got '{prompt}'")
+        super().__init__(url, settings)
         self.path = self._parts.path
-        self.model = model
-        self.key = key
-        self.prompt = prompt
+        self.prompt = settings.prompt or PROMPT
+        if settings.model is None:
+            raise UserError("from.model: must be the endpoint's name of a model")
+        if "{classes}" not in self.prompt:
+            raise UserError(f"from.prompt: must hold {{classes}}, got '{self.prompt}'")
+        self.model = settings.model
         self._secret = ""
         self._question = ""
 
@@ -97,10 +75,11 @@ class Chat(AnswerServer):
             raise UserError(
                 f"from: {self.url} is asked for one letter of {len(LETTERS)}, the data has {len(classes)} classes"
             )
-        if self.key is not None:
-            self._secret = os.environ.get(self.key, "")
+        key = self.settings.key
+        if key is not None:
+            self._secret = os.environ.get(key, "")
             if not self._secret:
-                raise UserError(f"from.key: the environment has no variable {self.key}")
+                raise UserError(f"from.key: the environment has no variable {key}")
         self._classes = len(classes)
         lines = [f"{letter}: {name}" for letter, name in zip(LETTERS, classes, strict=False)]
         self._question = self.prompt.replace("{classes}", "\n".join(lines))

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from kd.errors import UserError
-from kd.losses.base import check_range
+from kd.settings import AskSettings
 from kd.storage.elsewhere import json_of
 
+CHAT = "/chat/completions"
+"""How the path of a chat endpoint ends (:mod:`kd.teachers.chat`)."""
 HEADER = "Inference-Header-Content-Length"
 """The header of a body in which binary tensors follow the JSON: its value is the JSON's length in bytes."""
 LARGEST_ANSWER = 2**30
@@ -31,59 +33,43 @@ class AnswerServer:
 
     Args:
         url: of the model; of a server alone, its model ``teacher``.
-        rate: pictures a second at most; default: as fast as it answers.
-        budget: pictures that this command may ask for; it then ends, and the same command resumes with a larger one.
-        price: of 1,000 pictures, in any currency; what was spent is printed.
-        retries: how often a request is sent again after failures, with pauses that double up to 30 s.
-        timeout_s: of each try: seconds to connect, and to wait for data.
-        batch: most pictures of a request.
-        output: name of the tensor with the logits (or probabilities).
+        settings: how it is asked.
     """
 
-    def __init__(
-        self,
-        url: str,
-        rate: float | None = None,
-        budget: int | None = None,
-        price: float | None = None,
-        retries: int = 8,
-        timeout_s: float = 60.0,
-        batch: int = 16,
-        output: str = "logits",
-    ) -> None:
-        """Checks the settings and the url, without connecting; the arguments are the class's.
+    batch = 16
+    foreign: tuple[str, ...] = ("model", "key", "prompt")
+    """Settings that are not of this protocol."""
+
+    def __init__(self, url: str, settings: AskSettings) -> None:
+        """Checks the url, without connecting; the arguments are the class's.
 
         Raises:
-            ValueError: one is out of its range; the message names it.
+            UserError: no such url, or a setting of the other protocol.
         """
-        check_range("rate", rate, "> 0")
-        check_range("budget", budget, "> 0")
-        check_range("price", price, ">= 0")
-        check_range("retries", retries, ">= 0")
-        check_range("timeout_s", timeout_s, "> 0")
-        check_range("batch", batch, ">= 1")
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must be http(s)://HOST:PORT/v2/models/NAME, got '{url}'")
+            raise UserError(f"from: must be http(s)://HOST:PORT/v2/models/NAME, got '{url}'")
         if parts.query or parts.fragment or "@" in parts.netloc:
             # what is left out may be a secret
             place = f"{parts.scheme}://{parts.hostname}{parts.path}"
-            raise ValueError(
-                f"url must have no user and no part after ? or #, got them with '{place}'"
+            raise UserError(
+                f"from: must have no user and no part after ? or #, got them with '{place}'"
             )
+        for name in self.foreign:
+            if getattr(settings, name) is not None:
+                raise UserError(
+                    f"from.{name}: has no effect on {url}: the address of a chat endpoint ends with {CHAT}"
+                )
         path = parts.path.rstrip("/")
         if "/models/" not in path:
             path = f"{path.removesuffix('/v2')}/v2/models/teacher"
         self.path = path
         self.url = url
         self._parts = parts
-        self.rate = rate
-        self.budget = budget
-        self.price = price
-        self.retries = retries
-        self.timeout_s = timeout_s
-        self.batch = batch
-        self.output = output
+        self.settings = settings
+        self.output = settings.output or "logits"
+        if settings.batch is not None:
+            self.batch = settings.batch
         self.asked = 0
         """Pictures that were answered."""
         self.tries: list[int] = []
@@ -132,15 +118,17 @@ class AnswerServer:
             UserError: the server refuses or can't be reached, the budget is used up, or an answer that is not in the
                 protocol or not finite.
         """
-        if self.budget is not None and self.asked + len(views) > self.budget:
+        budget = self.settings.budget
+        if budget is not None and self.asked + len(views) > budget:
             raise UserError(
-                f"from.budget: the budget of {self.budget:,} pictures is used up ({self.asked:,} asked); run the same "
+                f"from.budget: the budget of {budget:,} pictures is used up ({self.asked:,} asked); run the same "
                 "command again with a larger one to resume, nothing is asked twice"
             )
-        if self.rate is not None:
+        rate = self.settings.rate
+        if rate is not None:
             now = time.monotonic()
             time.sleep(max(0.0, self._next_time - now))
-            self._next_time = max(now, self._next_time) + len(views) / self.rate
+            self._next_time = max(now, self._next_time) + len(views) / rate
         start = time.monotonic()
         logits = self._infer(views)
         self.seconds += time.monotonic() - start
@@ -154,8 +142,9 @@ class AnswerServer:
             f"{self.asked:,} pictures asked in {len(self.tries):,} requests ({repeated:,} repeated), "
             f"{self.seconds:,.1f} s"
         )
-        if self.price is not None:
-            text += f", price {self.price * self.asked / 1000:g}"
+        price = self.settings.price
+        if price is not None:
+            text += f", price {price * self.asked / 1000:g}"
         return text
 
     # -- the protocol ------------------------------------------------------------------------------------------------
@@ -224,7 +213,7 @@ class AnswerServer:
     def _send(
         self, method: str, path: str, body: bytes, json_bytes: int
     ) -> tuple[bytes, str | None]:
-        """Sends a request, again after failures that may pass (no connection, :data:`AGAIN`), ``retries`` times.
+        """Sends a request, again after failures that may pass (no connection, :data:`AGAIN`), ``from.retries`` times.
 
         Between two tries it sleeps as long as the server's ``Retry-After`` says, else 0.5 s, then twice as long each
         time; at most :data:`LONGEST_WAIT_S`.
@@ -242,7 +231,7 @@ class AnswerServer:
             UserError: the last try failed, or another status than 200 that no second try mends.
         """
         pause = 0.5
-        for attempt in range(self.retries + 1):
+        for attempt in range(self.settings.retries + 1):
             self.tries.append(attempt)
             try:
                 status, answer, headers = self._once(method, path, body, json_bytes)
@@ -254,7 +243,7 @@ class AnswerServer:
                 return answer, headers.get(HEADER.lower())
             if status and status not in AGAIN:
                 break
-            if attempt < self.retries:
+            if attempt < self.settings.retries:
                 wait = headers.get("retry-after", "")
                 time.sleep(min(LONGEST_WAIT_S, float(wait) if wait.isdecimal() else pause))
                 pause = min(LONGEST_WAIT_S, 2 * pause)
@@ -304,4 +293,6 @@ class AnswerServer:
             kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
             if self._parts.scheme == "https":
                 kind = http.client.HTTPSConnection
-            return kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout_s)
+            return kind(
+                self._parts.hostname or "", self._parts.port, timeout=self.settings.timeout_s
+            )

@@ -17,6 +17,7 @@ from PIL import Image
 
 from kd.cli import main
 from kd.errors import UserError
+from kd.settings import AskSettings
 from kd.teachers.chat import Chat
 from tests._helpers import CLASSES, write_recipe
 from tests._runs import run
@@ -91,7 +92,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def chat(endpoint: Endpoint, **settings: Any) -> Chat:
-    asked = Chat(endpoint.url, "eyes", **settings)
+    asked = Chat(endpoint.url, AskSettings(model="eyes", **settings))
     asked.connect(CLASSES)
     return asked
 
@@ -118,7 +119,7 @@ def test_letters_become_the_probabilities_of_classes(
     assert "A: apple\nB: bread\nC: cake\nD: dates" in body["messages"][0]["content"][1]["text"]
     assert asked.spent().startswith("3 pictures asked in 3 requests (0 repeated), ")
     assert asked.spent().endswith("price 0.015")
-    other = Chat(endpoint.url, "eyes", prompt="Which food?\n{classes}")
+    other = Chat(endpoint.url, AskSettings(model="eyes", prompt="Which food?\n{classes}"))
     assert other.connect(CLASSES) != asked.connect(CLASSES)
 
 
@@ -142,14 +143,14 @@ def test_what_is_no_answer_is_one_line(endpoint: Endpoint, monkeypatch: pytest.M
     with pytest.raises(UserError, match="the environment has no variable NOT_SET"):
         chat(endpoint, key="NOT_SET")
     with pytest.raises(UserError, match="one letter of 52, the data has 81 classes"):
-        Chat(endpoint.url, "eyes").connect(["a"] * 81)
-    with pytest.raises(ValueError, match="prompt must hold {classes}"):
-        Chat(endpoint.url, "eyes", prompt="What is it?")
+        Chat(endpoint.url, AskSettings(model="eyes")).connect(["a"] * 81)
+    with pytest.raises(UserError, match="from.prompt: must hold {classes}"):
+        Chat(endpoint.url, AskSettings(model="eyes", prompt="What is it?"))
 
 
 def test_letters_without_any_probability_are_no_answer() -> None:
     """Endpoints write -9999 for the logarithm of 0; without a mend the answer would be NaN for each class."""
-    asked = Chat("http://127.0.0.1:1/v1/chat/completions", "eyes")
+    asked = Chat("http://127.0.0.1:1/v1/chat/completions", AskSettings(model="eyes"))
     asked.connect(["apple", "bread"])
     with pytest.raises(UserError, match="no letter of a class, but 'The'$"):
         asked._log_probabilities([("The", 0.0), ("A", -9999.0), ("B", -9999.0)])

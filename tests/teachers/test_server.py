@@ -18,6 +18,7 @@ import torch
 
 from kd.cli import main
 from kd.errors import UserError
+from kd.settings import AskSettings
 from kd.teachers.server import HEADER, AnswerServer
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -104,7 +105,7 @@ def views_of(count: int, seed: int = 0) -> np.ndarray:
 
 
 def connected(server: Model, **settings: object) -> AnswerServer:
-    asked = AnswerServer(server.url, **settings)  # type: ignore[arg-type]
+    asked = AnswerServer(server.url, AskSettings(**settings))  # type: ignore[arg-type]
     asked.connect(NAMES)
     return asked
 
@@ -143,7 +144,7 @@ def test_failures_rate_and_budget(server: Model, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="answers NaN or infinity"):
         asked.logits_of(views_of(2, 3))
     with pytest.raises(UserError, match=r"answers in \[-1, 4\], the data has 5 classes"):
-        AnswerServer(server.url).connect([*NAMES, "e"])
+        AnswerServer(server.url, AskSettings()).connect([*NAMES, "e"])
     with pytest.raises(UserError, match="no output 'scores'"):
         connected(server, output="scores")
 
@@ -153,8 +154,8 @@ def test_failures_rate_and_budget(server: Model, monkeypatch: pytest.MonkeyPatch
     ["http://host/v2/models/a?key=SECRET", "http://host/v2/models/a#b", "http://SECRET:x@host/v2"],
 )
 def test_a_part_of_an_address_that_would_not_be_sent_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="no user and no part after") as refused:
-        AnswerServer(url)
+    with pytest.raises(UserError, match="no user and no part after") as refused:
+        AnswerServer(url, AskSettings())
     assert "SECRET" not in str(refused.value)
 
 
@@ -318,13 +319,13 @@ def test_what_is_no_place_of_answers_is_one_line(
         ("train", [f"model.teacher.answers={refused}"], f"kd-cache recipe=NAME from={refused} stores the answers"),
         ("train", ["model.teacher.answers=a.csv"], "kd-cache recipe=NAME from=a.csv stores the answers"),
         ("train", [f"model.teacher.answers={tmp_path}"], f"model.teacher.answers: {tmp_path} holds no answers to train"),
-        ("cache", ["from=9"], "from: file 9 not found"),
+        ("cache", ["from=9"], "from: must be an address (http://...) or a file (.csv, "),
         ("cache", [f"from={tmp_path / 'none.csv'}"], f"from: file {tmp_path / 'none.csv'} not found"),
         ("cache", [f"from={refused}", "from.retries=0"], f"from: {refused} can't be asked: no answer"),
         ("cache", [f"from={refused}", "from.rate=abc"], "from.rate: must be a number, got 'abc'"),
-        ("cache", [f"from={refused}", "from.budget=-5"], "from.budget: must be > 0, got -5"),
+        ("cache", [f"from={refused}", "from.budget=-5"], "from.budget: must be >= 1, got -5"),
         ("cache", [f"from={refused}", "from.views=0"], "from.views: must be >= 1 and <= 10000, got 0"),
-        ("cache", [f"from={refused}", "from.model=a"], "from.model: http://127.0.0.1:9 takes rate, "),
+        ("cache", [f"from={refused}", "from.model=a"], "from.model: has no effect on http://127.0.0.1:9"),
         ("cache", [f"from={chat}"], "from.model: must be the endpoint's name of a model"),
         ("cache", ["from=http://me:SECRET@h/v2"], "from: must have no user and no part after ? or #"),
     ):  # fmt: skip
