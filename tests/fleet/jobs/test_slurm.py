@@ -17,6 +17,7 @@ from tests._runs import disturb
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(
     shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
     reason="needs a SLURM cluster",
