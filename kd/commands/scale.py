@@ -99,8 +99,9 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
         UserError: a short run has failed.
     """
     from kd.fit_to_machine.precision import choose_precision
-    from kd.fleet.scaling.page import content, headline, sections
+    from kd.fleet.scaling.page import content, parts
     from kd.report.html import write_page
+    from kd.report.terminal import print_parts
 
     # what all short runs have in common: no cache, one precision, no start that takes longer than the run
     model = config["model"]
@@ -128,8 +129,10 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, wanted: int) -> int:
         )
     scale = content(config["recipe"], measured, wanted)
     write_json(plan.folder / "scale.json", scale)
-    file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", sections(scale))
-    print(f"{headline(scale)}\nwritten to {file}")
+    shown = parts(scale)
+    file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", shown)
+    print_parts(shown)
+    print(f"written to {file}")
     return 0
 
 

@@ -3,12 +3,10 @@
 ``scale`` is the content of ``scale.json``; other programs read that file.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kd.fleet.scaling.measure import Case, all_reduces, reading
-from kd.report.charts import Section, line_chart
 from kd.report.costs import ERROR, Change, predict
 from kd.report.facts import Facts
 from kd.report.records import RunRecords
@@ -79,42 +77,37 @@ def headline(scale: Mapping[str, Any]) -> str:
     )
 
 
-def sections(scale: Mapping[str, Any]) -> list[Section | Part | None]:
-    """The page: the prediction, a table of all runs, efficiency by processes, and the all-reduces."""
+def parts(scale: Mapping[str, Any]) -> list[Part]:
+    """Speed, efficiency by processes, where a step's time and memory go, and the all-reduces; the prediction is a note."""
+    speed = []
+    steps = []
+    for m in scale["measured"]:
+        name = f"{m['strategy']} {m['processes']} x {m['batch']}"
+        speed.append(
+            [name, m["kind"], m["images_per_s"], 100 * m["efficiency"], m["step_ms"]],
+        )
+        ms = m["parts_ms"]
+        student_ms = ms["forward"] + ms["backward"]
+        times = [ms["teacher"], student_ms, ms["rest"], m["communication_ms"]]
+        steps.append([name, *times, m["memory_mb"], m["state_mb"]])
+    reduces = [[a["processes"], a["mb"], a["ms"]] for a in scale["all_reduce"]]
     note = (
-        "weak: each process keeps the batch; strong: all processes share it; efficiency is against one process; "
-        "state: weights, gradients and optimizer of a process"
+        "weak: each process keeps the batch; strong: all processes share it; efficiency is against one process\n"
+        f"{headline(scale)}"
     )
-    columns = ["processes x batch", "", "images/s", "efficiency (%)", "step ms", "teacher ms", "student ms", "rest ms",
-               "communication ms", "memory MB", "state MB"]  # fmt: skip
-    reduces = [[a["processes"], round(a["mb"], 3), round(a["ms"], 3)] for a in scale["all_reduce"]]
+    of_speed = ["processes x batch", "scaling", "images/s", "efficiency (%)", "step ms"]
+    of_steps = ["processes x batch", "teacher ms", "student ms", "rest ms", "communication ms",
+                "memory MB", "state MB"]  # fmt: skip
+    state = "state: weights, gradients and optimizer of a process"
     return [
-        {"kind": "headline", "text": headline(scale)},
-        Table("Measured here", columns, [_row(m) for m in scale["measured"]], note=note),
+        Table("Measured here", of_speed, speed, note),
         _efficiency(scale["measured"]),
-        Table("All-reduces", ["processes", "MB", "ms"], reduces, empty="none was timed"),
+        Table("A step", of_steps, steps, state),
+        Table("All-reduces", ["processes", "MB", "ms"], reduces),
     ]
 
 
-def _row(m: Mapping[str, Any]) -> list[Any]:
-    """A measured run's cells, in the order of the table's columns."""
-    parts = m["parts_ms"]
-    numbers = [
-        m["images_per_s"],
-        100 * m["efficiency"],
-        m["step_ms"],
-        parts["teacher"],
-        parts["forward"] + parts["backward"],
-        parts["rest"],
-        m["communication_ms"],
-        m["memory_mb"],
-        m["state_mb"],
-    ]
-    cells = ["" if number is None else round(number, 2) for number in numbers]
-    return [f"{m['strategy']} {m['processes']} x {m['batch']}", m["kind"], *cells]
-
-
-def _efficiency(measured: Sequence[Mapping[str, Any]]) -> Chart | None:
+def _efficiency(measured: Sequence[Mapping[str, Any]]) -> Chart:
     """A line of efficiency (%) over the processes for each strategy and kind of scaling; all begin at one process."""
     series: dict[str, dict[int, float]] = {}
     for m in measured[1:]:
@@ -124,5 +117,5 @@ def _efficiency(measured: Sequence[Mapping[str, Any]]) -> Chart | None:
     x = sorted({m["processes"] for m in measured})
     lines = {}
     for name, by_processes in series.items():
-        lines[name] = [by_processes.get(n, math.nan) for n in x]
-    return line_chart("Efficiency (%)", x, "processes", lines)
+        lines[name] = [by_processes.get(n) for n in x]
+    return Chart("Efficiency (%)", x, "processes", lines)

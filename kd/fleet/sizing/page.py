@@ -15,7 +15,8 @@ from kd.fleet.sizing.plan import Conditions
 from kd.report.html import write_page
 from kd.report.metric import duration, format_metric, is_share
 from kd.report.sized import FILE, SETTINGS
-from kd.report.terminal import print_table
+from kd.report.tables import Cell, Table
+from kd.report.terminal import print_parts
 from kd.storage.writing import write_json, write_text
 
 
@@ -58,15 +59,12 @@ def headline(sizes: Mapping[str, Any]) -> str:
     )
 
 
-def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, the teacher last; a named column that is empty in every row is left out.
+def table(sizes: Mapping[str, Any], front_alone: bool = False) -> Table:
+    """The candidates, the teacher last; a named column that is empty in every row is left out.
 
     Args:
         sizes: the content of ``sizes.json``.
         front_alone: leave out candidates that are neither on the front, nor the recipe's, nor the choice.
-
-    Returns:
-        Names of the columns, and the cells of each row, as text.
     """
     rows = list(sizes["candidates"])
     if front_alone:
@@ -76,46 +74,34 @@ def table(sizes: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
     if sizes["teacher"]:
         # several teachers, and one that can't be timed, have a score alone
         rows.append({"name": "teacher", **sizes["teacher"], "front": True})
-    cells = [_cells(row, sizes) for row in rows]
-    columns = [
-        "size",
-        "latency (ms)",
-        "rounds (ms)",
-        "before training",
-        f"after {sizes['steps']} steps",
-        "parameters (M)",
-        "file (MB)",
-        "",
-    ]
-    filled = []  # places of columns that hold anything; one without a name stays
-    for i, name in enumerate(columns):
-        if not name or any(row_cells[i] for row_cells in cells):
-            filled.append(i)
-    shown_columns = [columns[i] for i in filled]
-    shown_rows = []
-    for row_cells in cells:
-        shown_rows.append([row_cells[i] for i in filled])
-    return shown_columns, shown_rows
+    columns: dict[str, list[Cell]] = {
+        "size": [row["name"] for row in rows],
+        "latency (ms)": [_fixed(row, "latency_ms", 2) for row in rows],
+        "rounds (ms)": [_rounds(row) for row in rows],
+        "before training": [format_metric(sizes["metric"], row.get("before")) for row in rows],
+        f"after {sizes['steps']} steps": [
+            format_metric(sizes["metric"], row.get("after")) for row in rows
+        ],
+        "parameters (M)": [_fixed(row, "params_m", 2) for row in rows],
+        "file (MB)": [_fixed(row, "mb", 1) for row in rows],
+        "": [_remarks(row, sizes) for row in rows],
+    }
+    filled = {name: cells for name, cells in columns.items() if not name or any(cells)}
+    title = (
+        f"{sizes['recipe']}: {len(sizes['candidates'])} sizes, {Conditions(**sizes['conditions'])}"
+    )
+    return Table(title, list(filled), list(zip(*filled.values(), strict=True)))
 
 
-def _cells(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[str]:
-    """A candidate's cells in the order of :func:`table`'s columns, "" for what is not known of it."""
-    metric = sizes["metric"]
-    latency = rounds = ""
-    if "latency_ms" in row:
-        latency = f"{row['latency_ms']:.2f}"
-        bounds = [row[key] for key in ("fastest_round_ms", "slowest_round_ms") if key in row]
-        rounds = " to ".join(f"{ms:.2f}" for ms in bounds)
-    return [
-        row["name"],
-        latency,
-        rounds,
-        format_metric(metric, row["before"]) if "before" in row else "",
-        format_metric(metric, row["after"]) if "after" in row else "",
-        f"{row['params_m']:.2f}" if "params_m" in row else "",
-        f"{row['mb']:.1f}" if "mb" in row else "",
-        _remarks(row, sizes),
-    ]
+def _fixed(row: Mapping[str, Any], key: str, digits: int) -> str:
+    """A number of a candidate with so many digits after the point; "" where it is not known."""
+    return f"{row[key]:.{digits}f}" if key in row else ""
+
+
+def _rounds(row: Mapping[str, Any]) -> str:
+    """The fastest and the slowest round of a candidate in ms; "" where it was not timed."""
+    bounds = [_fixed(row, key, 2) for key in ("fastest_round_ms", "slowest_round_ms") if key in row]
+    return " to ".join(bounds)
 
 
 def _remarks(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
@@ -135,13 +121,12 @@ def _remarks(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
     return ", ".join(text for text, holds in remarks.items() if holds)
 
 
-def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | Table | None]:
     """The sections of the page, from the content of ``sizes.json``, for :func:`kd.report.html.write_page`.
 
     None stands for one without content, which the page leaves out.
     """
     conditions = Conditions(**sizes["conditions"])
-    columns, rows = table(sizes)
     return [
         {
             "kind": "verdict",
@@ -151,7 +136,7 @@ def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | None]:
         },
         _trained(sizes),
         _scores_over_latency(sizes, conditions),
-        {"kind": "table", "title": "Candidates", "columns": columns, "rows": rows},
+        table(sizes),
     ]
 
 
@@ -227,35 +212,21 @@ def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:
     return lines
 
 
-def _trained(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+def _trained(sizes: Mapping[str, Any]) -> Table | None:
     """The table of trained students that ``kd-size RUN_FOLDER`` has compared; None without any.
 
     ``score`` is on the run's own validation split; the candidates' are on held-out training pictures, or on the probe's.
     """
-    rows = []
+    budget = sizes["budget"].get("latency_ms")
+    rows: list[list[Cell]] = []
     for run in sizes.get("trained", []):
-        score = run.get("score")
-        rows.append(
-            [
-                run["run"],
-                run["name"],
-                f"{run['latency_ms']:.2f}",
-                f"{sizes['budget'].get('latency_ms', '')}",
-                "" if score is None else format_metric(sizes["metric"], score),
-                run["verdict"],
-            ]
-        )
-    if not rows:
-        return None
+        score = format_metric(sizes["metric"], run.get("score"))
+        rows.append([run["run"], run["name"], run["latency_ms"], budget, score, run["verdict"]])
     columns = ["run", "size", "latency (ms)", "budget (ms)", sizes["metric"], ""]
-    return {"kind": "table", "title": "Trained", "columns": columns, "rows": rows}
+    return Table("Trained", columns, rows) if rows else None
 
 
 def show(sizes: Mapping[str, Any]) -> None:
     """Prints the table, of candidates only those that ``front_alone`` of :func:`table` leaves, and the headline."""
-    conditions = Conditions(**sizes["conditions"])
-    count = len(sizes["candidates"])
-    title = f"{sizes['recipe']}: {count} sizes, {conditions}"
-    columns, rows = table(sizes, front_alone=True)
-    print_table(title, columns, rows, left=("", "size"), width=140)
+    print_parts([table(sizes, front_alone=True)])
     print(headline(sizes))

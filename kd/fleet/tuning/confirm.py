@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.plan import LATENCY, SearchPlan
-from kd.fleet.tuning.results import Confirmation, chosen, print_table, words_of, write_best
+from kd.fleet.tuning.results import Confirmation, best_trials, chosen, words_of, write_best
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.study import JOURNAL
 from kd.fleet.tuning.trials import Pool, Slot, TrialRun, deal, gpus_of, lock_trial, split_metrics
+from kd.report.terminal import print_parts
 from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
@@ -26,7 +27,7 @@ def search_and_confirm(plan: SearchPlan) -> int:
     say(f"kd-tune: {plan.folder}: {search.progress()}")
     search.run()
     _write(search)
-    print_table(search.study, plan)
+    print_parts([best_trials(search.study, plan)])
     if chosen(search.study, plan) is None:
         print("kd-tune: no trial has ended well")
         return 1

@@ -1,7 +1,6 @@
 """What a search has found: ``best.yaml``, the table, and whether the winner stands on fresh seeds."""
 
 import math
-import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from kd.fleet.tuning.plan import SearchPlan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.proof.seeds import gain_over_seeds
-from kd.report import terminal
+from kd.report.tables import Cell, Table
 from kd.run.request import translate
 from kd.run.run import Run
 from kd.storage.writing import write_text
@@ -19,7 +18,7 @@ from kd.storage.writing import write_text
 BEST = "best.yaml"
 """The recipe that repeats the best trial."""
 SHOWN = 10
-"""Trials in the printed table."""
+"""Trials in the table."""
 
 
 def chosen(study: Study, plan: SearchPlan) -> Any | None:
@@ -91,51 +90,23 @@ def ranked(study: Study, plan: SearchPlan) -> list[Any]:
     return [*complete, *pruned, *failed]
 
 
-def print_table(study: Study, plan: SearchPlan) -> None:
-    """Prints the best :data:`SHOWN` trials on the terminal, a line each, under a title that says how many there are."""
-    recipe = plan.config["recipe"]
-    count = len(study.trials())
-    title = f"{recipe}: {count} trials in {plan.folder}"
-    rows = []
+def best_trials(study: Study, plan: SearchPlan) -> Table:
+    """The best :data:`SHOWN` trials; a failed or stopped one has why, or its last value, in place of the first objective."""
+    rows: list[list[Cell]] = []
     for trial in ranked(study, plan)[:SHOWN]:
-        rows.append(row(trial, plan))
+        notes = trial.user_attrs
+        values: list[Cell] = list(trial.values or [None] * len(plan.objectives))
+        if trial.state.name == "FAIL":
+            values[0] = f"failed: {notes.get('reason', '')}"
+        elif trial.state.name == "PRUNED":
+            last = list(trial.intermediate_values.values())[-1:]
+            values = [f"stopped at {last[0]:.4g}" if last else "stopped"]
+        searched = [short(trial.params.get(space.key, "")) for space in plan.space]
+        rows.append([trial.number, *values, notes.get("epochs"), notes.get("wall_s"), *searched])
+    title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
+    names = [objective.name for objective in plan.objectives]
     searched = [space.key for space in plan.space]
-    width = max(100, shutil.get_terminal_size().columns)
-    terminal.print_table(title, columns(plan), rows, left=searched, width=width)
-
-
-def columns(plan: SearchPlan) -> list[str]:
-    """The table's column names, in the order of the cells that :func:`row` gives."""
-    return [
-        "trial",
-        *(o.name for o in plan.objectives),
-        "epochs",
-        "s",
-        *(space.key for space in plan.space),
-    ]
-
-
-def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
-    """A trial's cells, in the order of :func:`columns`: number, objectives, epochs, seconds, values; "": not known.
-
-    A trial that failed or was stopped early has the reason, or its last value, in place of the first objective.
-    """
-    attrs = trial.user_attrs
-    values = [""] * len(plan.objectives)
-    if trial.state.name == "FAIL":
-        values[0] = f"failed: {attrs.get('reason', '')}"
-    elif trial.state.name == "PRUNED":
-        last = list(trial.intermediate_values.values())[-1:]
-        values[0] = f"stopped at {last[0]:.4g}" if last else "stopped"
-    else:
-        values = [f"{v:.4g}" for v in trial.values]
-    number = str(trial.number)
-    costs = []
-    for name in ("epochs", "wall_s"):
-        cost = attrs.get(name)
-        costs.append("" if cost is None else str(cost))
-    chosen_values = [short(trial.params.get(space.key, "")) for space in plan.space]
-    return [number, *values, *costs, *chosen_values]
+    return Table(title, ["trial", *names, "epochs", "s", *searched], rows)
 
 
 @dataclass(frozen=True)

@@ -229,13 +229,13 @@ def content(**more: object) -> dict:
 def test_a_teacher_that_was_not_timed_has_its_score() -> None:
     """Several teachers, or one that is not timm's."""
     untimed = content(teacher={"before": 0.9})
-    _, rows = table(untimed)
+    rows = table(untimed).rows
     assert rows[-1][0] == "teacher" and "90.0%" in rows[-1]
     assert len(sections(untimed)) == 4
 
 
 def test_the_page_and_the_table_say_what_was_not_scored() -> None:
-    _, rows = table(content())
+    rows = table(content()).rows
     assert [line[-1] for line in rows] == [
         "chosen, on the front, the recipe's student",
         "over the budget",
@@ -284,13 +284,12 @@ def test_labels_of_sizes_that_lie_near_each_other_do_not_overlap(tmp_path: Path)
 
 
 WRONG = {
-    "latency_ms=fast": "latency_ms: must be a number > 0, got 'fast'",
-    "latency_ms=2e6": "latency_ms: must be a number > 0 and < 1e+06, got '2e6'",
-    "mb=0": "mb: must be a number > 0, got '0'",
-    "params_m=-1": "params_m: must be a number > 0, got '-1'",
+    "latency_ms=fast": "latency_ms: must be a number, got 'fast'",
+    "mb=0": "mb: must be > 0, got 0",
+    "params_m=-1": "params_m: must be > 0, got -1",
     "runtime=tflite": "runtime: must be one of torch, onnx, openvino, got 'tflite'",
     "int8=true": "int8: runtime=torch has no int8",
-    "candidates=0": "candidates: must be a whole number from 1 to 1000, got '0'",
+    "candidates=0": "candidates: must be >= 1 and <= 1000, got 0",
     "archs=": "archs: must not be empty",
     "img_sizes=big": "img_sizes: each must be a whole number",
     "latency=3": "no key 'latency'",

@@ -231,7 +231,7 @@ def test_an_unsupported_operator_is_named(
         ([], "to: must name a format"),
         (["to=onx"], "got 'onx'; did you mean 'onnx'?"),
         (["to=hub", "int8=true"], "int8: to=hub has no int8"),
-        (["to=hub", "int8=yes"], "int8: must be true or false, got 'yes'"),
+        (["to=hub", "int8=maybe"], "int8: must be true or false, got 'maybe'"),
         (["to=hub", "layout=chwn"], "layout: must be one of nhwc, nchw, got 'chwn'"),
         (["to=hub", "max_drop=101"], "max_drop: must be >= 0 and <= 100, got 101"),
         (
