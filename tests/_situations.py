@@ -281,7 +281,7 @@ class World:
                 node = node[part]
             if key != "plain":
                 node[last] = value
-            file.write_text("---\n" + yaml.safe_dump(tree))
+            file.write_text(yaml.safe_dump(tree, explicit_start=True, explicit_end=True))
         overlay = {} if key == "plain" else {key: value}
         (self.there / "o.yaml").write_text(yaml.safe_dump({"optim.lr": 0.01, **overlay}))
         values |= {"r": self.there / "r.yaml", "o": self.there / "o.yaml"}
@@ -394,7 +394,7 @@ class World:
                 evil.mkdir()
                 tree = yaml.safe_load((self.run / "config.yaml").read_text())
                 tree["trainer"]["callbacks"] = [entry("kd_payload.Payload")]
-                (evil / "config.yaml").write_text(yaml.safe_dump(tree))
+                (evil / "config.yaml").write_text(yaml.safe_dump(tree, explicit_end=True))
                 self.untouched = self.others()
             journal.write_text(journal.read_text().replace(str(trial / "tiny" / "000"), str(evil)))
         elif how == "value":

@@ -234,7 +234,7 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
     assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 
