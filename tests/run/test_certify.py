@@ -177,7 +177,7 @@ def test_an_export_is_kept_if_it_is_shown_to_be_no_worse(
     assert "(margin)" in err
     assert not (with_test / "export" / "onnx").exists()
     assert main("export", [*words, "margin=5", "max_drop=2"]) == 2
-    assert "max_drop: has no effect beside margin=" in capsys.readouterr().err
+    assert "max_drop: has no effect without int8=true" in capsys.readouterr().err
     assert main("export", [*words, "margin=20"]) == 0
     line = "the export not worse than the student by more than 20 points of accuracy: shown: it loses at most 17.1"
     assert line in capsys.readouterr().out
