@@ -35,17 +35,29 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
         raise UserError(
             f"data.class_facts: needs one label a picture, data.source gives {info.kind}"
         )
-    classes = info.classes
     key = f"data.class_facts: {file}"
-    (_, *names), *rows = _table(file, key)
-    ids = {name: i for i, name in enumerate(classes)}
-    facts: ClassFacts = {name: [None] * len(classes) for name in names}
+    try:
+        text = text_of(Path(file).expanduser()).removeprefix("\ufeff")
+        table = [row for row in csv.reader(io.StringIO(text)) if any(map(str.strip, row))]
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"{key} can't be read as CSV: {error}") from error
+    names = [name.strip() for name in table[0][1:] if name.strip()] if table else []
+    if len(table) < 2 or not names:
+        raise UserError(
+            f"{key} needs a header (class, name of a number, ...) and rows (a class, its numbers)"
+        )
+    if len({*names}) < len(names):
+        raise UserError(f"{key} names a number twice: {', '.join(names)}")
+    ids = {name: i for i, name in enumerate(info.classes)}
+    facts: ClassFacts = {name: [None] * len(ids) for name in names}
     seen: set[str] = set()
-    for label, *texts in rows:
-        if label not in ids:
-            raise UserError(f"{key} names the class '{label}', which the data does not have")
-        if label in seen:
-            raise UserError(f"{key} names the class '{label}' twice")
+    for first, *texts in table[1:]:
+        label = plain(first)
+        if label not in ids or label in seen:
+            problem = "twice" if label in seen else "that the data does not have"
+            raise UserError(f"{key} names the class '{label}' {problem}")
+        if any(map(str.strip, texts[len(names) :])):
+            raise UserError(f"{key} has more fields for '{label}' than the header")
         seen.add(label)
         for name, text in zip(names, texts, strict=False):  # a shorter row lacks the last numbers
             try:
@@ -56,42 +68,6 @@ def read_class_facts(file: str, info: DataInfo) -> ClassFacts:
                 ) from error
             facts[name][ids[label]] = None if math.isnan(value) else value
     return facts
-
-
-def _table(file: str, key: str) -> list[list[str]]:
-    """The header and the rows of a table, without the empty fields at a row's end; a row begins with a class's label.
-
-    Args:
-        file: path of the table (CSV).
-        key: the setting and the file, for messages.
-
-    Raises:
-        UserError: it can't be read, has no numbers, a number's name twice, or a row longer than the header.
-    """
-    try:
-        text = text_of(Path(file).expanduser()).removeprefix("\ufeff")
-        rows = []
-        for row in csv.reader(io.StringIO(text)):
-            while row and not row[-1].strip():  # spreadsheets end rows with empty fields
-                row.pop()
-            if row:
-                rows.append([plain(row[0]), *row[1:]])
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{key} can't be read as CSV: {error}") from error
-    if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(
-            f"{key} needs a header (class, name of a number, ...) and rows (a class, its numbers)"
-        )
-    header = [name.strip() for name in rows[0]]
-    for name in header[1:]:
-        if header[1:].count(name) > 1:
-            raise UserError(f"{key} names the number '{name}' twice")
-    for row in rows[1:]:
-        if len(row) > len(header):
-            raise UserError(
-                f"{key} has {len(row)} fields for '{row[0]}', the header has {len(header)}"
-            )
-    return [header, *rows[1:]]
 
 
 def facts_of(

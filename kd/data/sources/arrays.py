@@ -76,10 +76,8 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self.folder_of)
 
-    def __getitem__(self, i: int | slice) -> Any:
-        """One path; a list of them for a slice."""
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
+    def __getitem__(self, i: int) -> str:  # type: ignore[override]  # no slices
+        """One path."""
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         i %= len(self)
@@ -127,19 +125,28 @@ class Column(Sequence[Target]):
     def __len__(self) -> int:
         return len(self.values) if self.ends is None else len(self.ends) - 1
 
-    def __getitem__(self, i: int | slice | np.ndarray) -> Any:
-        """The target of a picture; a column of those of a slice or of an array of numbers."""
-        if isinstance(i, slice):
-            i = np.arange(len(self))[i]
+    def taken(self, numbers: np.ndarray) -> "Column":
+        """The targets of the pictures of these numbers."""
         if self.ends is None:
-            taken = self.values[i]
-            return Column(taken) if isinstance(i, np.ndarray) else taken.tolist()
-        if isinstance(i, np.ndarray):
-            return Column.of_sets(self[int(j)] for j in i)
+            return Column(self.values[numbers])
+        return Column.of_sets(self._set(int(i)) for i in numbers)
+
+    def _set(self, i: int) -> list[int]:
+        """The ids of one picture."""
+        assert self.ends is not None
+        ids: list[int] = self.values[self.ends[i] : self.ends[i + 1]].tolist()
+        return ids
+
+    def __getitem__(self, i: int | slice) -> Target:  # type: ignore[override]
+        """The target of a picture; a column of those of a slice."""
+        if isinstance(i, slice):
+            return self.taken(np.arange(len(self))[i])  # type: ignore[return-value]
         if not -len(self) <= i < len(self):
             raise IndexError(i)
-        i %= len(self)
-        return self.values[self.ends[i] : self.ends[i + 1]].tolist()
+        if self.ends is None:
+            target: Target = self.values[i].tolist()
+            return target
+        return self._set(i % len(self))
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         """The values, for NumPy; of sets of ids it can't be made."""
@@ -154,8 +161,7 @@ class Column(Sequence[Target]):
 def chosen(targets: Sequence[Any], numbers: np.ndarray) -> Sequence[Any]:
     """The targets of the pictures of these numbers."""
     if isinstance(targets, Column):
-        column: Sequence[Any] = targets[numbers]
-        return column
+        return targets.taken(numbers)
     return [targets[i] for i in numbers]
 
 

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from kd.data.info import Target
 from kd.data.label_text import plain
 from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
-from kd.data.sources.files import UNLABELLED
-from kd.data.sources.labels import check_known, doubts, in_order, labels_in, separator_of, unused
+from kd.data.sources.labels import labels_in, numbered
 from kd.data.sources.places import expanded
 from kd.data.sources.split_names import RowSplits, Unfit, choose
 from kd.errors import UserError, first_line
@@ -100,27 +100,15 @@ class HuggingFace(Source):
         if rows is None:
             there = ", ".join(self._split_names())
             raise UserError(f"split: {self.path} has the splits {there}, got '{split}'")
-        where = f"{self.path} ({self._name_read(split)})"
+        name = self._name_read(split)
         if not rows.labels:
-            raise UserError(f"data.source: {where} has no pictures")
-        image, _ = self.columns
-        if not any(train.labels):
-            self.classes = train.names or []
-            return _HuggingFaceSplit(rows.data, image, [UNLABELLED] * len(rows.labels), self.path)
-        self.classes = train.names or in_order(set(train.labels) - {""})
-        ids = {class_name: i for i, class_name in enumerate(self.classes)}
-        if "" in rows.labels:
-            row = f"{self.path}[{rows.labels.index('')}] ({self._name_read(split)})"
-            raise UserError(
-                f"data.source.{split}: {row} has no label, others have; data.source.label_column=null reads pictures alone"
-            )
-        pictures = ((f"{self.path}[{i}]", [label]) for i, label in enumerate(rows.labels))
-        check_known(pictures, ids, f"data.source.{split}")
-        self.note(*doubts(self.classes))
-        if train.names:
-            self.note(*unused(self.classes, (ids[label] for label in train.labels if label)))
-        targets = [ids[label] for label in rows.labels]
-        return _HuggingFaceSplit(rows.data, image, targets, self.path)
+            raise UserError(f"data.source: {self.path} ({name}) has no pictures")
+        pictures = ((f"{self.path}[{i}] ({name})", label) for i, label in enumerate(rows.labels))
+        remedy = "data.source.label_column=null"
+        found = numbered(pictures, train.labels, f"data.source.{split}", remedy, train.names)
+        self.classes = found.classes
+        self.note(*found.notes)
+        return _HuggingFaceSplit(rows.data, self.columns[0], found.ids, self.path)
 
     def _rows(self, split: str) -> LabelledRows | None:
         """The rows of a split: of the data set's own split, or those of its training split that a column names; None where
@@ -212,7 +200,7 @@ class HuggingFace(Source):
         """The rows with the text of their labels, "" without one; of a column of class ids also the classes' names.
 
         Raises:
-            Unfit: a row has several labels, or cells look so.
+            Unfit: a row has several labels.
         """
         column = self.columns[1]
         if column is None:
@@ -224,7 +212,6 @@ class HuggingFace(Source):
             names = [plain(name) for name in names]
             labels = [names[value] if value is not None else "" for value in values]
             return LabelledRows(data, labels=labels, names=names)
-        separator_of(values, several=False)
         labels = []
         for i, value in enumerate(values):
             found = labels_in(value, "none")
@@ -307,7 +294,7 @@ def _check_format(builder: object) -> None:
 class _HuggingFaceSplit:
     """Some rows of a data set as a :class:`~kd.data.sources.base.Split`; pictures are decoded elsewhere."""
 
-    def __init__(self, data: HubTable, column: str, targets: list[int], path: str) -> None:
+    def __init__(self, data: HubTable, column: str, targets: np.ndarray, path: str) -> None:
         """Stores the rows.
 
         Args:
@@ -318,7 +305,7 @@ class _HuggingFaceSplit:
         """
         self.data = data
         self.column = column
-        self.targets = Column(np.asarray(targets, np.int32))
+        self.targets = Column(targets)
         self.path = path
 
     def read(self, i: int) -> bytes:
@@ -338,5 +325,5 @@ class _HuggingFaceSplit:
     def name(self, i: int) -> str:
         return f"{self.path}[{i}]"
 
-    def target(self, i: int) -> int:
+    def target(self, i: int) -> Target:
         return self.targets[i]

@@ -9,6 +9,9 @@ from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
 
 from kd.data.label_text import plain
 from kd.data.sources.split_names import Unfit
@@ -86,8 +89,8 @@ def doubts(classes: Sequence[str]) -> list[str]:
             f"warning: {in_quotes(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
             "leave these pictures out of the data if they have no label"
         )
-    joined = [name for name in classes if " " in name]
-    words = {word for name in joined for word in name.split()}
+    joined = [name for name in classes if re.search("[ ;|]", name)]
+    words = {word for name in joined for word in re.split("[ ;|]+", name)}
     if len(joined) > max(3, len(words)):
         notes.append(
             f"warning: {len(joined)} classes are made of {len(words)} words, such as {in_quotes(joined)}: several labels in "
@@ -132,15 +135,13 @@ def check_known(
     pictures: Iterable[tuple[str, Sequence[str]]],
     classes: Iterable[str],
     key: str,
-    source: str = "the training pictures",
 ) -> None:
     """Refuses labels that are not among ``classes``.
 
     Args:
         pictures: of the split that is read: the name of each, and its labels.
-        classes: the labels that are known, mostly those of the training pictures.
+        classes: those of the training pictures.
         key: the setting that names the split.
-        source: what has the known labels.
 
     Raises:
         UserError: names the labels, and a picture.
@@ -158,9 +159,53 @@ def check_known(
     several = "s" * (len(counts) > 1)
     count = counts.total()
     raise UserError(
-        f"{key}: {len(counts)} label{several} not in {source}: {in_quotes(counts)} "
+        f"{key}: {len(counts)} label{several} not in the training pictures: {in_quotes(counts)} "
         f"({count} picture{'s' * (count > 1)}, for example {example})"
     )
+
+
+class Numbered(NamedTuple):
+    """The classes of a source with one label a picture, a class id of each picture, and notes for the user."""
+
+    classes: list[str]
+    ids: np.ndarray
+    notes: list[str]
+
+
+def numbered(
+    pictures: Iterable[tuple[str, str]],
+    train: Sequence[str],
+    key: str,
+    remedy: str,
+    declared: list[str] | None = None,
+) -> Numbered:
+    """The class ids of a split's pictures; -1 for all where no training picture has a label.
+
+    Args:
+        pictures: of the split: the name of each, and its label, "" without one.
+        train: the labels of the training pictures.
+        key: the setting that names the split.
+        remedy: the setting that reads pictures alone.
+        declared: the classes that the data set itself lists, which keep their ids; None: those of ``train``, in order.
+
+    Raises:
+        UserError: a picture without a label beside others, or an unknown label.
+    """
+    listed = list(pictures)
+    if not any(train):
+        return Numbered(declared or [], np.full(len(listed), -1, np.int32), [])
+    for name, label in listed:
+        if not label:
+            raise UserError(
+                f"{key}: {name} has no label, others have; {remedy} reads pictures alone"
+            )
+    classes = declared or in_order({*train} - {""})
+    ids = {name: i for i, name in enumerate(classes)}
+    check_known(((name, [label]) for name, label in listed), ids, key)
+    notes = doubts(classes)
+    if declared:
+        notes += unused(classes, (ids[label] for label in train if label in ids))
+    return Numbered(classes, np.array([ids[label] for _, label in listed], np.int32), notes)
 
 
 # -- several labels in one cell --------------------------------------------------------------------------------------

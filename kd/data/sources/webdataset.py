@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -19,11 +18,11 @@ from filelock import FileLock
 from kd.data.label_text import plain
 from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source
-from kd.data.sources.files import UNLABELLED, said
-from kd.data.sources.labels import check_known, doubts, in_order, labels_in, separator_of, unused
+from kd.data.sources.files import said
+from kd.data.sources.labels import numbered
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded, is_hidden
 from kd.data.sources.shards import PICTURE, ShardSplit
-from kd.data.sources.split_names import Unfit, choose, split_of
+from kd.data.sources.split_names import choose, split_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.progress import bar
@@ -62,13 +61,13 @@ class WebDataset(Source):
     whole numbers.
 
     Args:
-        train: the training shards: a folder of ``*.tar``, a pattern (``DIR/train-{0000..0146}.tar``, ``DIR/*.tar``), a
-            ``.txt`` file with one a line, or a list of these. Of a folder with shards of several splits
+        train: the training shards: a folder of ``*.tar``, a pattern (``DIR/train-{0000..0146}.tar``, ``DIR/*.tar``), or a
+            list of these. Of a folder with shards of several splits
             (``train-0000.tar``, ``val/0000.tar``) each split's are taken.
         val: likewise; without them a part of the training pictures is held out (``data.val_fraction``).
         label: the member with the label: ``cls``, ``txt``, ``json.FIELD``; ``none`` reads pictures alone; default:
             ``cls``, else ``json.label``, else ``txt``.
-        classes: names by class id, or a file with one a line, where the labels are numbers.
+        classes: names by class id, where the labels are numbers.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class WebDataset(Source):
         train: str | list[str],
         val: str | list[str] | None = None,
         label: str = "auto",
-        classes: list[str] | str | None = None,
+        classes: list[str] | None = None,
     ) -> None:
         """Checks ``label``; the arguments are the class's. No shard is read yet."""
         if label not in ("auto", "none", "cls", "txt") and not re.fullmatch(r"json\..+", label):
@@ -87,7 +86,7 @@ class WebDataset(Source):
             if places:
                 self.places[split] = [expanded(place) for place in places]
         self.label = label
-        self.names = expanded(classes) if isinstance(classes, str) else classes
+        self.names = [plain(name) for name in classes] if classes else None
         self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def check_there(self) -> None:
@@ -101,27 +100,29 @@ class WebDataset(Source):
         Raises:
             UserError: no such split, or labels that are missing, unknown or not clear.
         """
-        train = self._read("train")
-        self._check_labels(train)
-        self.classes = self._class_names(train)
+        train = self._labels("train")
+        if not any(train) and self.label not in ("auto", "none"):
+            raise UserError(f"data.source.label: no sample has '{self.label}'")
+        different = len(set(train))
+        if self.label in ("auto", "txt") and different > max(1000, CAPTIONS * len(train)):
+            raise UserError(
+                f"data.source.label: {different:,} different labels of {len(train):,} pictures look like captions; "
+                "data.source.label=none reads pictures alone"
+            )
         shards = self._read(split)
-        if not self.classes:
-            return TarSplit(shards, np.full(len(_labels(shards)), UNLABELLED, np.int32))
-        key = f"data.source.{split}"
-        for name, label in _labelled(shards):
-            if not label:
-                raise UserError(f"{key}: {name} has no label, others do; label=none ignores labels")
-        # A label is a class's name; with names of the user it may also be a class id.
-        ids = {name: i for i, name in enumerate(self.classes)}
-        known = "the training pictures"
-        if self.names:
-            ids |= {str(i): i for i in range(len(self.classes))}
-            known = f"the {len(self.classes)} of data.source.classes"
-        check_known(((name, [label]) for name, label in _labelled(shards)), ids, key, known)
-        self.note(*doubts(self.classes))
-        if self.names:
-            self.note(*unused(self.classes, (ids[label] for label in _labels(train))))
-        return TarSplit(shards, np.array([ids[label] for label in _labels(shards)], np.int32))
+        names = (f"{name} in {file}" for file, shard in shards.items() for name in shard.names)
+        pictures = zip(names, self._labels(split), strict=True)
+        key, remedy = f"data.source.{split}", "data.source.label=none"
+        found = numbered(pictures, train, key, remedy, self.names)
+        self.classes = found.classes
+        self.note(*found.notes)
+        return TarSplit(shards, found.ids)
+
+    def _labels(self, split: str) -> list[str]:
+        """The label of each sample as all sources write it, "" without one; the name of a class where its id is given."""
+        labels = [plain(label) for shard in self._read(split).values() for label in shard.labels]
+        names = dict(enumerate(self.names or []))
+        return [names.get(int(label), label) if label.isdecimal() else label for label in labels]
 
     def has(self, split: str) -> bool:
         """Whether shards were given for the split, or the folder of the training shards has some of it."""
@@ -199,50 +200,6 @@ class WebDataset(Source):
             self._shards[split] = shards
         return self._shards[split]
 
-    # -- labels ------------------------------------------------------------------------------------------------------
-    def _check_labels(self, shards: dict[str, Shard]) -> None:
-        """Refuses training shards of which some samples have a label and some none, or none has the one that the setting
-        names, or that have several labels in one, or captions.
-        """
-        labels = _labels(shards)
-        if any(labels) and not all(labels):
-            name = next(name for name, label in _labelled(shards) if not label)
-            raise UserError(
-                f"data.source.label: {name} has no label, others do; label=none ignores labels"
-            )
-        if not all(labels) and self.label not in ("auto", "none"):
-            raise UserError(f"data.source.label: no sample has '{self.label}'")
-        try:
-            if not self.names:
-                separator_of(labels, several=False)
-        except Unfit as error:
-            reason = str(error).partition(": data.source.multi")[0]
-            raise UserError(
-                f"data.source.label: the training set {reason}; a list (data.source=Manifest) takes several labels a "
-                "picture, data.source.classes=[...] names the classes"
-            ) from error
-        for name, label in _labelled(shards):
-            if len(found := labels_in(label, "none")) > 1:
-                raise UserError(
-                    f"data.source.label: {name} has {len(found)} labels ({', '.join(found[:3])})"
-                )
-        different = len(set(labels))
-        if self.label in ("auto", "txt") and different > max(1000, CAPTIONS * len(labels)):
-            raise UserError(
-                f"data.source.label: {different:,} different labels of {len(labels):,} pictures look like captions; "
-                "label=none ignores labels"
-            )
-
-    def _class_names(self, shards: dict[str, Shard]) -> list[str]:
-        """The classes' names by id: the user's, else the labels in order; none where no training sample has a label."""
-        labels = {*_labels(shards)} - {""}
-        if not self.names or not labels:
-            return in_order(labels)
-        names = self.names
-        if isinstance(names, str):
-            names = _lines(Path(names), "data.source.classes", "names")
-        return [plain(name) for name in names]
-
 
 class TarSplit(ShardSplit):
     """A split of shards that have no index of their own.
@@ -273,18 +230,6 @@ class TarSplit(ShardSplit):
         return f"{self.name(i)}\0{self.stamp(i)}"
 
 
-def _labels(shards: dict[str, Shard]) -> list[str]:
-    """The label of each sample as all sources write it; "" without one."""
-    return [label for _, label in _labelled(shards)]
-
-
-def _labelled(shards: dict[str, Shard]) -> Iterator[tuple[str, str]]:
-    """Each sample, as messages name it, and its label as all sources write it; "" without one."""
-    for file, shard in shards.items():
-        for name, label in zip(shard.names, shard.labels, strict=True):
-            yield f"{name} in {file}", plain(label)
-
-
 def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
     """As :attr:`Shard.left_out`, of all shards together."""
     counts: Counter[str] = Counter()
@@ -295,10 +240,9 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 
 # -- which files a place names -----------------------------------------------------------------------------------------
 def shards_at(place: str, key: str) -> list[str]:
-    """Paths of the tar files that a folder, a list or a pattern names, in order.
+    """Paths of the tar files that a folder or a pattern names, in order.
 
-    A list is a ``.txt`` file with one path a line, relative to its folder. A pattern has braces (:func:`braces`), and
-    ``*``, ``?`` and ``[]`` as of :mod:`glob`.
+    A pattern has numbers in braces (:func:`braces`), and ``*``, ``?`` and ``[]`` as of :mod:`glob`.
 
     Raises:
         UserError: none, a missing file, or a URL.
@@ -311,8 +255,6 @@ def shards_at(place: str, key: str) -> list[str]:
     files: list[str] = []
     if path.is_dir():
         files = sorted(map(str, path.glob("*.tar")))
-    elif path.suffix == ".txt":
-        files = [str(path.parent / line) for line in _lines(path, key, "shards")]
     else:
         for name in braces(place, key):
             files += sorted(glob.glob(name)) if re.search(r"[*?\[]", name) else [name]  # noqa: PTH207 - any root
@@ -324,40 +266,24 @@ def shards_at(place: str, key: str) -> list[str]:
     return files
 
 
-def _lines(file: Path, key: str, what: str) -> list[str]:
-    """The lines of a text file, stripped, without empty ones; a UserError names ``key`` and ``what`` they are."""
-    try:
-        lines = text_of(file).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: {file} can't be read as a list of {what}") from error
-    return [line.strip() for line in lines if line.strip()]
-
-
 def braces(pattern: str, key: str = "") -> list[str]:
-    """A pattern's names, as a shell writes them; a UserError with ``key`` refuses more than :data:`MOST_SHARDS`, and
-    numbers that count down.
+    """A pattern's names, as a shell writes numbers in braces; a UserError with ``key`` refuses more than
+    :data:`MOST_SHARDS`, and numbers that count down.
 
     >>> braces("a-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar']
-    >>> braces("{a,b}/{0..1}")
-    ['a/0', 'a/1', 'b/0', 'b/1']
+    >>> braces("{0..1}/{5..6}")
+    ['0/5', '0/6', '1/5', '1/6']
     """
-    match = re.search(r"\{([^{}]*)\}", pattern)
+    match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if match is None:
         return [pattern]
-    choices: Sequence[str] = match[1].split(",")
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
-    if numbers:
-        first, last = int(numbers[1]), int(numbers[2])
-        if not first <= last < first + MOST_SHARDS:
-            raise UserError(f"{key}: {match[0]} must count up, at most {MOST_SHARDS:,} shards")
-        width = len(numbers[1]) if numbers[1].startswith("0") else 1
-        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
-    rests = braces(pattern[match.end() :], key)
-    if len(choices) * len(rests) > MOST_SHARDS:
-        raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
-    start = pattern[: match.start()]
-    return [f"{start}{chosen}{rest}" for chosen in choices for rest in rests]
+    start, rests = pattern[: match.start()], braces(pattern[match.end() :], key)
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    if not 0 < len(numbers) * len(rests) <= MOST_SHARDS:
+        raise UserError(f"{key}: {match[0]} must count up, at most {MOST_SHARDS:,} shards")
+    width = len(match[1]) if match[1].startswith("0") else 1
+    return [f"{start}{number:0{width}d}{rest}" for number in numbers for rest in rests]
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
