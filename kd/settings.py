@@ -175,9 +175,9 @@ class TeacherSettings(ModelSettings):
     cache_topk: Count | None = None
     """Keep only so many logits and the mass of the rest; default: all."""
 
-    cache_pixels: bool | Literal["auto"] = False
+    cache_pixels: bool = False
     """Keep each cached view's uint8 pixels beside its answers, so that no picture is decoded and
-    augmented twice; ``auto``: where half of the free disk has room and loading limits the run.
+    augmented twice.
     """
 
     cache_gb: Positive | None = None

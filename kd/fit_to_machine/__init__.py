@@ -11,7 +11,6 @@ from kd.fit_to_machine.measure import (
     cache_pays,
     fastest_num_workers,
     largest_batch_size,
-    pixels_pay,
 )
 from kd.fit_to_machine.memory import AttachedModule, Memory
 from kd.processes import by_first, from_first
@@ -189,7 +188,7 @@ def restore_auto(
 def _cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
 ) -> RunTeacher:
-    """The teacher behind a cache of its answers, with the pixels of views where these are wanted, or pay.
+    """The teacher behind a cache of its answers, with the pixels of views where these are wanted.
 
     Args:
         run: the module, attached to its trainer.
@@ -200,9 +199,5 @@ def _cache(
     Raises:
         UserError: the cache can't be opened.
     """
-    modes = {member.spec.cache_pixels for member in teacher.members.values()}
-    pixels = False
-    if "auto" in modes:
-        pixels = _decide(run, lambda: pixels_pay(run, teacher, data), "cache: pixels")
     wanted = run.student.objective.wanted
-    return open_cache(teacher, data, wanted, announce=announce, auto_pixels=pixels)
+    return open_cache(teacher, data, wanted, announce=announce)

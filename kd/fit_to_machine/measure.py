@@ -6,7 +6,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from kd.machine import cache_dir, cores
 from kd.processes import cores_of_rank, in_each, largest, of_all_processes
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
-from kd.teachers.cache_layout import Layout
-from kd.teachers.open_cache import DISK_SHARE, KEPT, cached_share, check_cacheable, pixels_fit
+from kd.teachers.open_cache import DISK_SHARE, cached_share, check_cacheable
 
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
@@ -396,7 +395,8 @@ def cache_pays(
     views = spec.cache_views
     share, size = cached_share(teacher, data, wanted)
     if epochs <= views and share < WORTH - 1:
-        return False, _no_view_again(epochs, views)
+        of_views = f"{views} views (model.teacher.cache_views)"
+        return False, f"off: {epochs} epoch(s) of {of_views}: no view comes again"
     if spec.cache_dir:
         folder = Path(spec.cache_dir).expanduser()
     else:
@@ -413,48 +413,6 @@ def cache_pays(
         f"{'on' if pays else 'off'}: teacher {cost.teacher_ms:.0f}, student {cost.student_ms:.0f}, "
         f"loading {cost.loading_ms:.0f} ms a step; {epochs} epochs of {views} views, "
         f"{share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
-    )
-
-
-def _no_view_again(epochs: int, views: int) -> str:
-    """The reason against a cache in a run of ``epochs`` that sees each of ``views`` views of a picture once at most."""
-    of_views = f"{views} views (model.teacher.cache_views)"
-    return f"off: {epochs} epoch(s) of {of_views}: no view comes again"
-
-
-def pixels_pay(
-    run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
-) -> tuple[bool, str]:
-    """Whether pixels of views are worth their disk beside cached answers, and why, in one line.
-
-    They are where the disk has room for them, views come again, and a step that loads pictures takes :data:`WORTH` times
-    as long as the student alone; also where they are stored already. Rank 0 alone calls it.
-
-    Args:
-        run: the module, attached to its trainer.
-        teacher: whose answers are cached; the first member with ``cache_pixels=auto`` decides.
-        data: pictures and views.
-    """
-    name, member = next(
-        (name, member)
-        for name, member in teacher.members.items()
-        if member.spec.cache_pixels == "auto"
-    )
-    fits, room = pixels_fit(member, Layout(data), run.student.objective.wanted.of(name))
-    if not fits or room == KEPT:
-        return fits, f"{'on' if fits else 'off'}: {room}"
-    epochs = _epochs(run.trainer, data)
-    views = member.spec.cache_views
-    if epochs <= views:
-        return False, _no_view_again(epochs, views)
-    cost = step_cost(run, data)
-    step_ms = cost.step_ms(teacher=False)
-    if run.trainer.strategy.root_device.type == "cpu":  # whose cores the loaders share
-        step_ms = replace(cost, num_workers=0).step_ms(teacher=False)
-    pays = step_ms / cost.student_ms >= WORTH
-    return pays, (
-        f"{'on' if pays else 'off'}: student {cost.student_ms:.0f}, loading {cost.loading_ms:.0f} ms a step "
-        f"with {data.num_workers} workers; {room}"
     )
 
 

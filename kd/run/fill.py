@@ -28,7 +28,6 @@ from kd.teachers import (
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_store import publish
 from kd.teachers.cache_layout import PUBLISHED, Layout
-from kd.teachers.open_cache import pixels_fit
 
 
 class Fill(LightningModule):
@@ -64,8 +63,6 @@ class Fill(LightningModule):
     def setup(self, stage: str) -> None:
         """Puts the teachers on their device and opens the caches; a second call changes nothing.
 
-        Whether ``cache_pixels=auto`` may store pixels is decided by the first teacher that has it: one stores them for all.
-
         Raises:
             UserError: as of :func:`kd.teachers.open_cache.open_cache`, or a placement that a data tier can't serve.
         """
@@ -78,13 +75,8 @@ class Fill(LightningModule):
             device = self.trainer.strategy.root_device
         self.teacher.to(device, dtype_for(str(self.trainer.precision)))
         announce = self.trainer.is_global_zero
-        fits = False
-        for name, member in self.teacher.members.items():
-            if member.spec.cache_pixels == "auto":
-                fits, _ = pixels_fit(member, Layout(self.pictures), self.wanted.of(name))
-                break
         self.answering_teacher = open_cache(
-            self.teacher, self.pictures, self.wanted, announce, filling=True, auto_pixels=fits
+            self.teacher, self.pictures, self.wanted, announce, filling=True
         )
         self.pictures.reading = reading_of(self.answering_teacher)
 

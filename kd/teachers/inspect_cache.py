@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
@@ -15,7 +14,7 @@ from kd.teachers.answer_codec import CRC_BYTES
 from kd.teachers.answer_store import count_written, fingerprints_in
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import Layout
-from kd.teachers.fingerprint import FINGERPRINT, PIXELS, Parts, differing_settings, parts_in
+from kd.teachers.fingerprint import FINGERPRINT, Parts, differing_settings, parts_in
 
 
 @dataclass
@@ -94,7 +93,7 @@ def fit(
 
     Returns:
         Whether the recipe finds all its answers among them, filled or not, and a line for each kind that it wants: it
-        fits, or what differs from the nearest cache. Pixels that ``cache_pixels=auto`` would store are not missed.
+        fits, or what differs from the nearest cache.
     """
     layout = Layout(data)
     lines = []
@@ -102,14 +101,11 @@ def fit(
     for name, member in teacher.members.items():
         if not wanted.of(name):
             continue
-        pixels: Any = member.spec.cache_pixels
-        for kind in layout.kinds(member, wanted.of(name), pixels=bool(pixels)):
+        for kind in layout.kinds(member, wanted.of(name), pixels=member.spec.cache_pixels):
             of_caches = [differing_settings(c.parts, kind.parts, member.key) for c in caches]
             fewest = min(of_caches, key=lambda differing: (len(differing), differing))
             result = "fits"
-            if fewest and kind.name == PIXELS and pixels == "auto":
-                result = "not stored (auto stores them where they pay)"
-            elif fewest:
+            if fewest:
                 fits = False
                 result = f"does not fit: {'; '.join(fewest)}"
             lines.append(f"{member.key}: {kind.name}: {result}")

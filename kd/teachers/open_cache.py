@@ -16,16 +16,14 @@ from kd.models.taps import TRIAL
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import described
-from kd.teachers.answer_store import AnswerStore, Kind, check_room, free_bytes, missing_bytes
+from kd.teachers.answer_store import AnswerStore, Kind, check_room
 from kd.teachers.base import Ensemble, RunTeacher
 from kd.teachers.cache_layout import Layout, logit_losses, topk_temperature
 from kd.teachers.cached import CachedTeacher
 from kd.teachers.fingerprint import FINGERPRINT, PARTS, compare
 
 DISK_SHARE = 0.5
-"""Largest share of the free disk that answers (``cache=auto``) or pixels (``cache_pixels=auto``) take unasked."""
-
-KEPT = "they are kept already"
+"""Largest share of the free disk that answers take unasked (``cache=auto``)."""
 
 
 def open_cache(
@@ -34,7 +32,6 @@ def open_cache(
     wanted: Wanted,
     announce: bool = False,
     filling: bool = False,
-    auto_pixels: bool = False,
 ) -> RunTeacher:
     """The teacher, or each of several, behind the cache that its settings name.
 
@@ -47,8 +44,6 @@ def open_cache(
         wanted: what losses read.
         announce: print the size before anything is written.
         filling: compute all answers that are missing, whatever ``cache`` is (``kd-cache``).
-        auto_pixels: whether ``cache_pixels=auto`` stores pixels. Of several teachers that want them the first stores
-            them for all.
 
     Raises:
         UserError: the losses or the data need more than a cache can give, the disk lacks room, or a folder holds
@@ -60,8 +55,8 @@ def open_cache(
     kinds_by_teacher = {}
     has_pixels = False
     for name, member in members.items():
-        setting = member.spec.cache_pixels
-        pixels = not has_pixels and (setting is True or (setting == "auto" and auto_pixels))
+        # of several teachers that want the views' pixels the first stores them for all
+        pixels = member.spec.cache_pixels and not has_pixels
         has_pixels = has_pixels or pixels
         kinds_by_teacher[name] = layout.kinds(member, wanted.of(name), pixels)
 
@@ -180,46 +175,6 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
         )
     if sizes:
         check_room(sizes, what, teacher.key, bool(of_pixels))
-
-
-def pixels_fit(teacher: RunTeacher, layout: Layout, wanted: Wanted) -> tuple[bool, str]:
-    """Whether ``cache_pixels=auto`` may store the pixels of all views beside the answers.
-
-    They take :data:`DISK_SHARE` of the free disk at most, and :func:`open_cache` would not refuse both together: they
-    fit into ``cache_gb`` and the free disk. Of pixels whose cache is begun only ``cache_gb`` counts.
-
-    Args:
-        teacher: whose settings count.
-        layout: pictures and views.
-        wanted: of this teacher: the answers.
-
-    Returns:
-        Whether they may, and the reason, as the rest of a sentence that begins with the pixels; :data:`KEPT` where
-        their cache is begun.
-
-    Raises:
-        UserError: a folder holds other pictures or views, or something else.
-    """
-    *_, pixels = kinds = layout.kinds(teacher, wanted, pixels=True)
-    is_kept = _is_begun(pixels, teacher.key)
-    sizes = _sizes(kinds, layout.samples * teacher.spec.cache_views)
-    if _too_large(teacher, sizes):
-        gb = sum(sizes.values()) / 1e9
-        return (
-            False,
-            f"with the answers they would take {gb:.3g} GB of cache_gb={teacher.spec.cache_gb:g}",
-        )
-    if is_kept:
-        return True, KEPT
-    size = sizes[pixels.folder]
-    free = free_bytes(pixels.folder)
-    of_free = f"of {free / 1e6:,.0f} MB free disk"
-    if size > DISK_SHARE * free:
-        return False, f"they would take {size / 1e6:,.1f} MB {of_free}"
-    missing = missing_bytes(sizes)
-    if missing > free:
-        return False, f"with the answers they would take {missing / 1e6:,.1f} MB {of_free}"
-    return True, f"they take {size / 1e6:,.1f} MB {of_free}"
 
 
 def _announce(teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:

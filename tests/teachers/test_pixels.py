@@ -4,9 +4,7 @@ import json
 import os
 import pickle
 import re
-import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +22,6 @@ from kd.data.sources import ImageFolder
 from kd.data.targets import Masks
 from kd.data.transforms import train_transform
 from kd.errors import UserError
-from kd.fit_to_machine import measure
-from kd.fit_to_machine.measure import StepCost
 from kd.report.costs import predict, read_change
 from kd.report.facts import Facts
 from kd.report.limits import data_bound
@@ -266,7 +262,7 @@ def test_kd_cache_fills_and_describes_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    items = [f"recipe={recipe}", *cache, "model.teacher.cache_pixels=auto"]
+    items = [f"recipe={recipe}", *cache, "model.teacher.cache_pixels=true"]
     assert cache_main(items) == 0
     assert "0.3 MB of them are the views' pixels" in capsys.readouterr().out
     assert cache_main(["--describe", str(tmp_path / "answers"), *items]) == 0
@@ -279,44 +275,20 @@ def test_kd_cache_fills_and_describes_them(
         recipe,
         *cache,
         "model.teacher.cache=only",
-        "model.teacher.cache_pixels=auto",
+        "model.teacher.cache_pixels=true",
         "trainer.limit_val_batches=0",
     )
     assert not calls
 
 
-def test_a_cache_without_pixels_fits_a_recipe_that_stores_them_where_they_pay(
+def test_a_cache_without_pixels_does_not_fit_a_recipe_that_stores_them(
     recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     items = [f"recipe={recipe}", *cache]
     assert cache_main(items) == 0
     place = ["--describe", str(tmp_path / "answers"), *items]
-    assert cache_main([*place, "model.teacher.cache_pixels=auto"]) == 0
-    said = capsys.readouterr().out
-    assert "model.teacher: pixels: not stored (auto stores them where they pay)" in said
     assert cache_main([*place, "model.teacher.cache_pixels=true"]) == 1
     assert "model.teacher: pixels: does not fit: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("cache_gb", "free", "fits"),
-    [(0.000296, 10**9, False), (1, 296_000, False), (0.0003, 10**9, True), (1, 300_000, True)],
-)
-def test_auto_keeps_no_pixels_where_the_answers_leave_them_no_room(
-    recipe: Path,
-    cache: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cache_gb: float,
-    free: int,
-    fits: bool,
-) -> None:
-    """Pixels take 295 kB and answers some 2 kB: what pixels alone fit into may be too little for both."""
-    monkeypatch.setattr(sys.modules["kd.teachers.open_cache"], "DISK_SHARE", 1.0)
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free))
-    items = [*cache, "model.teacher.cache_pixels=auto", f"model.teacher.cache_gb={cache_gb}"]
-    assert cache_main([f"recipe={recipe}", *items]) == 0
-    assert bool(list((tmp_path / "answers").glob("pixels-*"))) == fits
 
 
 @pytest.mark.parametrize(("items", "message"), [
@@ -386,36 +358,3 @@ def test_verdict_and_what_if_name_the_lever() -> None:
     assert "cache_pixels" not in later.lever
     with pytest.raises(UserError, match="cache=on pixels=on"):
         predict(facts(cached=False), read_change(["pixels=on"]))
-
-
-def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """40 ms of loading beside 10 of the student on a CPU; then none; then views that never come again."""
-    times = StepCost(teacher_ms=5, student_ms=10, loading_ms=40, num_workers=1)
-    member = SimpleNamespace(spec=SimpleNamespace(cache_pixels="auto", cache_views=2))
-    teacher: Any = SimpleNamespace(members={"": member})
-    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
-    wanted = SimpleNamespace(of=lambda name: None)
-    the_run: Any = SimpleNamespace(
-        trainer=trainer, student=SimpleNamespace(objective=SimpleNamespace(wanted=wanted))
-    )
-    data: Any = SimpleNamespace(num_workers=1)
-    monkeypatch.setattr(measure, "Layout", lambda data: None)
-    monkeypatch.setattr(
-        measure,
-        "pixels_fit",
-        lambda asking, layout, wanted: (True, "they take 1 MB of 9 MB free disk"),
-    )
-    monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 4)
-    monkeypatch.setattr(measure, "step_cost", lambda run, data: times)
-    said = "on: student 10, loading 40 ms a step with 1 workers; they take 1 MB of 9 MB free disk"
-    assert measure.pixels_pay(the_run, teacher, data) == (True, said)
-    monkeypatch.setattr(measure, "step_cost", lambda run, data: replace(times, loading_ms=0.5))
-    assert not measure.pixels_pay(the_run, teacher, data)[0]
-    monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 2)
-    assert "no view comes again" in measure.pixels_pay(the_run, teacher, data)[1]
-    monkeypatch.setattr(
-        measure, "pixels_fit", lambda asking, layout, wanted: (False, "they would take 9 MB")
-    )
-    assert measure.pixels_pay(the_run, teacher, data) == (False, "off: they would take 9 MB")
