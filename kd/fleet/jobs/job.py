@@ -50,9 +50,9 @@ class Machines:
 
     @property
     def gpus(self) -> int | None:
-        """GPUs of each machine; 0 for ``cpu:N``, None for an instance type, which does not say."""
+        """GPUs of each machine; 0 for ``cpu:N``, None for an instance type of which it is not known."""
         if self.parts is None:
-            return None
+            return gpus_of(self.type)
         kind, count = self.parts
         return 0 if kind == "cpu" else count
 
@@ -341,7 +341,7 @@ def _step(config: dict[str, Any], machines: Machines) -> str:
     """
     batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
-    processes_each = _processes(config, machines) or gpus_of(machines.type)
+    processes_each = _processes(config, machines)
     processes = None
     if processes_each:
         processes = machines.count * processes_each
@@ -412,10 +412,7 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
 
     Machines without GPUs pass, as do those whose number of GPUs is not known here.
     """
-    if machines.gpus is None:
-        gpus = gpus_of(machines.type)
-    else:
-        gpus = machines.gpus
+    gpus = machines.gpus
     if not gpus:
         return
     processes = devices_asked_for(config["trainer"]["devices"])
@@ -452,7 +449,7 @@ def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:
     """Training processes of each machine: ``trainer.devices``, else one on each GPU, and one where there are only CPUs.
 
-    None for an instance type with GPUs, or one that is not known: it does not say how many (:meth:`Machines.gpus`).
+    None for an instance type of which the number of GPUs is not known here.
     """
     processes = devices_asked_for(config["trainer"]["devices"])
     if processes:
