@@ -217,13 +217,22 @@ def _trained(sizes: Mapping[str, Any]) -> Table | None:
 
     ``score`` is on the run's own validation split; the candidates' are on held-out training pictures, or on the probe's.
     """
-    budget = sizes["budget"].get("latency_ms")
+    trained = sizes.get("trained")
+    if not trained:
+        return None
     rows: list[list[Cell]] = []
-    for run in sizes.get("trained", []):
-        score = format_metric(sizes["metric"], run.get("score"))
-        rows.append([run["run"], run["name"], run["latency_ms"], budget, score, run["verdict"]])
+    for run in trained:
+        cells = [
+            run["run"],
+            run["name"],
+            run["latency_ms"],
+            sizes["budget"].get("latency_ms"),
+            format_metric(sizes["metric"], run.get("score")),
+            run["verdict"],
+        ]
+        rows.append(cells)
     columns = ["run", "size", "latency (ms)", "budget (ms)", sizes["metric"], ""]
-    return Table("Trained", columns, rows) if rows else None
+    return Table("Trained", columns, rows)
 
 
 def show(sizes: Mapping[str, Any]) -> None:

@@ -95,18 +95,30 @@ def best_trials(study: Study, plan: SearchPlan) -> Table:
     rows: list[list[Cell]] = []
     for trial in ranked(study, plan)[:SHOWN]:
         notes = trial.user_attrs
-        values: list[Cell] = list(trial.values or [None] * len(plan.objectives))
-        if trial.state.name == "FAIL":
-            values[0] = f"failed: {notes.get('reason', '')}"
-        elif trial.state.name == "PRUNED":
-            last = list(trial.intermediate_values.values())[-1:]
-            values = [f"stopped at {last[0]:.4g}" if last else "stopped"]
-        searched = [short(trial.params.get(space.key, "")) for space in plan.space]
-        rows.append([trial.number, *values, notes.get("epochs"), notes.get("wall_s"), *searched])
+        if trial.state.name == "COMPLETE":
+            results = list(trial.values)
+        else:
+            results = [_instead(trial), *[None] * (len(plan.objectives) - 1)]
+        costs = [notes.get("epochs"), notes.get("wall_s")]
+        values = [short(trial.params.get(space.key, "")) for space in plan.space]
+        rows.append([trial.number, *results, *costs, *values])
     title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
-    names = [objective.name for objective in plan.objectives]
-    searched = [space.key for space in plan.space]
-    return Table(title, ["trial", *names, "epochs", "s", *searched], rows)
+    columns = [
+        "trial",
+        *(objective.name for objective in plan.objectives),
+        "epochs",
+        "s",
+        *(space.key for space in plan.space),
+    ]
+    return Table(title, columns, rows)
+
+
+def _instead(trial: FrozenTrial) -> str:
+    """Why a trial failed, or the last value of one that was stopped."""
+    if trial.state.name == "FAIL":
+        return f"failed: {trial.user_attrs.get('reason', '')}"
+    values = list(trial.intermediate_values.values())
+    return f"stopped at {values[-1]:.4g}" if values else "stopped"
 
 
 @dataclass(frozen=True)
