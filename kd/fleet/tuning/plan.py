@@ -142,10 +142,6 @@ class SearchPlan:
         """The folder of trial ``number``."""
         return self.folder / "trials" / f"{number:04d}"
 
-    def run_of(self, number: int) -> Path:
-        """The run's folder of trial ``number``, whatever the search's journal says of it."""
-        return folder_of_recipe(self.folder_of(number), self.config["recipe"]) / "000"
-
     @property
     def epochs(self) -> int:
         """Epochs of a trial that is not stopped early; 1 where ``trainer.max_epochs`` is not set."""
