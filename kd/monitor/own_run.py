@@ -59,6 +59,7 @@ class OwnRun(Watched):
             "primary": run.module.task.primary,
             "cacheable": features is not None,
             "feature_bytes": features or 0,
+            "stored_teacher": run.module.teacher is not None and run.module.teacher.stored,
             "cached": bool(caches),
             "pixels": any(cache.pixels for cache in caches.values()),
             "val": run.student.data.val,

@@ -191,6 +191,11 @@ def hot_cores(
     return None if not text or (gpu and mean(gpu) >= busy) else {"words": text}
 
 
+def random_start(start: str) -> Evidence:
+    """The student began with random weights."""
+    return {} if start == "scratch" else None
+
+
 def over_tcp(network: str) -> Evidence:
     """NCCL sends over TCP (``Socket``) between machines that have EFA."""
     return {} if network == "Socket" else None

@@ -187,6 +187,10 @@ _ALL = (
          ("start_value", "last_value", "pictures", "metric", "exported_epoch", "levers"),
          "{metric} was {before} before the first step and is {now} after the last epoch: training has undone part of what "
          "it began with; {kept}", "a lower optim.lr", {"drop": 0.02}, when="done", needs_steps=False),
+    Rule("NoStart", judges.random_start, ("start",),
+         "the student began with random weights, as stored answers have no layers",
+         "model.student.pretrained=true or model.student.checkpoint=FILE of a backbone gives it a start",
+         when="stored_teacher", needs_steps=False),
     Rule("StudentUnderTrained", judges.under_trained, ("val", "epoch.val/agreement", "start", "metric"),
          "{rose}, with {agreement:.1%} agreement with the teacher: the student is under-trained",
          "more trainer.max_epochs", {"gain": 0.01, "part": 0.2, "below": 0.8, "least": 5}, when="done"),

@@ -254,6 +254,11 @@ class OfRun:
         return str(self._student.get("start", ""))
 
     @cached_property
+    def stored_teacher(self) -> bool:
+        """Whether the teacher is stored answers alone, without layers."""
+        return bool(self.facts.header.get("stored_teacher"))
+
+    @cached_property
     def levers(self) -> list[str]:
         """What the settings suggest to try where training has made the student worse."""
         model = self.run.config.get("model") or {}

@@ -37,6 +37,7 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("HotCores", ([[100] * 6 + [35] * 90] * 90,), ([[100] * 6 + [35] * 90] * 90, [95] * 90)),
     ("HotCores", ([[100] * 2 + [0] * 6] * 90,), ([[0, 100] * 4] * 90,)),
     ("EfaMissing", ("Socket",), ("Libfabric",)),
+    ("NoStart", ("scratch",), ("pre-trained",)),
     ("PhaseVariation", (Swing("backward", 8e3, 24e3, 31e3),), (None,)),
     ("SchedulerDelay", (0.3, None, "pt_autograd_0"), (0.1, 0.1, "")),
     ("SchedulerDelay", (0.0, 0.5), (None, None)),

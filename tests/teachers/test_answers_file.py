@@ -174,6 +174,7 @@ def test_a_run_learns_from_a_file(
     summary = json.loads((run / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == 1
     assert (summary["cache"]["answers_read"], summary["cache"]["views"]) == (48, None)
+    assert "as stored answers have no layers" in (run / "report.html").read_text()
     assert main("eval", [str(run)]) == 0
     assert "0.00 M" not in capsys.readouterr().out
     assert json.loads((run / "eval_val.json").read_text())["teacher"]["acc1"] == 1
