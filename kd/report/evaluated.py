@@ -364,19 +364,26 @@ def cascade_parts(found: Mapping[str, Any]) -> list[Part]:
         found: of :func:`kd.run.cascade.cascade_of`, the content of ``cascade.json``.
     """
     curve = found["curve"]
-    rows = []
-    for point in curve:
-        of_teacher = ratio(point["ms"], found["teacher_ms"])
-        shares = [f"{point['share']:.1%}", f"{point['accuracy']:.1%}"]
-        rows.append([*shares, f"{point['ms']:.2f}", f"{of_teacher:.0%}"])
-    columns = ["teacher answers", "accuracy", "ms a picture", "of the teacher's ms"]
-    alone = f"the teacher alone: {found['teacher']:.1%} in {found['teacher_ms']:.1f} ms"
+    teacher_ms = found["teacher_ms"]
+    columns = ["teacher answers", "accuracy"]
+    rows = [[f"{point['share']:.1%}", f"{point['accuracy']:.1%}"] for point in curve]
+    alone = f"the teacher alone: {found['teacher']:.1%}"
+    x_name = "% of the pictures that the teacher answers"
+    x = [round(100 * point["share"], 2) for point in curve]
+    if teacher_ms is not None:  # None: it is stored answers
+        columns += ["ms a picture", "of the teacher's ms"]
+        for row, point in zip(rows, curve, strict=True):
+            of_teacher = ratio(point["ms"], teacher_ms)
+            row += [f"{point['ms']:.2f}", f"{of_teacher:.0%}"]
+        alone += f" in {teacher_ms:.1f} ms"
+        x_name = "ms a picture"
+        x = [round(point["ms"], 2) for point in curve]
     title = "The student where it is sure, else the teacher"
     accuracies = [round(100 * point["accuracy"], 2) for point in curve]
     chart = Chart(
         title,
-        [round(point["ms"], 2) for point in curve],
-        "ms a picture",
+        x,
+        x_name,
         {"accuracy, %": accuracies},
     )
     words = sentences("Its threshold", [alone, *_threshold(found)])
@@ -399,12 +406,13 @@ def _threshold(found: Mapping[str, Any]) -> list[str]:
     cautions = found.get("cautions", [])
     sure = "reached on these pictures" if cautions else "guaranteed"
     chosen, checked = found["chosen"], found["checked"]
+    took = f", {checked['ms']:.2f} ms a picture" if "ms" in checked else ""
     low, high = found["share_interval"]
     return [
         f"{goal}: threshold {found['threshold']:.4f}, {sure} with {certain} "
         f"({chosen['accuracy']:.1%}, {chosen['share']:.1%} asked)",
         f"checked on {checked['pictures']:,} others: {checked['accuracy']:.1%} (the teacher {checked['teacher']:.1%}), "
-        f"{checked['share']:.1%} asked, {checked['ms']:.2f} ms a picture",
+        f"{checked['share']:.1%} asked{took}",
         f"share asked on such pictures: {low:.1%} to {high:.1%}",
         *cautions,
     ]

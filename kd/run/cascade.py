@@ -82,17 +82,12 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
     """Refuses what has no cascade.
 
     Raises:
-        UserError: several models, no teacher, one that is stored answers, or a task without one class a
-            picture.
+        UserError: several models, no teacher, or a task without one class a picture.
     """
     if len(pairs) > 1:
         raise UserError("cascade: takes one run, with its teacher")
     if pairs[0].teacher is None:
         raise UserError(f"cascade: {pairs[0].name} has no teacher that can be asked here")
-    if pairs[0].teacher.stored:
-        raise UserError(
-            "cascade: the teacher is stored answers, which can't be asked for other pictures"
-        )
     if not pairs[0].task.one_class:
         raise UserError("cascade: needs one class a picture (model.task=Classification)")
 
@@ -114,7 +109,8 @@ def cascade_of(
 
     Returns:
         What :func:`kd.proof.cascade.choose` gives, with ``goal``, ``cautions``, ``student_ms``, ``teacher_ms``, and ``ms``
-        in each row of the curve, in ``chosen`` and in ``checked``: milliseconds of a picture, on average.
+        in each row of the curve, in ``chosen`` and in ``checked``: milliseconds of a picture, on average. Of a teacher
+        that is stored answers ``teacher_ms`` is None, and there is no ``ms``.
 
     Raises:
         UserError: too few pictures, or a ``latency_ms`` that the student alone takes.
@@ -127,6 +123,8 @@ def cascade_of(
     goal = wish.goal
     if goal is None:
         assert wish.latency_ms is not None
+        if teacher_ms is None:
+            raise UserError("latency_ms: stored answers can't be timed; give accuracy= or share=")
         # the student sees each picture, the teacher a share of them: student_ms + share * teacher_ms = latency_ms
         share = (wish.latency_ms - student_ms) / teacher_ms
         if share <= 0:
@@ -139,8 +137,9 @@ def cascade_of(
     rule |= {"goal": wish.text, "cautions": [*cautions]}
     rule |= {"student_ms": student_ms, "teacher_ms": teacher_ms}
     rows = [*rule["curve"], *(rule[part] for part in ("chosen", "checked") if part in rule)]
-    for row in rows:
-        row["ms"] = student_ms + row["share"] * teacher_ms
+    if teacher_ms is not None:
+        for row in rows:
+            row["ms"] = student_ms + row["share"] * teacher_ms
     if pair.run is None:
         return rule
     earlier = None
@@ -155,8 +154,9 @@ def cascade_of(
 
 
 @torch.inference_mode()
-def times_of(pair: Pair, place: str) -> tuple[float, float]:
-    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine.
+def times_of(pair: Pair, place: str) -> tuple[float, float | None]:
+    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine. None of a
+    teacher that is stored answers.
 
     On the GPU where there is one: the student is left there, the teacher stays where the evaluation has put it. Loading
     the picture is not timed, making the model's input of it is.
@@ -167,11 +167,10 @@ def times_of(pair: Pair, place: str) -> tuple[float, float]:
     model = pair.model.to(device).eval()
     teacher = pair.teacher
     assert teacher is not None
-    calls: list[Callable[[], object]] = [
-        lambda: model(pair.prepare(image)),
-        lambda: teacher(image),
-    ]
-    taken: list[list[float]] = [[], []]
+    calls: list[Callable[[], object]] = [lambda: model(pair.prepare(image))]
+    if not teacher.stored:
+        calls.append(lambda: teacher(image))
+    taken: list[list[float]] = [[] for _ in calls]
     for _ in range(REPEATS):
         for call, times in zip(calls, taken, strict=True):
             start = time.perf_counter()
@@ -180,5 +179,5 @@ def times_of(pair: Pair, place: str) -> tuple[float, float]:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
             times.append(1000 * seconds)
-    student_ms, teacher_ms = (median(times[1:]) for times in taken)  # the first call warms up
-    return round(student_ms, 3), round(teacher_ms, 3)
+    student_ms, *of_teacher = [round(median(times[1:]), 3) for times in taken]  # the first warms up
+    return student_ms, of_teacher[0] if of_teacher else None

@@ -14,6 +14,7 @@ from kd.cli import main, train_main
 from kd.errors import UserError
 from kd.teachers.answers_file import AnswersFile
 from tests._helpers import CLASSES, TINY, draw_folder, tiny_vit, write_recipe
+from tests._runs import run as trained
 
 NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
 
@@ -113,6 +114,10 @@ def test_two_answers_of_one_class_are_refused(tmp_path: Path) -> None:
 def filled(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A recipe without a teacher, and the folder that a file with the right answers has filled for it."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    return fill_from_file(pictures, tmp_path)
+
+
+def fill_from_file(pictures: Path, tmp_path: Path) -> tuple[Path, Path]:
     names = sorted(
         str(file.relative_to(pictures)) for file in pictures.rglob("*.*") if file.is_file()
     )
@@ -204,3 +209,22 @@ def test_a_file_that_lacks_a_picture_is_one_line(
     assert "has no answer to 48 of 48 pictures of train, such as " in capsys.readouterr().err
     assert main("cache", [f"recipe={recipe}", f"from={file}", "from.rate=3"]) == 2
     assert "from.rate: is of an address" in capsys.readouterr().err
+
+
+def test_the_curve_of_a_cascade_reads_stored_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without milliseconds: stored answers can't be timed."""
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    data = draw_folder(tmp_path / "data", train=4, val=2)
+    shutil.copytree(draw_folder(tmp_path / "more", train=1, val=30) / "val", data / "test")
+    recipe, folder = fill_from_file(data, tmp_path)
+    run = trained(recipe, f"model.teacher.answers={folder}", "trainer.max_epochs=1")
+    measure = ["eval", str(run), "cascade=true"]
+    assert main(measure[0], [*measure[1:], "share=0.5"]) == 0
+    rule = json.loads((run / "cascade.json").read_text())
+    assert rule["teacher"] == 1
+    assert rule["teacher_ms"] is None
+    assert "ms a picture" not in capsys.readouterr().out
+    assert main(measure[0], [*measure[1:], "latency_ms=3"]) == 2
+    assert "latency_ms: stored answers can't be timed" in capsys.readouterr().err
