@@ -58,11 +58,8 @@ def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) 
             loaders read the caches; None: without one) are set.
         answering_teacher: behind a cache or not; None without a teacher.
     """
-    caches = list(caches_of(answering_teacher).values())
-    if caches:
-        data.views = caches[0].views
-    else:
-        data.views = None
+    views = [cache.views for cache in caches_of(answering_teacher).values()]
+    data.views = next((count for count in views if count is not None), None)
     data.reading = reading_of(answering_teacher)
 
 

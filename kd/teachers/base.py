@@ -93,6 +93,11 @@ class RunTeacher:
         return {member.spec.cache for member in self.members.values()}
 
     @property
+    def cache_views(self) -> int | None:
+        """Views of a picture that its cache keeps; None: its answers are of whole pictures, for any view."""
+        return self.spec.cache_views
+
+    @property
     def stored(self) -> bool:
         """Whether it is stored answers alone, or one of several is: then it can't be asked for other pictures."""
         return any(member.stored for member in self.members.values() if member is not self)

@@ -75,6 +75,12 @@ class StoredAnswers(RunTeacher):
         self._train: Kind | None = None
 
     @property
+    def cache_views(self) -> int | None:
+        """Those that are stored; None: the answers are of whole pictures."""
+        of_pictures = self._train is not None and self._train.every_view
+        return None if of_pictures else self.spec.cache_views
+
+    @property
     def stored(self) -> bool:
         """Always: there is no model."""
         return True

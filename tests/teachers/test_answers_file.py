@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from kd.cli import main, train_main
 from kd.errors import UserError
 from kd.teachers.answers_file import AnswersFile
-from tests._helpers import CLASSES, TINY, draw_folder, tiny_vit, write_recipe
+from tests._helpers import ARCH, CLASSES, TINY, draw_folder, tiny_vit, write_recipe
 from tests._runs import run as trained
 
 NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
@@ -228,3 +228,25 @@ def test_the_curve_of_a_cascade_reads_stored_answers(
     assert "ms a picture" not in capsys.readouterr().out
     assert main(measure[0], [*measure[1:], "latency_ms=3"]) == 2
     assert "latency_ms: stored answers can't be timed" in capsys.readouterr().err
+
+
+def test_stored_answers_beside_a_cached_teacher(
+    filled: tuple[Path, Path], pictures: Path, teacher: Path, tmp_path: Path
+) -> None:
+    """Its two views come again; the answers of whole pictures are read for each."""
+    _, folder = filled
+    cached = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on",
+              "cache_views": 2}  # fmt: skip
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(
+        tmp_path / "two.yaml",
+        pictures,
+        None,
+        model__teachers={"b": cached},
+        model__distill_losses=losses,
+    )
+    run = trained(recipe, f"model.teachers.a.answers={folder}", "trainer.max_epochs=3")
+    caches = json.loads((run / "summary.json").read_text())["cache"]
+    assert {name: caches[name]["views"] for name in "ab"} == {"a": None, "b": 2}
+    assert {name: caches[name]["answers_computed"] for name in "ab"} == {"a": 0, "b": 96}
+    assert caches["a"]["answers_read"] == 3 * 48
