@@ -133,17 +133,6 @@ def _cached_members(
     return cached
 
 
-def _sizes(kinds: Sequence[Kind], records: int) -> dict[Path, int]:
-    """Bytes of so many records of each kind, by folder; published ones take no disk here."""
-    return {kind.folder: kind.record_bytes * records for kind in kinds if not kind.published}
-
-
-def _too_large(teacher: RunTeacher, sizes: dict[Path, int]) -> bool:
-    """Whether caches of these sizes in bytes exceed ``cache_gb``."""
-    limit = teacher.spec.cache_gb
-    return limit is not None and sum(sizes.values()) > limit * 1e9
-
-
 def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
     """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk.
 
@@ -158,20 +147,22 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
         UserError: a folder was filled with something else, or the caches do not fit.
     """
     records = layout.samples * teacher.spec.cache_views
-    sizes = _sizes(kinds, records)
-    for kind in kinds:
-        if not kind.published:
-            _is_begun(kind, teacher.key)
+    sizes: dict[Path, int] = {}
     of_pixels = ""
     for kind in kinds:
+        if kind.published:
+            continue
+        _is_begun(kind, teacher.key)
+        size = kind.record_bytes * records
+        sizes[kind.folder] = size
         if kind.codec is None:
-            gb = kind.record_bytes * records / 1e9
-            of_pixels = f", {gb:.3g} of them for pixels (cache_pixels)"
+            of_pixels = f", {size / 1e9:.3g} of them for pixels (cache_pixels)"
     what = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures"
-    if _too_large(teacher, sizes):
-        gb = sum(sizes.values()) / 1e9
+    limit = teacher.spec.cache_gb
+    gb = sum(sizes.values()) / 1e9
+    if limit is not None and gb > limit:
         raise UserError(
-            f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB{of_pixels}, got {teacher.spec.cache_gb:g}"
+            f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB{of_pixels}, got {limit:g}"
         )
     if sizes:
         check_room(sizes, what, teacher.key, bool(of_pixels))
