@@ -23,26 +23,25 @@ Row = tuple[str, str, str]
 def of_coco(content: dict[str, Any]) -> Iterator[Row]:
     """A row of each image; a category that several of its annotations have counts once."""
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
-    labels: dict[Any, dict[str, None]] = defaultdict(dict)
+    labels = defaultdict(set)
     for annotation in content["annotations"]:
-        labels[annotation["image_id"]][names[annotation["category_id"]]] = None
+        labels[annotation["image_id"]].add(names[annotation["category_id"]])
     for image in content["images"]:
-        yield image["file_name"], ";".join(labels[image["id"]]), ""
+        yield image["file_name"], ";".join(sorted(labels[image["id"]])), ""
 
 
 def of_ultralytics(records: Iterator[dict[str, Any]]) -> Iterator[Row]:
     """A row of each picture after the first record, which names the classes."""
     names = next(records)["class_names"]
     for record in records:
-        ids = record.get("annotations", {}).get("classification", [])
-        label = ";".join(names[str(i)] for i in ids)
+        label = ";".join(names[str(i)] for i in record["annotations"]["classification"])
         yield record["file"], label, record.get("split", "train")
 
 
 def of_flags(rows: Iterable[dict[str, str]], path: str) -> Iterator[Row]:
     """A row of each row: the names of its columns with 1 or true."""
     for row in rows:
-        yes = [name for name, cell in row.items() if cell.strip().lower() in ("1", "1.0", "true")]
+        yes = [name for name, cell in row.items() if cell.strip() in ("1", "1.0", "true", "True")]
         labels = ";".join(name.strip() for name in yes if name not in (path, "split"))
         yield row[path], labels, row.get("split", "")
 

@@ -1,4 +1,4 @@
-"""Memory and CPU time of listing, ordering and reading as pictures grow in number; no picture is drawn.
+"""Memory and CPU time of what a run holds of its pictures as these grow in number; no picture is drawn.
 
     python scripts/bench/scaling.py 1000000 21841 8      # pictures, classes, processes of one machine that list the same
 
@@ -7,17 +7,14 @@ result is held. What all processes share, the names, targets and places of pictu
 """
 
 import multiprocessing
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from kd.data.sampler import TrainBatches
 from kd.data.sources import FileSplit
 from kd.data.sources.shards import PICTURE, ShardSplit
 
@@ -39,26 +36,20 @@ def indexed(ids: np.ndarray) -> ShardSplit:
     return ShardSplit("/none", ["a.tar"], table, table["target"], "")
 
 
-ROWS: dict[str, Callable[[np.ndarray], Any]] = {
+ROWS = {
     "list of files": listed,
     "index of a pack": indexed,
-    "balanced order": lambda ids: TrainBatches(len(ids), 64, seed=0, classes=ids).order(0),
 }
 
 
-def resident() -> int:
-    """Bytes of this process in memory that no other shares."""
-    found = re.search(r"Private_Dirty: *(\d+)", Path("/proc/self/smaps_rollup").read_text())
-    return int(found[1]) * 1024 if found else 0
-
-
-def measure(make: Callable[[np.ndarray], Any], ids: np.ndarray, ready: Any, out: Any) -> None:
+def measure(make: Any, ids: np.ndarray, ready: Any, out: Any) -> None:
     """In a process of its own: puts CPU seconds and bytes, once all processes hold their results."""
-    before, start = resident(), time.process_time()
+    memory = psutil.Process().memory_full_info
+    before, start = memory().uss, time.process_time()
     result = make(ids)
     seconds = time.process_time() - start
     ready.wait()
-    out.put((seconds, resident() - before))
+    out.put((seconds, memory().uss - before))
     ready.wait()
     del result
 

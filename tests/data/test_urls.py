@@ -29,7 +29,7 @@ from kd.data.sources import (
     fingerprint,
     identity,
 )
-from kd.data.sources.base import content
+from kd.data.sources.base import facts_of
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.data.splits import load_probe
 from kd.errors import UserError
@@ -108,9 +108,9 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     # a run begun here goes on there, and one whose pictures have changed does not
     assert train_main([f"resume={disk}", f"data.source.root={url}", "trainer.max_epochs=3"]) == 0
     files, path = file_system(f"{url}/train/apple/00.jpg")
-    before_, data = content(ImageFolder(url).load("train")), files.cat_file(path)
+    before_, data = facts_of(ImageFolder(url).load("train")).content, files.cat_file(path)
     files.pipe_file(path, data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])  # of the same size
-    assert content(ImageFolder(url).load("train")) != before_
+    assert facts_of(ImageFolder(url).load("train")).content != before_
     changed = run(recipe, *by_url, cached)
     assert json.loads((changed / "summary.json").read_text())["cache"]["answers_computed"] == 32
 
@@ -257,7 +257,7 @@ def test_mistakes_by_url_are_told_in_a_line(
             Pictures("s3://no-such-bucket/x"),
             "data.source.root: folder s3://no-such-bucket/x not found",
         ),
-        (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
+        (ImageFolder(f"{s3}/none"), "data.source.root: folder s3://food/none not found"),
         (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
         (Pictures("nix://x"), "data.source.root: must be a URL of s3"),
         (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: folder s3://food/no not found"),
@@ -277,7 +277,7 @@ def test_mistakes_by_url_are_told_in_a_line(
         (Manifest(f"{s3}/no.csv"), "data.source.train: s3://food/no.csv not found"),
         (
             SegmentationFolder(f"{s3}/no", ["a", "b"]),
-            "data.source.root: folder s3://food/no/images/train not found",
+            "data.source.root: folder s3://food/no not found",
         ),
     ):
         with pytest.raises(UserError) as told:
@@ -285,7 +285,7 @@ def test_mistakes_by_url_are_told_in_a_line(
         assert message in str(told.value)
     folder, lists = "data.source.root=", '{"class_path": "Manifest", "init_args": {"train": "%s"}}'
     for item, message in (
-        (f"{folder}{s3}/nothing", "data.source.root: folder s3://food/nothing/train not found"),
+        (f"{folder}{s3}/nothing", "data.source.root: folder s3://food/nothing not found"),
         (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
         (
             f"data.source={lists % f'{s3}/gone.csv'}",

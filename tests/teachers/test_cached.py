@@ -22,8 +22,8 @@ from kd.callbacks.preflight import Preflight
 from kd.cli import cache_main, train_main
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sampler import TrainBatches
-from kd.data.sources import ImageFolder, Split, base
-from kd.data.sources.base import key_of
+from kd.data.sources import ImageFolder
+from kd.data.sources.places import Disk
 from kd.distill.step import as_teacher
 from kd.errors import UserError
 from kd.fit_to_machine.measure import StepCost, _epochs
@@ -623,15 +623,16 @@ def test_the_training_pictures_are_hashed_once(
     recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the check before the start is fitted, and for the cache that is opened later: each reads every file's state."""
-    hashed: Counter[str] = Counter()
+    stamped: Counter[str] = Counter()
+    stamp = Disk.stamp
 
-    def count(split: Split, i: int) -> str:
-        hashed[split.name(i)] += 1
-        return key_of(split, i)
+    def count(disk: Disk, file: str) -> str:
+        stamped[file] += 1
+        return stamp(disk, file)
 
-    monkeypatch.setattr(base, "key_of", count)
+    monkeypatch.setattr(Disk, "stamp", count)
     run(recipe, *cache, "trainer.max_epochs=1")
-    assert set(hashed.values()) == {1}
+    assert set(stamped.values()) == {1}
 
 
 def test_losses_that_need_all_logits(
