@@ -25,8 +25,8 @@ Feature = tuple[str, str]
 FEATURES_ALONE = "features alone"
 """The format of a cache without logits."""
 
-INDEX_TYPES = {2**8: torch.uint8, 2**16: torch.uint16, 2**31: torch.int32}
-"""Types of a class id, by the number of classes up to which they do."""
+INDEX_TYPES = {2**16: torch.uint16, 2**31: torch.int32}
+"""Types of a class id, by the number of classes up to which they do; of maps one byte does up to 256."""
 
 
 def half(values: Tensor) -> Tensor:
@@ -162,6 +162,8 @@ class TopK(Codec):
         self.k = k
         self.temperatures = (1.0,) if self.is_map else temperatures
         index_type = next(dtype for most, dtype in INDEX_TYPES.items() if classes <= most)
+        if self.is_map and classes <= 2**8:
+            index_type = torch.uint8
         tail_type = torch.float16 if self.is_map else torch.float32
         columns = [
             (tail_type, (len(self.temperatures), *size)),

@@ -25,8 +25,8 @@ from kd.teachers.probabilities import INVERSE, are_probabilities, logits_of_prob
 class Teacher(Protocol):
     """Answers for a batch. These two methods are all that a teacher of one's own needs.
 
-    It may also have ``fetch(batch) -> batch``, called on the host before a training batch travels, and ``to(device)``.
-    As ``model.teacher.answers`` it may have ``build(num_classes, img_size)`` too, which gives the teacher.
+    It may also have ``to(device)``, and as ``model.teacher.answers`` ``build(num_classes, img_size)``, which gives the
+    teacher.
     """
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
@@ -366,13 +366,6 @@ class OwnTeacher(RunTeacher):
         if hasattr(self.given, "to"):
             self.given.to(device)
         return self
-
-    def fetch(self, batch: Batch, name: str = ALL) -> Batch:
-        """What the user's own ``fetch`` adds; the batch as it is without one."""
-        if hasattr(self.given, "fetch"):
-            with errors_of_user(self.given, "fetch", self.key):
-                return self.given.fetch(batch)
-        return batch
 
     @annotate("teacher")
     @torch.no_grad()
