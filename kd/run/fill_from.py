@@ -3,14 +3,13 @@
 import re
 import urllib.parse
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
 
-from kd.config.kinds import Range
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.machine import cache_dir
@@ -28,9 +27,6 @@ from kd.teachers.open_cache import check_mixing
 from kd.teachers.probabilities import are_probabilities, logits_of_probabilities
 from kd.teachers.server import CHAT, AnswerServer
 from kd.teachers.stored import A_START, codec_for, parts_of
-
-Views = Annotated[int, Range(">= 1 and <= 10000")]
-"""How many views of a training picture are asked for."""
 
 
 def fill_from(
