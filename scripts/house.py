@@ -102,9 +102,7 @@ def imports_of(file: Path, known: dict[str, Path]) -> set[str]:
 
 
 def room_of(name: str) -> str:
-    """The room of a module: its folder below ``kd/``, or the module itself; ``losses.functional`` is its own."""
-    if name.startswith("kd.losses.functional"):
-        return "kd.losses.functional"
+    """The room of a module: its folder below ``kd/``, or the module itself."""
     return ".".join(name.split(".")[:2])
 
 

@@ -17,7 +17,7 @@ LAYERS = [
     {"kd", "kd.errors"},
     {"kd.config"},
     {"kd.settings"},
-    {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.losses.functional", "kd.proof"},
+    {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.proof"},
     {"kd.processes", "kd.muon"},
     {"kd.storage"},
     {"kd.report"},

@@ -1,4 +1,4 @@
-"""Distillation losses: thin modules over :mod:`kd.losses.functional`."""
+"""Distillation losses, each a module with its formula; :func:`kd_loss` also as a function."""
 
 from kd.losses.base import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss
 from kd.losses.dense import CWDFeatureLoss, CWDLoss, PairwiseLoss, PixelKDLoss
@@ -21,6 +21,7 @@ from kd.losses.logits import (
     NKDLoss,
     StandardizedLoss,
     WSLDLoss,
+    kd_loss,
 )
 from kd.losses.numbers import RegressionKDLoss
 from kd.losses.projections import ConvProjection, MLPProjection, OrthogonalProjection, Projection
@@ -33,5 +34,5 @@ __all__ = [
     "HintLoss", "KDLoss", "LayersLoss", "LogitLoss", "MGDLoss", "MLKDLoss", "MLPProjection", "MSELoss", "NKDLoss",
     "OrthogonalProjection", "PKDLoss", "PairwiseLoss", "PixelKDLoss", "Projection", "PseudoClassLoss", "RADIOLoss",
     "RKDLoss", "RegressionKDLoss", "ReviewKDLoss", "SPLoss", "SimKDLoss", "SmoothL1Loss", "StandardizedLoss",
-    "ViTKDLoss", "WSLDLoss",
+    "ViTKDLoss", "WSLDLoss", "kd_loss",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kd.config.kinds import Range
+from kd.losses.numerics import both
 
 Shape = tuple[int, ...]
 
@@ -183,6 +184,11 @@ class LogitLoss(DistillLoss):
             needs = f"{type(self).__name__} needs >= {self.least_classes} classes"
             raise ValueError(f"{needs}, the data has {num_classes}; KDLoss takes two")
 
+    def scaled(self, student_logits: Tensor, teacher_logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Both logits over the temperature, as of :func:`kd.losses.numerics.both`."""
+        student, teacher = both(student_logits, teacher_logits, "logits")
+        return student / self.temperature, teacher / self.temperature
+
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The teacher's logits ``(N, C, ...)`` in the form whose softmax over C is compared with the student's."""
         return teacher_logits / self.temperature
@@ -202,7 +208,8 @@ class FeatureLoss(DistillLoss):
 
     Features are maps ``(N, C, H, W)`` (patch tokens too, on their grid), tokens ``(N, L, D)`` or vectors ``(N, D)``.
     Which layers they come from is the module's affair (``model.taps.<name>``). ``build`` is called once, with the
-    shapes that those layers give, before the optimizer is made: a loss with a projection makes it there.
+    shapes that those layers give, before the optimizer is made: a loss with a projection makes it there. A loss that
+    needs no labels defines :meth:`compare` alone.
 
     Attributes:
         default_tap: the layer of both models where none is named; ``prelogits`` is the classifier's input.
@@ -217,13 +224,13 @@ class FeatureLoss(DistillLoss):
         if self.over_maps:
             check_maps(self, student_shape, teacher_shape)
 
-    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """The loss of each picture, ``(N,)``, whose mean is the loss; not every loss has one."""
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """The loss of two features, a scalar, or of each picture, ``(N,)``, whose mean is the loss."""
         raise NotImplementedError
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """The mean of :meth:`per_picture` over the batch, a scalar; ``target`` is unused."""
-        return self.per_picture(student_features, teacher_features).mean()
+        """The mean of :meth:`compare`, a scalar; ``target`` is unused."""
+        return self.compare(student_features, teacher_features).mean()
 
 
 class LayersLoss(DistillLoss):

@@ -1,10 +1,16 @@
-"""Losses for dense prediction: the classes of all pixels, or maps of features. See kd/losses/README.md."""
+"""Losses for dense prediction: the classes of all pixels, or maps of features. See kd/losses/README.md.
+
+All cast to float32 (float64 stays), detach the teacher's side and give a scalar. Where every pixel is ignored the loss
+is 0, with a gradient of 0.
+"""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kd.losses.base import FeatureLoss, LogitLoss, check_range
-from kd.losses.functional import cwd_loss, pairwise_loss, pixel_kd_loss
+from kd.losses.logits import kl_per_position
+from kd.losses.numerics import both, cosines, wide
 from kd.losses.projections import Projection, _Projected
 
 
@@ -25,10 +31,16 @@ class _MapLoss(LogitLoss):
 
 
 class PixelKDLoss(_MapLoss):
-    """Per-pixel KD, see :func:`kd.losses.functional.pixel_kd_loss`.
+    """Per-pixel KD: ``T^2 * mean over valid pixels of KL(teacher || student)``, the softmax over classes.
+
+    Source: Liu et al., Structured Knowledge Distillation for Dense Prediction, arXiv 1903.04197, equation 1, with the
+    temperature of arXiv 1503.02531.
 
     Args:
         temperature: > 0.
+
+    >>> PixelKDLoss()(torch.zeros(1, 2, 1, 2), torch.zeros(1, 2, 1, 2), torch.tensor([[[0, 9]]]))
+    tensor(0.)
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
@@ -36,9 +48,11 @@ class PixelKDLoss(_MapLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
-        return pixel_kd_loss(
-            student_logits, teacher_logits, target, self.temperature, self.ignore_index
-        )
+        valid = self.valid(target)
+        temperature = self.temperature
+        divergence = kl_per_position(student_logits, teacher_logits, temperature, temperature)
+        total = (divergence * valid).sum()
+        return temperature**2 * total / valid.sum().clamp_min(1)
 
     def counted(self, target: Tensor) -> Tensor:
         """How many pixels of the targets ``(N, H, W)`` take part: int64, a scalar."""
@@ -46,11 +60,17 @@ class PixelKDLoss(_MapLoss):
 
 
 class CWDLoss(_MapLoss):
-    """Channel-wise distillation of logit maps, see :func:`kd.losses.functional.cwd_loss`.
+    """Channel-wise distillation: ``T^2 / (N C) * sum KL`` of the softmax **over positions**, one a channel.
+
+    The mean over pictures (with a valid pixel) and channels. Source: Shu et al., Channel-wise Knowledge Distillation for
+    Dense Prediction, arXiv 2011.13256, equations 2 and 3.
 
     Args:
         temperature: > 0.
         weight: factor in the total loss; the paper uses 3 on logits.
+
+    >>> CWDLoss()(torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 2))
+    tensor(0.)
     """
 
     def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
@@ -62,7 +82,7 @@ class CWDLoss(_MapLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
-        return cwd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
+        return _channel_wise(student_logits, teacher_logits, self.valid(target), self.temperature)
 
     def counted(self, target: Tensor) -> Tensor:
         """How many pictures of the targets ``(N, H, W)`` have a pixel that takes part: int64, a scalar."""
@@ -70,7 +90,7 @@ class CWDLoss(_MapLoss):
 
 
 class CWDFeatureLoss(_Projected):
-    """Channel-wise distillation of feature maps after a projection, see :func:`kd.losses.functional.cwd_loss`.
+    """Channel-wise distillation of feature maps after a projection: the formula of :class:`CWDLoss`.
 
     Args:
         temperature: > 0.
@@ -88,19 +108,52 @@ class CWDFeatureLoss(_Projected):
         check_range("temperature", temperature, "> 0")
         self.temperature = temperature
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H', W')``, ``(N, C_t, H, W)``, unused -> scalar; the projection brings the student's map to the
-        teacher's grid.
-        """
-        projected = self.projection(student_features, teacher_features)
-        return cwd_loss(projected, teacher_features, temperature=self.temperature)
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Two ``(N, C, H, W)`` -> scalar."""
+        valid = torch.ones_like(teacher_features[:, 0], dtype=torch.bool)
+        return _channel_wise(student_features, teacher_features, valid, self.temperature)
+
+
+def _channel_wise(student: Tensor, teacher: Tensor, valid: Tensor, temperature: float) -> Tensor:
+    """The formula of :class:`CWDLoss`, a scalar.
+
+    Args:
+        student: ``(N, C, H, W)``: logits, or features of one width.
+        teacher: the same shape.
+        valid: bool ``(N, H, W)``: the pixels that take part in the softmax.
+        temperature: ``T`` > 0.
+    """
+    student, teacher = both(student, teacher, "logits")
+    valid_N1P = valid.flatten(1)[:, None]
+    log_p_student = _log_softmax_over_positions(student, valid_N1P, temperature)
+    log_p_teacher = _log_softmax_over_positions(teacher, valid_N1P, temperature)
+    log_ratio = log_p_teacher - log_p_student
+    terms_NCP = log_p_teacher.exp() * log_ratio
+    divergence_NC = (terms_NCP * valid_N1P).sum(dim=2)
+    pictures = valid_N1P.any(dim=2).sum().clamp_min(1)
+    channels = student.shape[1]
+    return temperature**2 * divergence_NC.sum() / (pictures * channels)
+
+
+def _log_softmax_over_positions(logits: Tensor, valid: Tensor, temperature: float) -> Tensor:
+    """``(N, C, H, W)`` -> ``(N, C, H W)``; ``valid``, ``(N, 1, H W)``: the positions that take part."""
+    scaled = logits.flatten(2) / temperature
+    nothing = torch.finfo(torch.float32).min
+    return F.log_softmax(scaled.masked_fill(~valid, nothing), dim=2)
 
 
 class PairwiseLoss(FeatureLoss):
-    """Pair-wise structure of a map's positions, see :func:`kd.losses.functional.pairwise_loss`. No parameters.
+    """Pair-wise structure: squared difference of the cosine similarities between all positions of a map.
+
+    Maps are first average-pooled to at most ``grid`` positions a side; the widths may differ. No parameters. Source: Liu
+    et al., Structured Knowledge Distillation for Dense Prediction, arXiv 1903.04197, equation 2.
 
     Args:
-        grid: the most positions a side that the maps are pooled to, > 0.
+        grid: the most positions a side that the maps are pooled to, > 0; the matrices have ``grid^4`` entries a picture.
+
+    >>> x = torch.randn(1, 3, 4, 4)
+    >>> bool(PairwiseLoss()(2 * x, x, torch.zeros(1)) < 1e-6)
+    True
     """
 
     over_maps = True
@@ -111,6 +164,12 @@ class PairwiseLoss(FeatureLoss):
         check_range("grid", grid, "> 0")
         self.grid = grid
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        return pairwise_loss(student_features, teacher_features, self.grid)
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> scalar: the mean over pictures and pairs of positions."""
+        heights, widths = zip(
+            student_features.shape[2:], teacher_features.shape[2:], strict=True
+        )  # of both
+        size = (min(self.grid, *heights), min(self.grid, *widths))
+        student = F.adaptive_avg_pool2d(wide(student_features), size)
+        teacher = F.adaptive_avg_pool2d(wide(teacher_features.detach()), size)
+        return (cosines(student) - cosines(teacher)).square().mean()

@@ -7,14 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, LayersLoss, Shape, check_range
-from kd.losses.functional import at_loss, hcl_loss, hint_loss, masked_hint_loss, pkd_loss
+from kd.losses.numerics import both, directions, mean_squared, rounding
 from kd.losses.projections import Projection, _Projected, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
 
 
 class HintLoss(_Projected):
-    """FitNet's hint after a projection to the teacher's shape (arXiv 1412.6550).
+    """FitNet's hint: the mean squared error after a projection to the teacher's shape.
 
+    Source: Romero et al., FitNets, arXiv 1412.6550, equation 3 (here the mean, not half the sum).
     Takes maps, tokens or vectors. The class token alone is compared with ``model.taps.<name>.tokens=class``.
 
     >>> loss = HintLoss()
@@ -23,19 +24,25 @@ class HintLoss(_Projected):
     torch.Size([])
     """
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """The student's features, the teacher's, unused -> scalar."""
-        return hint_loss(self.projection(student_features, teacher_features), teacher_features)
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Two features of one shape -> scalar."""
+        return mean_squared(student_features, teacher_features)
 
 
 class ATLoss(FeatureLoss):
-    """Attention transfer, see :func:`kd.losses.functional.at_loss`. No parameters.
+    """Attention transfer: mean squared difference of the L2-normalised maps ``mean_c |x_c|^p``. No parameters.
 
-    Maps are average-pooled to the smaller of both heights and of both widths, as in the code of CRD's authors.
+    Maps are average-pooled to the smaller of both heights and of both widths, as in the code of CRD's authors. Source:
+    Zagoruyko and Komodakis, Paying More Attention to Attention, arXiv 1612.03928. This is the form of the authors' code
+    (squared difference, mean); the paper's equation 2 has the norm of the difference. With ``p < 1`` the slope at 0 is
+    infinite; what is 0, as after a ReLU, has no gradient.
 
     Args:
         p: power, > 0.
         weight: factor in the total loss; the paper uses 500 to 1,000 (beta / 2 with beta 1,000).
+
+    >>> ATLoss()(torch.ones(1, 8, 2, 2), 3 * torch.ones(1, 4, 2, 2), torch.zeros(1))
+    tensor(0.)
     """
 
     over_maps = True
@@ -46,21 +53,39 @@ class ATLoss(FeatureLoss):
         check_range("p", p, "> 0")
         self.p = p
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        return at_loss(*on_one_grid(student_features, teacher_features), self.p)
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> scalar."""
+        student, teacher = on_one_grid(student_features, teacher_features.detach())
+        return (self._attention(student) - self._attention(teacher)).square().mean()
+
+    def _attention(self, x: Tensor) -> Tensor:
+        """Where a map ``(N, C, H, W)`` is large: ``(N, H W)``, of length 1."""
+        return directions(_powers(x, self.p).mean(dim=1).flatten(1), dim=1)
+
+
+def _powers(x: Tensor, p: float) -> Tensor:
+    """``|x|^p``, without a gradient where x is 0 and ``p < 1``."""
+    if p >= 1:
+        return x.abs().pow(p)
+    return torch.where(x == 0, 1.0, x).abs().pow(p) * (x != 0)
 
 
 class PKDLoss(FeatureLoss):
-    """Pearson correlation of feature maps, see :func:`kd.losses.functional.pkd_loss`.
+    """PKD: half the squared error of features standardised per channel over the batch and all positions.
 
-    The student's map is resized to the teacher's grid.
+    It equals one minus their Pearson correlation, up to the small constant in the deviation, and depends on the batch as a
+    whole. The student's map is resized to the teacher's grid. Source: Cao et al., PKD: General Distillation Framework for
+    Object Detectors via Pearson Correlation Coefficient, arXiv 2207.02039.
 
     Args:
         projection: from the student's features to the teacher's shape; default: linear where the widths differ, none
             where they are equal, as in the paper.
         gather: standardise over the batches of all processes, whose whole maps then travel, instead of each
             process's own.
+
+    >>> x, loss = torch.randn(2, 3, 4, 4), PKDLoss()
+    >>> bool(loss(5 * x + 1, x, torch.zeros(2)) < 1e-6)
+    True
     """
 
     over_maps = True
@@ -85,15 +110,29 @@ class PKDLoss(FeatureLoss):
         if self.projection is not None:
             self.projection.build(student_shape, teacher_shape)
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> scalar."""
         if self.projection is not None:
             student = self.projection(student_features, teacher_features)
         else:
             student = resize(student_features, teacher_features.shape[2:])
         if self.gather:
             student, teacher_features = of_all_ranks(student, teacher_features)
-        return pkd_loss(student, teacher_features)
+        student, teacher = both(student, teacher_features)
+        return F.mse_loss(_per_channel(student), _per_channel(teacher)) / 2
+
+
+def _per_channel(x: Tensor) -> Tensor:
+    """Mean 0 and variance 1 in each channel, ``(C, N H W)``; a constant channel is 0 and has no gradient."""
+    channels_CP = x.transpose(0, 1).flatten(1)  # P: positions of all pictures
+    mean_C1 = channels_CP.mean(dim=1, keepdim=True)
+    centred_CP = channels_CP - mean_C1
+    length_C1 = centred_CP.detach().norm(2, 1, keepdim=True)
+    varies_C1 = length_C1 > rounding(channels_CP, 1)
+    variance_C1 = centred_CP.square().mean(dim=1, keepdim=True)
+    deviation_C1 = (variance_C1 + 1e-12).sqrt()
+    divisor_C1 = torch.where(varies_C1, deviation_C1, torch.inf)
+    return centred_CP / divisor_C1
 
 
 def _generator(width: int) -> nn.Sequential:
@@ -129,11 +168,10 @@ class MGDLoss(_Projected):
         super().build(student_shape, teacher_shape)
         self.generator = _generator(teacher_shape[1])
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, C_s, H, W)``, ``(N, C_t, H', W')``, unused -> scalar."""
-        projected = self.projection(student_features, teacher_features)
-        hidden = torch.rand_like(projected[:, :1]) < self.mask_ratio
-        return hint_loss(self.generator(projected * ~hidden), teacher_features)
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Two ``(N, C, H, W)`` -> scalar."""
+        hidden = torch.rand_like(student_features[:, :1]) < self.mask_ratio
+        return mean_squared(self.generator(student_features * ~hidden), teacher_features)
 
 
 class ViTKDLoss(LayersLoss):
@@ -196,7 +234,7 @@ class ViTKDLoss(LayersLoss):
         # Shallow layers are mimicked.
         mimic: Any = 0
         for student_map, teacher_map in zip(shallow, teacher[:-1], strict=True):
-            mimic = mimic + hint_loss(student_map, teacher_map)
+            mimic = mimic + mean_squared(student_map, teacher_map)
         mimic = mimic / len(shallow)
 
         # Of the last one, positions are hidden (N, 1, H, W) and generated from the others.
@@ -205,14 +243,37 @@ class ViTKDLoss(LayersLoss):
         mask_token = self.mask_token.to(last.dtype)
         masked = torch.where(hidden, mask_token, last)
         generated = self.generator(masked)
-        generation = masked_hint_loss(generated, teacher[-1], hidden)
+        generation = squared_where_hidden(generated, teacher[-1], hidden)
         return mimic + self.generation_weight * generation
+
+
+def squared_where_hidden(
+    student_features: Tensor, teacher_features: Tensor, masked: Tensor
+) -> Tensor:
+    """The squared error at the masked positions alone, the generation term of ViTKD.
+
+    Source: Yang et al., ViTKD, arXiv 2209.02432, equation 4 (there the sum over features; here their mean).
+
+    Args:
+        student_features: generated, ``(N, C, H, W)``.
+        teacher_features: the same shape.
+        masked: True where the student's features were hidden, ``(N, 1, H, W)``.
+
+    Returns:
+        A scalar: the mean over masked positions and channels; 0, with a gradient of 0, where none is masked.
+
+    >>> squared_where_hidden(torch.zeros(1, 2, 1, 2), torch.ones(1, 2, 1, 2), torch.tensor([[[[True, False]]]]))
+    tensor(1.)
+    """
+    student, teacher = both(student_features, teacher_features)
+    error = (student - teacher).square() * masked
+    return error.sum() / (masked.sum() * student.shape[1]).clamp_min(1)
 
 
 class ReviewKDLoss(LayersLoss):
     """ReviewKD: from the deepest layer up, each student layer, fused with the deeper ones, reviews the teacher's.
 
-    Attention-based fusion and the hierarchical context loss (:func:`kd.losses.functional.hcl_loss`), summed over the
+    Attention-based fusion and the hierarchical context loss (:func:`hierarchical_context`), summed over the
     layers. Layers are named from shallow to deep. Source: Chen et al., Distilling Knowledge via Knowledge Review, arXiv
     2104.09044, and its code.
 
@@ -258,8 +319,40 @@ class ReviewKDLoss(LayersLoss):
             self.blocks, reversed(student), reversed(teacher), strict=True
         ):
             widened, fused = block(student_map, fused, teacher_map.shape[2:])
-            loss = loss + hcl_loss(widened, teacher_map)
+            loss = loss + hierarchical_context(widened, teacher_map)
         return loss * self.warmed_up(self.warmup_epochs)
+
+
+def hierarchical_context(student_features: Tensor, teacher_features: Tensor) -> Tensor:
+    """ReviewKD's hierarchical context loss: the squared error at full size and pooled to 4, 2 and 1 positions a side.
+
+    Weights 1, 1/2, 1/4, 1/8 over their sum; sizes that the map's height does not exceed are left out. Source: Chen et al.,
+    Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code. Shapes: ``(N, C, H, W)``.
+
+    Args:
+        student_features: ``(N, C, H, W)``.
+        teacher_features: the same shape.
+
+    Returns:
+        A scalar: the weighted mean over the levels.
+
+    >>> hierarchical_context(torch.zeros(1, 2, 8, 8), torch.ones(1, 2, 8, 8))
+    tensor(1.)
+    """
+    student, teacher = both(student_features, teacher_features)
+    loss = F.mse_loss(student, teacher)
+    total = 1.0
+    weight = 1.0
+    for size in (4, 2, 1):
+        if size >= student.shape[2]:
+            continue
+        weight /= 2
+        pooled = F.mse_loss(
+            F.adaptive_avg_pool2d(student, size), F.adaptive_avg_pool2d(teacher, size)
+        )
+        loss = loss + weight * pooled
+        total = total + weight
+    return loss / total
 
 
 class _Fusion(nn.Module):
@@ -358,6 +451,6 @@ class SimKDLoss(_Projected):
         folded_bias = wide_weight @ linear.bias.double() + bias.double()
         return folded_weight.float(), folded_bias.float()
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
-        return hint_loss(self.projection(student_features, teacher_features), teacher_features)
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Two ``(N, D_t)`` -> scalar."""
+        return mean_squared(student_features, teacher_features)

@@ -1,18 +1,80 @@
-"""Losses over logits, as modules with settings.
+"""Losses over logits: formula, source and settings of each. When each one helps is in kd/losses/README.md.
 
-Formula, source and shapes of each are at its function in :mod:`kd.losses.functional.logits`; when each one helps is in
-kd/losses/README.md. All take ``(student_logits, teacher_logits, target)`` and give a scalar.
+All take ``(student_logits, teacher_logits, target)``, cast logits to float32 (float64 stays), detach the teacher's, and
+give a scalar: unless they say otherwise summed over classes and averaged over all other positions.
 """
 
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses import functional
 from kd.losses.base import LogitLoss, TopKLogits, check_range
+from kd.losses.numerics import both, directions, kl, matmul, rounding, wide
 from kd.losses.ranks import of_all_ranks
 
 
+def kd_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    teacher_temperature: float | None = None,
+) -> Tensor:
+    """Hinton's knowledge distillation: ``T^2 * mean_b sum_c p_t (log p_t - log p_s)``, both at temperature ``T``.
+
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531. The factor ``T^2`` keeps the
+    size of the gradient when ``T`` changes. With two temperatures the factor is their product.
+
+    Args:
+        student_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
+        teacher_logits: the same shape.
+        temperature: ``T`` > 0.
+        teacher_temperature: another one for the teacher's side; default: the same.
+
+    Returns:
+        A scalar: the mean over all positions.
+
+    Raises:
+        ValueError: the shapes differ, or a temperature is not positive.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> kd_loss(student, teacher, temperature=4.0)
+    tensor(0.7156)
+    """
+    if teacher_temperature is None:
+        teacher_temperature = temperature
+    given = {"temperature": temperature, "teacher_temperature": teacher_temperature}
+    for name, value in given.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be > 0, got {value}")
+    divergence = kl_per_position(student_logits, teacher_logits, temperature, teacher_temperature)
+    return temperature * teacher_temperature * divergence.mean()
+
+
+def kl_per_position(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, teacher_temperature: float
+) -> Tensor:
+    """``KL(teacher || student)`` over the classes, in nats.
+
+    Args:
+        student_logits: ``(N, C, ...)``.
+        teacher_logits: the same shape.
+        temperature: of the student's side.
+        teacher_temperature: of the teacher's.
+
+    Returns:
+        ``(N, ...)``.
+    """
+    student, teacher = both(student_logits, teacher_logits, "logits")
+    log_p_student = F.log_softmax(student / temperature, dim=1)
+    log_p_teacher = F.log_softmax(teacher / teacher_temperature, dim=1)
+    return kl(log_p_teacher, log_p_student, dim=1)
+
+
 class KDLoss(LogitLoss):
-    """Hinton's knowledge distillation, see :func:`kd.losses.functional.kd_loss`.
+    """Hinton's knowledge distillation, :func:`kd_loss`.
 
     On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's soft distillation.
 
@@ -21,7 +83,6 @@ class KDLoss(LogitLoss):
         teacher_temperature: another one for the teacher's side; default: the same.
         final_temperature: the temperature moves from ``temperature`` to this one, in equal steps over the epochs.
 
-    >>> import torch
     >>> KDLoss(temperature=2.0)(torch.zeros(4, 10), torch.zeros(4, 10), torch.zeros(4, dtype=torch.long))
     tensor(0.)
     """
@@ -53,7 +114,7 @@ class KDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return functional.kd_loss(
+        return kd_loss(
             student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature
         )
 
@@ -76,27 +137,48 @@ class KDLoss(LogitLoss):
         return float(self.temperature)
 
     def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
-        """As :meth:`forward`, from a cache of the teacher's largest logits: see
-        :func:`kd.losses.functional.topk_kd_loss`.
+        """As :meth:`forward`, where only the teacher's k largest logits are known: all other classes count as one.
+
+        With ``r`` the teacher's probability of all other classes together (at ``T``), against :meth:`forward`:
+
+        - the gradient on the k classes is the same; on the others it differs by at most ``T * r`` in a class and
+          ``2 * T * r`` in sum, a sample;
+        - the value is smaller by ``T^2 * r * KL(teacher || student, both within the other classes)``, so never larger.
+
+        Source: the log-sum inequality; keeping k answers is TinyViT's (arXiv 2207.10666), which spreads the rest evenly
+        instead.
 
         Args:
             student_logits: ``(N, C)``.
             teacher: values and classes ``(N, k)``, and the others' mass at this loss's temperature.
             target: not read.
         """
-        tail = teacher.tails[float(self.temperature)]
-        return functional.topk_kd_loss(
-            student_logits, teacher.values, teacher.indices, tail, self.temperature
-        )
+        # Student: log p of the k classes, then of all others together.
+        log_p_NC = F.log_softmax(wide(student_logits) / self.temperature, dim=1)
+        log_p_of_k = log_p_NC.gather(1, teacher.indices)
+        without_k = log_p_NC.scatter(1, teacher.indices, -torch.inf)
+        log_p_of_rest = without_k.logsumexp(1, keepdim=True)
+        log_p_student = torch.cat([log_p_of_k, log_p_of_rest], 1)  # (N, k + 1)
+        # Teacher: the same k + 1 numbers from its logits over T.
+        scaled_values = wide(teacher.values) / self.temperature
+        tail_N1 = teacher.tails[float(self.temperature)][:, None]
+        teacher_logits = torch.cat([scaled_values, tail_N1], 1).detach()
+        log_p_teacher = F.log_softmax(teacher_logits, dim=1)
+        return self.temperature**2 * kl(log_p_teacher, log_p_student, dim=1).mean()
 
 
 class HardKDLoss(LogitLoss):
-    """Cross-entropy with the teacher's decision, see :func:`kd.losses.functional.hard_kd_loss`.
+    """DeiT's hard distillation: cross-entropy with the teacher's decision, ``-mean_b log p_s(argmax_c teacher)``.
 
-    On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's hard distillation.
+    It is not zero where student and teacher agree. On a student with a distillation token (timm's
+    ``deit_*_distilled_*``) the token learns it. Source: Touvron et al., Training data-efficient image transformers, arXiv
+    2012.12877, equation 3.
 
     Args:
         weight: factor in the total loss.
+
+    >>> HardKDLoss()(torch.zeros(1, 4), torch.tensor([[0.0, 9, 0, 0]]), torch.zeros(1))
+    tensor(1.3863)
     """
 
     exclusive = True
@@ -105,18 +187,32 @@ class HardKDLoss(LogitLoss):
         super().__init__(weight)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return functional.hard_kd_loss(student_logits, teacher_logits)
+        """``(N, C, ...)``, the same shape, unused -> scalar."""
+        student, teacher = both(student_logits, teacher_logits, "logits")
+        return F.cross_entropy(student, teacher.argmax(dim=1))
 
 
 class DKDLoss(LogitLoss):
-    """Decoupled KD, see :func:`kd.losses.functional.dkd_loss`.
+    """Decoupled KD: ``T^2 * mean_b (alpha * TCKD + beta * NCKD)``.
+
+    With y the target, p the probabilities and q(c) = p(c) / (1 - p(y)) those of the others, all at ``T``:
+
+    - ``TCKD = p_t(y) log(p_t(y) / p_s(y)) + (1 - p_t(y)) log((1 - p_t(y)) / (1 - p_s(y)))``,
+    - ``NCKD = sum_{c != y} q_t(c) log(q_t(c) / q_s(c))``.
+
+    Source: Zhao et al., Decoupled Knowledge Distillation, arXiv 2203.08679, equation 7. The others' mass is a logsumexp
+    over the true rest; masking by a large negative number, as in the released code, overflows on strong logits.
 
     Args:
         alpha: weight of the target against all others.
         beta: weight of the others among themselves; the paper uses 0.5 to 8.
         temperature: > 0.
         warmup_epochs: the loss grows linearly over that many epochs (the paper: 20 of 240), 0 for none.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> DKDLoss()(student, teacher, torch.tensor([0, 3, 1]))
+    tensor(3.5043)
     """
 
     needs_class_ids = True
@@ -143,20 +239,74 @@ class DKDLoss(LogitLoss):
         """Student's and teacher's logits ``(N, C)``, class ids ``(N,)`` -> a scalar, weighted up during
         ``warmup_epochs``.
         """
-        loss = functional.dkd_loss(
-            student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature
-        )
-        return loss * self.warmed_up(self.warmup_epochs)
+        is_target = _is_target(target, student_logits)
+        student_logits, teacher_logits = self.scaled(student_logits, teacher_logits)
+        student = _decouple(student_logits, is_target)
+        teacher = _decouple(teacher_logits, is_target)
+
+        # TCKD: KL of the two-way distribution target / not target.
+        log_ratio_of_target = teacher.target - student.target
+        log_ratio_of_rest = teacher.rest - student.rest
+        of_target = teacher.target.exp() * log_ratio_of_target
+        of_rest = teacher.rest.exp() * log_ratio_of_rest
+        tckd = of_target + of_rest
+
+        # NCKD: KL among the other classes.
+        log_ratio_of_others = teacher.others - student.others
+        of_each_class = teacher.others.exp() * log_ratio_of_others
+        nckd = of_each_class.masked_fill(is_target, 0).sum(dim=1)
+        total = self.alpha * tckd + self.beta * nckd
+        return self.temperature**2 * total.mean() * self.warmed_up(self.warmup_epochs)
+
+
+def _is_target(target: Tensor, logits: Tensor) -> Tensor:
+    """Where a class is the target, bool ``(N, C)``; refuses probabilities in place of class ids."""
+    if target.is_floating_point():
+        shape = tuple(target.shape)
+        raise ValueError(f"target must hold class ids (N,), got probabilities of shape {shape}")
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(1, target[:, None], True)
+
+
+class _Decoupled(NamedTuple):
+    """Logarithms of a model's probabilities, the target apart."""
+
+    target: Tensor
+    """``log p(y)``, ``(N,)``."""
+    rest: Tensor
+    """``log(1 - p(y))``, ``(N,)``."""
+    others: Tensor
+    """``log p(c | not y)``, ``(N, C)``; 0 at the target."""
+
+
+def _decouple(logits: Tensor, is_target: Tensor) -> _Decoupled:
+    """A model's logits over the temperature, ``(N, C)``, and where a class is the target, bool ``(N, C)`` with one True a
+    row -> its log-probabilities, the target apart.
+    """
+    log_p = F.log_softmax(logits, dim=1)
+    target = log_p.masked_fill(~is_target, 0).sum(dim=1)
+    rest = log_p.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
+    # log q(c) = log p(c) - log (1 - p(y))
+    log_q = log_p - rest[:, None]
+    return _Decoupled(target, rest, log_q.masked_fill(is_target, 0))
 
 
 class DISTLoss(LogitLoss):
-    """Correlations in place of a divergence, see :func:`kd.losses.functional.dist_loss`.
+    """DIST: ``T^2 * (beta * (1 - mean row correlation) + gamma * (1 - mean column correlation))``.
+
+    Pearson correlations of the two softmax matrices: rows compare classes within a picture, columns pictures within a
+    class, so the loss depends on the batch as a whole. A constant row or column has no correlation and counts as 0.
+    Source: Huang et al., Knowledge Distillation from A Stronger Teacher, arXiv 2205.10536, equations 9 to 11.
 
     Args:
         beta: weight of the relation between classes.
         gamma: weight of the relation within a class, over the batch.
         temperature: > 0.
         gather: compare over the batches of all processes instead of each process's own.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> DISTLoss()(student, teacher, torch.zeros(3))
+    tensor(1.0667)
     """
 
     exclusive = True
@@ -169,40 +319,53 @@ class DISTLoss(LogitLoss):
         weight: float = 1.0,
         gather: bool = False,
     ) -> None:
-        """Stores the arguments, which are the class's."""
+        """Stores the arguments, which are the class's. With ``beta`` two classes are too few: any two pairs of numbers
+        correlate by 1 or -1, without a gradient.
+        """
         super().__init__(weight, temperature)
         self.beta = beta
         self.gamma = gamma
         self.gather = gather
-
-    def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient.
-
-        Args:
-            num_classes: of the data.
-            num_samples: not read.
-            ignore_index: not read.
-        """
-        if num_classes < 3 and self.beta:
-            raise ValueError(
-                f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two"
-            )
+        self.least_classes = 3 if beta else 1
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar; over the batches of all processes where it gathers."""
         if self.gather:
             student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
-        return functional.dist_loss(
-            student_logits, teacher_logits, self.beta, self.gamma, self.temperature
-        )
+        student, teacher = self.scaled(student_logits, teacher_logits)
+        p_student = F.softmax(student, dim=1)
+        p_teacher = F.softmax(teacher, dim=1)
+        between_classes = 1 - _correlation(p_student, p_teacher, dim=1).mean()
+        within_classes = 1 - _correlation(p_student, p_teacher, dim=0).mean()
+        return self.temperature**2 * (self.beta * between_classes + self.gamma * within_classes)
+
+
+def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
+    """Pearson's correlation of two ``(N, C)`` over ``dim``, which goes; 0, without a gradient, where either is constant."""
+    return (_standard_score(a, dim) * _standard_score(b, dim)).sum(dim=dim)
+
+
+def _standard_score(x: Tensor, dim: int) -> Tensor:
+    """``x`` less its mean over ``dim``, brought to the length 1 there; 0 where it is constant but for rounding."""
+    centred = x - x.mean(dim=dim, keepdim=True)
+    return directions(centred, dim, eps=1e-8, noise=rounding(x, dim))
 
 
 class NKDLoss(LogitLoss):
-    """Normalised KD, see :func:`kd.losses.functional.nkd_loss`.
+    """Normalised KD: ``-mean_b [p_t(y) log p_s(y) + gamma T^2 sum_{c != y} q_t(c) log q_s(c)]``.
+
+    ``p`` at temperature 1; ``q`` are the probabilities of the other classes at ``T``, renormalised. Both terms are
+    cross-entropies: the loss is not zero at its optimum. Source: Yang et al., From Knowledge Distillation to
+    Self-Knowledge Distillation, arXiv 2303.13005.
 
     Args:
         gamma: weight of the other classes.
         temperature: > 0, of the other classes alone.
+
+    >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
+    >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
+    >>> NKDLoss()(student, teacher, torch.tensor([0, 3, 1]))
+    tensor(2.4493)
     """
 
     needs_class_ids = True
@@ -214,17 +377,35 @@ class NKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
-        return functional.nkd_loss(
-            student_logits, teacher_logits, target, self.gamma, self.temperature
-        )
+        is_target = _is_target(target, student_logits)
+        student, teacher = both(student_logits, teacher_logits, "logits")
+
+        # p(y) log p(y), at temperature 1
+        log_p_student = _decouple(student, is_target).target
+        log_p_teacher = _decouple(teacher, is_target).target
+        of_target = log_p_teacher.exp() * log_p_student
+
+        # sum of q(c) log q(c) over the other classes, at T
+        log_q_student = _decouple(student / self.temperature, is_target).others
+        log_q_teacher = _decouple(teacher / self.temperature, is_target).others
+        of_each_other = log_q_teacher.exp() * log_q_student
+        of_others = of_each_other.masked_fill(is_target, 0).sum(dim=1)
+        return -(of_target + self.gamma * self.temperature**2 * of_others).mean()
 
 
 class WSLDLoss(LogitLoss):
-    """Weighted soft labels, see :func:`kd.losses.functional.wsld_loss`.
+    """Weighted soft labels: ``T^2 * mean_b w_b KL_b`` with ``w_b = 1 - exp(-CE_s / CE_t)``.
+
+    The weight, without gradient and at temperature 1, trusts the teacher less on pictures that the student already
+    knows better. Source: Zhou et al., Rethinking Soft Labels for Knowledge Distillation, arXiv 2102.00650. The paper
+    writes the cross-entropy in place of the divergence; the gradient is the same, and this form is 0 at its optimum.
 
     Args:
         temperature: > 0.
         weight: factor in the total loss; the paper uses 2.25 to 2.5.
+
+    >>> WSLDLoss()(torch.zeros(1, 3), torch.tensor([[2.0, 0, 0]]), torch.tensor([0])).round(decimals=4)
+    tensor(0.4881)
     """
 
     needs_labels = True
@@ -234,14 +415,29 @@ class WSLDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ids ``(N,)`` or probabilities ``(N, C)`` -> scalar."""
-        return functional.wsld_loss(student_logits, teacher_logits, target, self.temperature)
+        student, teacher = both(student_logits, teacher_logits, "logits")
+        student_error = F.cross_entropy(student.detach(), target, reduction="none")
+        teacher_error = F.cross_entropy(teacher, target, reduction="none")
+        # w_b = 1 - exp(-CE_s / CE_t)
+        error_ratio = student_error / teacher_error.clamp_min(1e-7)
+        trust = -torch.expm1(-error_ratio)
+        divergence = kl_per_position(student, teacher, self.temperature, self.temperature)
+        return self.temperature**2 * (trust * divergence).mean()
 
 
 class MLKDLoss(LogitLoss):
-    """Multi-level logit distillation, see :func:`kd.losses.functional.mlkd_loss`.
+    """Multi-level logit distillation: the mean over temperatures of an instance, a batch and a class term.
+
+    With ``P`` the ``(N, C)`` softmax matrix at a temperature: instance ``T^2 * KL`` (mean over the batch), batch ``|P_s
+    P_s' - P_t P_t'|^2 / N``, class ``|P_s' P_s - P_t' P_t|^2 / C``: they depend on the batch as a whole. Source: Jin et
+    al., Multi-level Logit Distillation, CVPR 2023, equations 3 to 8. Paper and code sum over the temperatures, here is
+    their mean; the code also masks the batch and class terms by the teacher's confidence and compares two augmentations.
 
     Args:
         temperatures: each > 0.
+
+    >>> MLKDLoss()(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2))
+    tensor(0.)
     """
 
     exclusive = True
@@ -263,32 +459,72 @@ class MLKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return functional.mlkd_loss(student_logits, teacher_logits, self.temperatures)
+        student, teacher = both(student_logits, teacher_logits, "logits")
+        count, classes = student.shape
+        levels = []
+        for temperature in self.temperatures:
+            p_student = F.softmax(student / temperature, dim=1)
+            p_teacher = F.softmax(teacher / temperature, dim=1)
+            between_pictures = matmul(p_student, p_student.T) - matmul(p_teacher, p_teacher.T)
+            batch_term = between_pictures.square().sum() / count
+            class_term = _class_distance(p_student, p_teacher) / classes
+            levels.append(kd_loss(student, teacher, temperature) + batch_term + class_term)
+        return torch.stack(levels).mean()
+
+
+def _class_distance(p: Tensor, q: Tensor) -> Tensor:
+    """``|p' p - q' q|^2`` of ``(N, C)`` matrices without a ``(C, C)`` one.
+
+    With ``d = p - q`` it is ``|d' p + q' d|^2 = |d' p|^2 + |q' d|^2 + 2 <d' p, q' d>``, and of N x N products:
+    ``|d' p|^2 = sum(d d' * p p')``, ``|q' d|^2 = sum(d d' * q q')``, ``<d' p, q' d> = sum(d p' * (d q')')``.
+    """
+    difference = p - q
+    with_p = matmul(difference, p.T)
+    with_q = matmul(difference, q.T)
+    gram_sum = matmul(p, p.T) + matmul(q, q.T)
+    squares = matmul(difference, difference.T) * gram_sum
+    products = 2 * with_p * with_q.T
+    return (squares + products).sum()
 
 
 class BinaryKDLoss(LogitLoss):
-    """KD for labels that do not exclude each other, see :func:`kd.losses.functional.binary_kd_loss`.
+    """KD of independent yes/no answers: ``T^2 * mean_b sum_c KL(Bernoulli(t/T) || Bernoulli(s/T))``.
+
+    For labels that do not exclude each other. Source: Yang et al., Multi-Label Knowledge Distillation, arXiv
+    2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere).
 
     Args:
         temperature: > 0.
+
+    >>> BinaryKDLoss()(torch.zeros(1, 2), torch.full((1, 2), 2.0), torch.zeros(1, 2)).round(decimals=4)
+    tensor(0.6556)
     """
 
     def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
         super().__init__(weight, temperature)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
-        """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return functional.binary_kd_loss(student_logits, teacher_logits, self.temperature)
+        """``(N, C)``, ``(N, C)``, unused -> scalar: the mean over the batch of the sum over labels."""
+        student, teacher = self.scaled(student_logits, teacher_logits)
+        # sigmoid(x) is the probability of yes, sigmoid(-x) of no
+        log_ratio_of_yes = F.logsigmoid(teacher) - F.logsigmoid(student)
+        log_ratio_of_no = F.logsigmoid(-teacher) - F.logsigmoid(-student)
+        yes = teacher.sigmoid() * log_ratio_of_yes
+        no = (-teacher).sigmoid() * log_ratio_of_no
+        divergence_N = (yes + no).flatten(1).sum(dim=1)
+        return self.temperature**2 * divergence_N.mean()
 
 
 class StandardizedLoss(LogitLoss):
-    """Any logit loss over standardised logits, see :func:`kd.losses.functional.standardize_logits`.
+    """Any logit loss over standardised logits: ``(x - mean) / (std + 1e-7)`` over the classes.
+
+    Applied to both models' logits; cross-entropy keeps the raw ones. Source: Sun et al., Logit Standardization in
+    Knowledge Distillation, arXiv 2403.01427.
 
     Args:
         loss: the loss; its own weight must be 1.
         weight: factor in the total loss; the paper uses 9 with KD at temperature 2.
 
-    >>> import torch
     >>> bool(StandardizedLoss(KDLoss(2.0))(torch.eye(3), 5 * torch.eye(3), torch.arange(3)) < 1e-6)
     True
     """
@@ -317,11 +553,7 @@ class StandardizedLoss(LogitLoss):
         self.final_temperature = getattr(loss, "final_temperature", None)
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
-        """Prepares both itself and the loss inside.
-
-        Raises:
-            ValueError: two classes: standardised, any two logits are the same two numbers, without a gradient.
-        """
+        """Prepares both itself and the loss inside; a ValueError for two classes."""
         super().bind(num_classes, num_samples, ignore_index)
         self.loss.bind(num_classes, num_samples, ignore_index)
 
@@ -331,14 +563,30 @@ class StandardizedLoss(LogitLoss):
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The standardised teacher's logits, softened by the loss inside."""
-        return self.loss.softened(functional.standardize_logits(teacher_logits))
+        return self.loss.softened(standardized(teacher_logits))
 
     def forward(
         self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor
     ) -> Tensor:
         """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""
-        self.loss.epoch = self.epoch
-        self.loss.max_epochs = self.max_epochs
-        student = functional.standardize_logits(student_logits)
-        teacher = functional.standardize_logits(teacher_logits)
-        return self.loss(student, teacher, target, **extra)
+        return self.loss(
+            standardized(student_logits), standardized(teacher_logits), target, **extra
+        )
+
+
+def standardized(logits: Tensor) -> Tensor:
+    """Logits ``(N, C, ...)`` of mean 0 and (unbiased) deviation 1 over the classes, float32 at least.
+
+    Equal logits become 0, without a gradient.
+
+    >>> standardized(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
+    tensor([[-1.,  0.,  1.]])
+    """
+    x = wide(logits)
+    centred = x - x.mean(dim=1, keepdim=True)
+    variance = centred.square().sum(dim=1, keepdim=True) / (x.shape[1] - 1)
+    length = centred.detach().norm(2, 1, keepdim=True)
+    varies = length > rounding(x, 1)
+    # the root's slope at 0 is infinite: equal logits would have a gradient of NaN
+    deviation = torch.where(varies, variance, 1.0).sqrt()
+    return centred / torch.where(varies, deviation + 1e-7, torch.inf)

@@ -7,7 +7,7 @@ from torch.nn.utils.parametrizations import _OrthMaps, _Orthogonal
 from torch.nn.utils.parametrize import register_parametrization
 
 from kd.losses.base import FeatureLoss, Float32, Shape
-from kd.losses.functional._checks import wide
+from kd.losses.numerics import wide
 
 
 class Projection(nn.Module):
@@ -74,7 +74,7 @@ def _width(shape: Shape) -> int:
 
 
 class _Projected(FeatureLoss):
-    """A loss over features after a projection.
+    """A loss over features after a projection: of the projected student's and the teacher's by :meth:`compare`.
 
     Args:
         projection: from the student's features to the teacher's shape; default: linear.
@@ -87,6 +87,11 @@ class _Projected(FeatureLoss):
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         super().build(student_shape, teacher_shape)
         self.projection.build(student_shape, teacher_shape)
+
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """:meth:`compare` after the projection, a scalar; ``target`` is unused."""
+        projected = self.projection(student_features, teacher_features)
+        return self.compare(projected, teacher_features).mean()
 
 
 class ConvProjection(Projection):

@@ -1,11 +1,11 @@
 """Losses that regress a teacher's features: what is learned from a teacher without a classifier, without labels."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kd.losses.base import Shape, check_range
-from kd.losses.functional import cosine_loss, smooth_l1_loss
-from kd.losses.functional._checks import wide
+from kd.losses.numerics import both, wide
 from kd.losses.projections import Projection, _Projected, resize
 from kd.losses.targets import Standardizer
 from kd.settings import Standardization
@@ -54,8 +54,8 @@ class FeatureRegression(_Projected):
             self.targets = Standardizer(width, self.standardize)
             self.equal_on_all_ranks = STATISTICS
 
-    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """A loss for each picture, ``(N,)``: :meth:`compare` of the projected student and the standardised teacher.
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """The mean of :meth:`compare` of the projected student and the standardised teacher, a scalar.
 
         After :meth:`build`. With ``standardize`` a call in training first takes the batch into the statistics of all
         processes, until they are complete: a collective, all ranks call alike.
@@ -64,11 +64,12 @@ class FeatureRegression(_Projected):
             student_features: ``(N, C, H, W)``, tokens ``(N, L, C)`` or ``(N, D)``.
             teacher_features: of the same pictures; a map is brought to the student's grid. The student's map is
                 averaged where the teacher has a vector.
+            target: unused.
         """
-        target = self._on_students_grid(student_features, teacher_features)
+        regressed = self._on_students_grid(student_features, teacher_features)
         if self.standardize != "none":
-            target = self.targets(target)
-        return self.compare(self.projection(student_features, target), target)
+            regressed = self.targets(regressed)
+        return self.compare(self.projection(student_features, regressed), regressed).mean()
 
     def _on_students_grid(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """The teacher's features; maps resized to the student's height and width."""
@@ -101,13 +102,56 @@ class FeatureRegression(_Projected):
             outputs = outputs.movedim(1, -1)
         return inputs, outputs
 
-    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """Two tensors of one shape -> ``(N,)``."""
-        raise NotImplementedError
+
+def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
+    """One minus the cosine of the two feature vectors at each position: their size does not count.
+
+    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709. A vector of zeros has the cosine 0 with
+    any other, without a gradient.
+
+    Args:
+        student_features: maps, tokens or vectors, already projected to the teacher's width.
+        teacher_features: the same shape.
+
+    Returns:
+        ``(N,)``: of each picture the mean over its positions, in [0, 2].
+
+    >>> cosine_loss(torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [1, 0]]))
+    tensor([0., 1.])
+    """
+    student, teacher = both(student_features, teacher_features)
+    channels = 1 if student.ndim == 4 else -1
+    has_direction = (student != 0).any(dim=channels)
+    cosine = F.cosine_similarity(student, teacher, dim=channels)
+    similarity = cosine * has_direction
+    if similarity.ndim > 1:  # of each position
+        similarity = similarity.flatten(1).mean(dim=1)
+    return 1 - similarity
+
+
+def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: float = 1.0) -> Tensor:
+    """Smooth L1: ``d^2 / (2 beta)`` where the difference ``d`` is below ``beta``, ``|d| - beta / 2`` elsewhere.
+
+    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709.
+
+    Args:
+        student_features: ``(N, ...)``, already projected to the teacher's width.
+        teacher_features: the same shape.
+        beta: > 0, in the features' own unit.
+
+    Returns:
+        ``(N,)``: of each picture the mean over all its elements.
+
+    >>> smooth_l1_loss(torch.zeros(2, 1), torch.tensor([[0.5], [3.0]]))
+    tensor([0.1250, 2.5000])
+    """
+    student, teacher = both(student_features, teacher_features)
+    losses = F.smooth_l1_loss(student, teacher, beta=beta, reduction="none")
+    return losses.flatten(1).mean(dim=1)
 
 
 class CosineLoss(FeatureRegression):
-    """The direction of the teacher's features, see :func:`kd.losses.functional.cosine_loss`."""
+    """The direction of the teacher's features, by :func:`cosine_loss`."""
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """1 - cosine of each vector, averaged over a picture's positions: ``(N,)``."""
@@ -115,7 +159,7 @@ class CosineLoss(FeatureRegression):
 
 
 class SmoothL1Loss(FeatureRegression):
-    """Smooth L1, see :func:`kd.losses.functional.smooth_l1_loss` and :class:`FeatureRegression`.
+    """Smooth L1, by :func:`smooth_l1_loss`; see :class:`FeatureRegression`.
 
     Args:
         beta: where it passes from square to absolute, > 0.

@@ -1,4 +1,8 @@
-"""Losses over relations: between samples (of ``prelogits`` by default), or between a map's positions."""
+"""Losses over relations: between samples (of ``prelogits`` by default), or between a map's positions.
+
+Those between samples take ``(N, D)`` (``(N, ...)`` is flattened), whose widths may differ, and depend on the batch as a
+whole. All cast to float32 (float64 stays) and detach the teacher's side.
+"""
 
 from collections.abc import Sequence
 
@@ -8,26 +12,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, Float32, KnownOnHost, Shape, check_range
-from kd.losses.functional import (
-    cka_loss,
-    crd_loss,
-    gram_kl_loss,
-    pseudo_class_loss,
-    rkd_loss,
-    sp_loss,
-)
-from kd.losses.functional._checks import matmul, wide
+from kd.losses.numerics import both, cosines, directions, kl, matmul, wide
 from kd.losses.projections import Projection, _Projected, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
+def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as ``(N, D)``, float32 at least, the teacher's detached."""
+    if len(student) != len(teacher):
+        raise ValueError(
+            f"student_features and teacher_features must have one batch size, got {len(student)} "
+            f"and {len(teacher)}"
+        )
+    return wide(student).flatten(1), wide(teacher.detach()).flatten(1)
+
+
 class RKDLoss(FeatureLoss):
-    """Relational KD: distances and angles, see :func:`kd.losses.functional.rkd_loss`. No parameters.
+    """Relational KD: ``distance_weight * distance term + angle_weight * angle term``. No parameters.
+
+    Smooth L1 between pairwise distances, each model's divided by its mean positive one (the mean over all N^2 pairs; 0 for
+    a batch of one), and between the cosines of the angles of all triplets. Source: Park et al., Relational Knowledge
+    Distillation, arXiv 1904.05068, equations 5 to 9 (25 and 50 as there).
 
     Args:
         distance_weight: of the distances, >= 0.
         angle_weight: of the angles, >= 0; they take the cube of the batch size in memory.
         gather: compare with the batches of all P processes too; the angle term then takes P^2 times the memory.
+
+    >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
+    >>> RKDLoss()(2 * x, x, torch.zeros(3))
+    tensor(0.)
     """
 
     default_tap = "prelogits"
@@ -48,8 +62,8 @@ class RKDLoss(FeatureLoss):
         self.angle_weight = angle_weight
         self.gather = gather
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """Student's features ``(N, D_s)``, teacher's ``(N, D_t)`` -> scalar; ``target`` is not read.
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Student's features ``(N, D_s)``, teacher's ``(N, D_t)`` -> scalar.
 
         Where it gathers, all P processes must have the same N. The distances are those of all ``N * P`` pictures, the
         angles those at this process's N between all of them. So the scalars differ between processes; their mean is the
@@ -59,9 +73,32 @@ class RKDLoss(FeatureLoss):
         if self.gather:  # each process takes the angles at its own pictures
             vertices = own_rows(len(student_features))
             student_features, teacher_features = of_all_ranks(student_features, teacher_features)
-        return rkd_loss(
-            student_features, teacher_features, self.distance_weight, self.angle_weight, vertices
-        )
+        student, teacher = _embeddings(student_features, teacher_features)
+        distance = F.smooth_l1_loss(_distances(student), _distances(teacher))
+        student, teacher = _embeddings(student_features, teacher_features)
+        angle = F.smooth_l1_loss(_angles(student, vertices), _angles(teacher, vertices))
+        return self.distance_weight * distance + self.angle_weight * angle
+
+
+def _distances(x: Tensor) -> Tensor:
+    """Pairwise distances over their mean, ``(N, D)`` -> ``(N, N)``; pairs of equal samples are not in the mean."""
+    # Not by matrix products, which leave noise near zero.
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    positives = distances > 0
+    count = positives.sum().clamp_min(1)
+    mean = (distances * positives).sum() / count
+    has_distance = mean > 0
+    divisor = torch.where(has_distance, mean, torch.ones_like(mean))
+    return distances / divisor
+
+
+def _angles(x: Tensor, vertices: slice | None) -> Tensor:
+    """Cosines of the angles at each of V vertices between all pairs of samples, ``(N, D)`` -> ``(V, N, N)``."""
+    vertices_VD = x
+    if vertices is not None:
+        vertices_VD = x[vertices]
+    units_VND = directions(x[None] - vertices_VD[:, None], dim=2)
+    return matmul(units_VND, units_VND.transpose(1, 2))
 
 
 class _OfTheBatch(FeatureLoss):
@@ -85,30 +122,54 @@ class _OfTheBatch(FeatureLoss):
 
 
 class SPLoss(_OfTheBatch):
-    """Similarity-preserving KD, see :func:`kd.losses.functional.sp_loss`. No parameters."""
+    """Similarity-preserving KD: squared difference of the row-normalised ``(N, N)`` Gram matrices, over N^2.
+
+    No parameters. Source: Tung and Mori, Similarity-Preserving Knowledge Distillation, arXiv 1907.09682, equation 4.
+
+    >>> SPLoss()(torch.eye(2), 3 * torch.eye(2), torch.zeros(2))
+    tensor(0.)
+    """
 
     least_batch = 2
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
-        return sp_loss(*self.together(student_features, teacher_features))
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, ...)``, ``(N, ...)`` -> scalar."""
+        student, teacher = _embeddings(*self.together(student_features, teacher_features))
+        student_NN = directions(matmul(student, student.T), dim=1)
+        teacher_NN = directions(matmul(teacher, teacher.T), dim=1)
+        return (student_NN - teacher_NN).square().mean()
 
 
 class CKALoss(_OfTheBatch):
-    """One minus the linear CKA of the batch, see :func:`kd.losses.functional.cka_loss`. No parameters."""
+    """One minus the linear centred kernel alignment of the two batches of features. No parameters.
+
+    ``1 - |X' Y|^2 / (|X' X| |Y' Y|)``, columns centred, Frobenius norms, from the ``(N, N)`` Gram matrices; in [0, 1], and 1
+    where a model gives all pictures the same features, as with a batch of one. Source: Kornblith et al., Similarity of
+    Neural Network Representations Revisited, arXiv 1905.00414, equation 7.
+
+    >>> x = torch.tensor([[0.0, 1], [2, 0], [1, 5]])
+    >>> bool(CKALoss()(7 * x, x, torch.zeros(3)) < 1e-6)
+    True
+    """
 
     least_batch = 3
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
-        return cka_loss(*self.together(student_features, teacher_features))
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """``(N, ...)``, ``(N, ...)`` -> scalar."""
+        grams = []
+        for x in _embeddings(*self.together(student_features, teacher_features)):
+            centred = x - x.mean(dim=0)
+            gram = matmul(centred, centred.T)  # (N, N)
+            grams.append(directions(gram.flatten(), dim=0))
+        student_gram, teacher_gram = grams
+        return 1 - (student_gram * teacher_gram).sum()
 
 
 class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     """Contrastive representation distillation with a memory of the whole training set, arXiv 1910.10699.
 
     Both models' embeddings, projected and normalised, are distinguished from ``negatives`` random samples of the other
-    model's memory, see :func:`kd.losses.functional.crd_loss`. The memory holds two vectors of ``embed_dim`` a training
+    model's memory (:func:`against_noise`). The memory holds two vectors of ``embed_dim`` a training
     picture; it is part of checkpoints and the same on all processes. Negatives are drawn from the whole set, once for
     all pictures of a batch (the paper draws them for each one: the same in expectation at many times the cost; its code
     can also draw from other classes alone).
@@ -230,7 +291,7 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         scores = cosines / self.temperature
         if not self.known:
             self._set_scale(side, scores.detach())
-        return crd_loss(scores - self.scale[side], self.num_samples)
+        return against_noise(scores - self.scale[side], self.num_samples)
 
     def _set_scale(self, side: int, scores: Tensor) -> None:
         """Sets a normaliser from the first batch's scores ``(N, K + 1)``, where it is not set yet.
@@ -268,18 +329,53 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         memory[index] = F.normalize(mixed, dim=1)
 
 
+def against_noise(scores: Tensor, num_samples: int) -> Tensor:
+    """CRD's contrastive term: is the first of K + 1 candidates the true partner, the others noise?
+
+    ``-mean_b [log h(0) + sum_{k > 0} log (1 - h(k))]`` with ``h = P / (P + K / num_samples)`` and ``P = exp(score)``.
+    Source: Tian et al., Contrastive Representation Distillation, arXiv 1910.10699, equation 18, and its code. With
+    ``n = log(K / num_samples)``: ``log h = logsigmoid(score - n)`` and ``log(1 - h) = logsigmoid(n - score)``.
+
+    Args:
+        scores: ``(N, K + 1)``: log of the normalised similarity, the true partner first.
+        num_samples: size of the training set.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    >>> against_noise(torch.zeros(1, 2), num_samples=1)
+    tensor(1.3863)
+    """
+    scores = wide(scores)
+    partner_scores = scores[:, 0]
+    noise_scores = scores[:, 1:]
+    negatives = noise_scores.shape[1]
+    log_noise = scores.new_full((), negatives / num_samples).log()  # n
+    partner_term = F.logsigmoid(partner_scores - log_noise)
+    noise_terms = F.logsigmoid(log_noise - noise_scores)
+    return -(partner_term + noise_terms.sum(dim=1)).mean()
+
+
 def _embedded(projection: nn.Linear, features: Tensor) -> Tensor:
     """``(N, ...)`` -> ``(N, E)``, each of length 1."""
     return F.normalize(projection(wide(features).flatten(1)).float(), dim=1)
 
 
 class GramKLLoss(FeatureLoss):
-    """How alike a map's positions are to each other, see :func:`kd.losses.functional.gram_kl_loss`. No parameters.
+    """Divergence of how each position of a map attends to all others, by cosine. No parameters.
 
-    Maps are average-pooled to the smaller of both heights and of both widths.
+    With ``S`` the ``(L, L)`` cosines between the positions of one picture: the mean over rows of ``KL(softmax(S_t / T)
+    || softmax(S_s / T))``, without a factor ``T^2``. The widths may differ; maps are average-pooled to the smaller of both
+    heights and of both widths. Takes ``L^2`` numbers a picture. Source: LightlyTrain's documentation of its third
+    distillation method; the Gram matrix of patches as a target is DINOv3's (arXiv 2508.10104, section 4.2), there compared
+    by squared difference.
 
     Args:
         temperature: > 0.
+
+    >>> x = torch.randn(2, 3, 4, 4)
+    >>> bool(GramKLLoss()(5 * x, x, torch.zeros(2)).abs() < 1e-5)
+    True
     """
 
     over_maps = True
@@ -290,17 +386,23 @@ class GramKLLoss(FeatureLoss):
         check_range("temperature", temperature, "> 0")
         self.temperature = temperature
 
-    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+    def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> ``(N,)``."""
-        student, teacher = on_one_grid(student_features, teacher_features)
-        return gram_kl_loss(student, teacher, self.temperature)
+        student, teacher = on_one_grid(student_features, teacher_features.detach())
+        student_NLL = cosines(student) / self.temperature
+        teacher_NLL = cosines(teacher) / self.temperature
+        log_p_student = student_NLL.log_softmax(dim=2)
+        log_p_teacher = teacher_NLL.log_softmax(dim=2)
+        return kl(log_p_teacher, log_p_student, dim=2).mean(dim=1)
 
 
 class PseudoClassLoss(KnownOnHost, _Projected):
-    """Divergence over pseudo-classes, see :func:`kd.losses.functional.pseudo_class_loss`. Needs no labels.
+    """KL divergence over pseudo-classes: the cosines of a picture's features with other pictures' of the teacher.
 
-    The classes are the teacher's features of the newest pictures of all processes, this batch's among them, in a queue
-    that is part of checkpoints.
+    ``KL(softmax(t K' / T) || softmax(s K' / T))`` with all rows normalised, without a factor ``T^2``. Needs no labels. The
+    classes ``K`` are the teacher's features of the newest pictures of all processes, this batch's among them, in a queue
+    that is part of checkpoints. Source: LightlyTrain's documentation of distillation with a queue of representations as a
+    pseudo-classifier; such a queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731).
 
     Args:
         queue_size: pictures that the queue holds, > 0; beyond the training set's size pictures are in it twice.
@@ -344,9 +446,8 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         self.register_buffer("queue", torch.zeros(self.queue_size, teacher_shape[1]))
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
 
-    def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
-        """Student's features ``(N, D_s)`` (maps are averaged), teacher's ``(N, D_t)`` -> a loss for each picture,
-        ``(N,)``.
+    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """Student's features ``(N, D_s)`` (maps are averaged), teacher's ``(N, D_t)``, unused -> scalar.
 
         In training the teacher's features of all processes join the queue first: all ranks call alike. Before any has,
         as in a validation at the start, this batch's own are the classes.
@@ -354,14 +455,22 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         if self.known is None:
             self.known = int(self.seen)
         if self.training:
-            directions = F.normalize(wide(teacher_features.detach()), dim=1)
-            (directions_of_all,) = of_all_ranks(directions)
-            self._remember(directions_of_all)
+            units = F.normalize(wide(teacher_features.detach()), dim=1)
+            (units_of_all,) = of_all_ranks(units)
+            self._remember(units_of_all)
         classes = self.queue[: self.known]  # the places that are filled
         if not len(classes):
             classes = teacher_features
         projected = self.projection(student_features, teacher_features)
-        return pseudo_class_loss(projected, teacher_features, classes, self.temperature)
+        return self.over(classes, projected, teacher_features).mean()
+
+    def over(self, classes: Tensor, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """The loss of each picture, ``(N,)``, over the pseudo-classes ``(K, D)``; both features are ``(N, D)``."""
+        student, teacher = both(student_features, teacher_features)
+        keys_KD = F.normalize(wide(classes.detach()), dim=1)
+        student_NK = matmul(directions(student, dim=1), keys_KD.T) / self.temperature
+        teacher_NK = matmul(directions(teacher, dim=1), keys_KD.T) / self.temperature
+        return kl(teacher_NK.log_softmax(dim=1), student_NK.log_softmax(dim=1), dim=1)
 
     def _remember(self, new: Tensor) -> None:
         """Puts rows ``(M, D_t)`` in place of the oldest; of more than the queue holds the last ones."""

@@ -1,16 +1,17 @@
 """Teachers' features on one scale: a loss that regresses several of them weighs each alike.
 
-``variance`` divides every channel by its own deviation; ``phi_s`` (:func:`kd.losses.functional.phi_s`) turns and scales
+``variance`` divides every channel by its own deviation; ``phi_s`` (:func:`phi_s`) turns and scales
 all channels together.
 """
+
+import math
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kd.losses.base import Float32, KnownOnHost
-from kd.losses.functional import hadamard, phi_s
-from kd.losses.functional._checks import matmul, wide
+from kd.losses.numerics import matmul, wide
 from kd.losses.ranks import in_parallel
 from kd.settings import Standardization
 
@@ -22,7 +23,7 @@ class Standardizer(KnownOnHost, Float32):
     """Features of mean 0 and variance 1, by statistics of a sample (:meth:`settle`).
 
     ``variance`` divides each channel by its own deviation. ``phi_s`` turns and scales all channels together
-    (:func:`kd.losses.functional.phi_s`). Without :meth:`settle` the statistics are those of the first :data:`BATCHES`
+    (:func:`phi_s`). Without :meth:`settle` the statistics are those of the first :data:`BATCHES`
     batches of all processes; until then ``phi_s`` only scales, by one number. After that they stay as they are. They
     are part of checkpoints, and float32 in any precision.
 
@@ -160,3 +161,115 @@ def _sum_over_processes(x: Tensor) -> Tensor:
     if in_parallel():
         dist.all_reduce(x)
     return x
+
+
+def hadamard(order: int) -> Tensor:
+    """A normalised Hadamard matrix ``(order, order)``, float64: orthogonal, all entries ``+-1 / sqrt(order)``.
+
+    By Sylvester's doubling and Paley's two constructions over primes: 1, 2, and among the multiples of 4 all usual
+    widths of vision models. Source: Paley, On Orthogonal Matrices, 1933.
+
+    Args:
+        order: > 0.
+
+    Returns:
+        ``(order, order)``, float64.
+
+    Raises:
+        ValueError: none of the three constructions has this order.
+
+    >>> h = hadamard(12)
+    >>> bool((h @ h.T - torch.eye(12)).abs().max() < 1e-12), round(float(h.abs().max()) ** 2, 6)
+    (True, 0.083333)
+    """
+    return _signs(order) / math.sqrt(order)
+
+
+def _signs(order: int) -> Tensor:
+    """A Hadamard matrix of 1 and -1, ``(order, order)`` in float64; arguments and errors as of :func:`hadamard`."""
+    two = torch.tensor([[1.0, 1], [1, -1]], dtype=torch.float64)
+    if order == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    if order == 2:
+        return two
+    if order % 4:
+        raise ValueError(
+            f"no Hadamard matrix has the order {order}: it must be 1, 2 or a multiple of 4"
+        )
+    # Paley's first construction: order - 1 is a prime, and 3 modulo 4.
+    if _is_prime(order - 1):
+        return torch.eye(order, dtype=torch.float64) + _with_border(_residues(order - 1), -1.0)
+    # His second: half the order, less 1, is a prime, and 1 modulo 4.
+    half = order // 2
+    if half % 4 == 2 and _is_prime(half - 1):
+        turned = torch.tensor([[1.0, -1], [-1, -1]], dtype=torch.float64)
+        core = _with_border(_residues(half - 1), 1.0)
+        return torch.kron(core, two) + torch.kron(torch.eye(half, dtype=torch.float64), turned)
+    # Sylvester's doubling.
+    try:
+        return torch.kron(two, _signs(half))
+    except ValueError:
+        raise ValueError(f"no Hadamard matrix of the order {order} is known here") from None
+
+
+def _is_prime(number: int) -> bool:
+    """Whether a number has no divisor but 1 and itself."""
+    if number < 2:
+        return False
+    largest = math.isqrt(number)
+    divisors = range(2, largest + 1)
+    return all(number % divisor for divisor in divisors)
+
+
+def _residues(prime: int) -> Tensor:
+    """Paley's matrix ``(prime, prime)``: 1 where column - row is a square modulo ``prime``, else -1; 0 if equal."""
+    squares = {i * i % prime for i in range(1, prime)}
+    sign_of_difference = -torch.ones(prime, dtype=torch.float64)
+    sign_of_difference[list(squares)] = 1.0
+    sign_of_difference[0] = 0.0
+    row = torch.arange(prime)[:, None]
+    column = torch.arange(prime)[None]
+    differences = (column - row) % prime
+    return sign_of_difference[differences]
+
+
+def _with_border(core: Tensor, left: float) -> Tensor:
+    """A matrix with one row more above, of 1, and one column more on the left, of ``left``; 0 in the corner."""
+    size = len(core) + 1
+    bordered = torch.zeros(size, size, dtype=torch.float64)
+    bordered[1:, 1:] = core
+    bordered[0, 1:] = 1.0
+    bordered[1:, 0] = left
+    return bordered
+
+
+def phi_s(covariance: Tensor) -> Tensor:
+    """PHI-S: the matrix ``A`` with which ``A (x - mean)`` has the variance 1 in every channel, whatever ``x`` had.
+
+    ``A = H U' / sqrt(trace / C)``: ``U`` the eigenvectors of the covariance, ``H`` a normalised Hadamard matrix, which
+    spreads every eigenvalue evenly over all channels. One scale for all directions: unlike dividing each channel by its
+    own deviation it keeps the teacher's geometry (``A`` is a rotation times a number, and ``x`` comes back by its
+    transpose). Source: Ranzinger et al., PHI-S: Distribution Balancing for Label-Free Multi-Teacher Distillation, arXiv
+    2410.01680.
+
+    Args:
+        covariance: ``(C, C)``, of features; not all 0.
+
+    Returns:
+        ``(C, C)``, float64.
+
+    Raises:
+        ValueError: there is no Hadamard matrix of this width, or no variance.
+
+    >>> covariance = torch.tensor([[9.0, 2, 0, 0], [2, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.1]]).double()
+    >>> a = phi_s(covariance)
+    >>> (a @ covariance @ a.T).diagonal()
+    tensor([1., 1., 1., 1.], dtype=torch.float64)
+    """
+    covariance = covariance.double()
+    scale = covariance.diagonal().mean().sqrt()
+    if not scale > 0:
+        raise ValueError("covariance must have a variance > 0, got none")
+    _, vectors = torch.linalg.eigh(covariance)
+    rotation = hadamard(len(covariance)).to(covariance.device)
+    return rotation @ vectors.T / scale

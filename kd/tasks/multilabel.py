@@ -22,7 +22,7 @@ class MultiLabel(Task):
     """Binary cross-entropy a label; mean average precision, F1 at 0.5, agreement with the teacher's decisions.
 
     The loss is the sum over labels, as for every loss of ours, so its size is that of
-    :func:`kd.losses.functional.binary_kd_loss`.
+    :class:`kd.losses.BinaryKDLoss`.
 
     Average precision is exact: the answers and the labels of all validation pictures are kept for it, twice ``num_classes``
     numbers a picture. It and F1 are means over the labels that occur: one without a positive has neither.

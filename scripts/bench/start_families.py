@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from kd.distill.inherit import inherit_together
-from kd.losses.functional import kd_loss
+from kd.losses import kd_loss
 from kd.models import Preprocess
 
 SIDE = 32

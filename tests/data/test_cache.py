@@ -11,11 +11,23 @@ import pytest
 import torch
 
 from kd.errors import UserError
-from kd.losses import KDLoss
+from kd.losses import KDLoss, kd_loss
 from kd.losses.base import TopKLogits
-from kd.losses.functional import kd_loss, topk_kd_loss
 from kd.teachers.answer_codec import Codec, Half, TopK
 from kd.teachers.answer_store import AnswerStore, Kind
+
+
+def of_topk(
+    student: torch.Tensor,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    tail: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """KD from the teacher's largest logits."""
+    known = TopKLogits(values, indices, {temperature: tail})
+    return KDLoss(temperature).forward_topk(student, known, torch.zeros(len(student)))
+
 
 PARTS: dict[str, dict[str, Any]] = {
     "teacher": {"arch": "a", "weights": "1"},
@@ -80,7 +92,7 @@ def test_top_k_is_exact_on_the_k_classes_and_bounded_on_the_rest(
     full = kd_loss(student, teacher, temperature)
     (g_full,) = torch.autograd.grad(full, student)
     tail = (others / temperature).logsumexp(1)
-    some = topk_kd_loss(student, values, indices, tail, temperature)
+    some = of_topk(student, values, indices, tail, temperature)
     (g_some,) = torch.autograd.grad(some, student)
     torch.testing.assert_close(g_some.gather(1, indices), g_full.gather(1, indices))
     off = (g_some - g_full).abs() * len(teacher)
@@ -105,7 +117,7 @@ def test_stored_top_k_gives_the_loss_of_exact_top_k(tmp_path: Path, classes: int
     assert torch.equal(back.indices, z.topk(4).indices)
     values, indices = z.topk(4)
     tail = (z.scatter(1, indices, -torch.inf) / 2).logsumexp(1)
-    exact = topk_kd_loss(student, values, indices, tail, 2.0)
+    exact = of_topk(student, values, indices, tail, 2.0)
     torch.testing.assert_close(
         KDLoss(2.0).forward_topk(student, back, torch.zeros(3)), exact, rtol=2e-3, atol=1e-4
     )
@@ -133,7 +145,7 @@ def test_the_gradient_of_the_top_k_loss() -> None:
     teacher, student = logits(3, 6).double(), logits(3, 6, seed=2).double().requires_grad_()
     values, indices = teacher.topk(2)
     tail = teacher.scatter(1, indices, -torch.inf).logsumexp(1)
-    assert torch.autograd.gradcheck(lambda s: topk_kd_loss(s, values, indices, tail, 1.0), student)
+    assert torch.autograd.gradcheck(lambda s: of_topk(s, values, indices, tail, 1.0), student)
 
 
 # -- torn records --------

@@ -19,7 +19,7 @@ from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.plan import _objectives
 from kd.losses import CosineLoss, RADIOLoss, targets
-from kd.losses.functional import phi_s
+from kd.losses.targets import phi_s
 from kd.run.request import translate
 from kd.run.run import Run
 from kd.settings import TapSpec

@@ -13,14 +13,8 @@ from kd.losses import (
     SmoothL1Loss,
     targets,
 )
-from kd.losses.functional import (
-    cosine_loss,
-    hadamard,
-    phi_s,
-    pseudo_class_loss,
-    smooth_l1_loss,
-)
-from kd.losses.targets import Standardizer
+from kd.losses.regression import cosine_loss, smooth_l1_loss
+from kd.losses.targets import Standardizer, hadamard, phi_s
 
 
 def spread_features(n: int = 4000, width: int = 12) -> torch.Tensor:
@@ -137,7 +131,6 @@ def test_the_mixture_and_its_parts_on_the_students_grid() -> None:
     }  # fmt: skip
     parts[RADIOLoss] = 0.9 * parts[CosineLoss] + 0.1 * parts[SmoothL1Loss]
     for kind, wanted in parts.items():
-        torch.testing.assert_close(losses[kind].per_picture(student, teacher), wanted)
         torch.testing.assert_close(losses[kind](student, teacher, torch.zeros(3)), wanted.mean())
 
 
@@ -158,7 +151,7 @@ def test_the_queue_holds_the_newest_of_the_teacher() -> None:
         value = loss(student, seen[i : i + 2], torch.zeros(2))
         newest = seen[max(0, i - 4) : i + 2]  # with this batch's
         torch.testing.assert_close(
-            value, pseudo_class_loss(loss.projection(student), seen[i : i + 2], newest).mean()
+            value, loss.over(newest, loss.projection(student), seen[i : i + 2]).mean()
         )
     before = loss.queue.clone()
     loss.eval()(student, seen[:2], torch.zeros(2))

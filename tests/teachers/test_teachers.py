@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from kd.cli import eval_main, train_main
 from kd.data.info import DataInfo
 from kd.errors import UserError
-from kd.losses import HintLoss, KDLoss
-from kd.losses.functional import kd_loss
+from kd.losses import HintLoss, KDLoss, kd_loss
 from kd.models import StudentSpec, TeacherSpec
 from kd.run.assemble import assemble
 from kd.settings import TapSpec

@@ -1,6 +1,7 @@
-"""What all losses share: float32 inside, and checks of shapes."""
+"""What losses compute with: float32 inside, exact products, directions, and a check of shapes."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -12,6 +13,25 @@ def wide(x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         return x
     return x.float()
+
+
+def both(student: Tensor, teacher: Tensor, kind: str = "features") -> tuple[Tensor, Tensor]:
+    """Student and teacher in float32 at least (float64 stays), the teacher's side without a gradient.
+
+    Raises:
+        ValueError: they have other shapes; ``kind`` (``logits`` or ``features``) says of what.
+    """
+    if student.shape != teacher.shape:
+        raise ValueError(
+            f"student_{kind} and teacher_{kind} must have one shape, got {tuple(student.shape)} "
+            f"and {tuple(teacher.shape)}"
+        )
+    return wide(student), wide(teacher.detach())
+
+
+def mean_squared(student: Tensor, teacher: Tensor) -> Tensor:
+    """The mean squared error of two features of one shape, a scalar, as of :func:`both`."""
+    return F.mse_loss(*both(student, teacher))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -41,29 +61,13 @@ def rounding(x: Tensor, dim: int) -> Tensor:
     return 10 * torch.finfo(x.dtype).eps * x.detach().norm(2, dim, keepdim=True)
 
 
-def same_shape(student: Tensor, teacher: Tensor, kind: str) -> None:
-    """Raises a ValueError unless ``student`` and ``teacher`` have one shape; ``kind`` is ``logits`` or ``features``."""
-    if student.shape != teacher.shape:
-        raise ValueError(
-            f"student_{kind} and teacher_{kind} must have one shape, got {tuple(student.shape)} "
-            f"and {tuple(teacher.shape)}"
-        )
+def kl(log_p_teacher: Tensor, log_p_student: Tensor, dim: int) -> Tensor:
+    """``KL(teacher || student)`` in nats, summed over ``dim``, of log-probabilities of one shape."""
+    terms = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
+    return terms.sum(dim=dim)
 
 
-def same_grid(student: Tensor, teacher: Tensor) -> None:
-    """Raises a ValueError unless both maps ``(N, C, H, W)`` have one height and width."""
-    if student.shape[2:] != teacher.shape[2:]:
-        raise ValueError(
-            f"student_features must have the teacher's height and width {tuple(teacher.shape[2:])}, "
-            f"got {tuple(student.shape[2:])}"
-        )
-
-
-def positive(name: str, value: float) -> None:
-    """Checks a setting of a loss.
-
-    Raises:
-        ValueError: ``value`` is not > 0 (NaN too); the message has ``name``.
-    """
-    if not value > 0:
-        raise ValueError(f"{name} must be > 0, got {value}")
+def cosines(x: Tensor) -> Tensor:
+    """Between all L positions of each map: ``(N, C, ...)`` -> ``(N, L, L)``."""
+    units = directions(x.flatten(2), dim=1)
+    return matmul(units.transpose(1, 2), units)

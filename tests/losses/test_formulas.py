@@ -1,10 +1,36 @@
-"""Every loss of :mod:`kd.losses.functional` against NumPy, and what all of them must stand."""
+"""The formula of every loss against NumPy, and what all of them must stand."""
 
 import numpy as np
 import pytest
 import torch
 
-from kd.losses import functional as L
+from kd.losses import (
+    ATLoss,
+    BinaryKDLoss,
+    CKALoss,
+    CWDLoss,
+    DISTLoss,
+    DKDLoss,
+    GramKLLoss,
+    HardKDLoss,
+    HintLoss,
+    KDLoss,
+    MLKDLoss,
+    NKDLoss,
+    PairwiseLoss,
+    PixelKDLoss,
+    PKDLoss,
+    PseudoClassLoss,
+    RKDLoss,
+    SPLoss,
+    StandardizedLoss,
+    WSLDLoss,
+    kd_loss,
+)
+from kd.losses.features import hierarchical_context, squared_where_hidden
+from kd.losses.logits import standardized
+from kd.losses.regression import cosine_loss, smooth_l1_loss
+from kd.losses.relations import against_noise
 from tests._helpers import LossTester
 
 STUDENT = torch.tensor([[2, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]], dtype=torch.float64)
@@ -249,41 +275,47 @@ def np_crd(s, _t, _y):
     return -(np.log(p[:, 0] / (p[:, 0] + noise)) + np.log(noise / (p[:, 1:] + noise)).sum(1)).mean()
 
 
+def over_pixels(kind):
+    """A loss over maps at temperature 2 that ignores the id 255."""
+    loss = kind(2.0)
+    loss.bind(3, 0, 255)
+    return loss
+
+
 LOSSES = {
-    "kd": LossTester(lambda s, t, y: L.kd_loss(s, t, 3.0), np_kd, logits),
+    "kd": LossTester(KDLoss(3.0), np_kd, logits),
     "kd_two": LossTester(
-        lambda s, t, y: L.kd_loss(s, t, 3.0, 2.0), lambda s, t, y: np_kd(s, t, y, 3.0, 2.0), logits, False
+        KDLoss(3.0, teacher_temperature=2.0), lambda s, t, y: np_kd(s, t, y, 3.0, 2.0), logits, False
     ),
-    "hard_kd": LossTester(lambda s, t, y: L.hard_kd_loss(s, t), np_hard, logits, False),
-    "dkd": LossTester(lambda s, t, y: L.dkd_loss(s, t, y, 1.5, 4.0, 3.0), np_dkd, logits),
-    "dist": LossTester(lambda s, t, y: L.dist_loss(s, t, 1.0, 2.0, 2.0), np_dist, logits, per_sample=False),
-    "nkd": LossTester(lambda s, t, y: L.nkd_loss(s, t, y, 1.5, 2.0), np_nkd, logits, False),
-    "wsld": LossTester(lambda s, t, y: L.wsld_loss(s, t, y, 2.0), np_wsld, logits, differentiated=False),
-    "mlkd": LossTester(lambda s, t, y: L.mlkd_loss(s, t, (2.0, 5.0)), np_mlkd, logits, per_sample=False),
+    "hard_kd": LossTester(HardKDLoss(), np_hard, logits, False),
+    "dkd": LossTester(DKDLoss(1.5, 4.0, 3.0), np_dkd, logits),
+    "dist": LossTester(DISTLoss(1.0, 2.0, 2.0), np_dist, logits, per_sample=False),
+    "nkd": LossTester(NKDLoss(1.5, 2.0), np_nkd, logits, False),
+    "wsld": LossTester(WSLDLoss(2.0), np_wsld, logits, differentiated=False),
+    "mlkd": LossTester(MLKDLoss((2.0, 5.0)), np_mlkd, logits, per_sample=False),
     "std_kd": LossTester(
-        lambda s, t, y: L.kd_loss(L.standardize_logits(s), L.standardize_logits(t), 3.0),
-        lambda s, t, y: np_kd(np_std(s), np_std(t), y), logits,
+        StandardizedLoss(KDLoss(3.0)), lambda s, t, y: np_kd(np_std(s), np_std(t), y), logits
     ),
-    "binary_kd": LossTester(lambda s, t, y: L.binary_kd_loss(s, t, 2.0), np_binary, logits),
-    "hint": LossTester(lambda s, t, y: L.hint_loss(s, t), lambda s, t, y: ((s - t) ** 2).mean(), maps),
-    "at": LossTester(lambda s, t, y: L.at_loss(s, t), np_at, maps),
-    "hcl": LossTester(lambda s, t, y: L.hcl_loss(s, t), np_hcl, lambda r, n, k: maps(r, n, k, h=7, w=8)),
-    "pkd": LossTester(lambda s, t, y: L.pkd_loss(s, t), np_pkd, maps, per_sample=False),
-    "rkd": LossTester(lambda s, t, y: L.rkd_loss(s, t), np_rkd, embeddings, per_sample=False),
-    "sp": LossTester(lambda s, t, y: L.sp_loss(s, t), np_sp, embeddings, per_sample=False),
-    "cka": LossTester(lambda s, t, y: L.cka_loss(s, t), np_cka, embeddings, per_sample=False),
-    "pixel_kd": LossTester(lambda s, t, y: L.pixel_kd_loss(s, t, y, 2.0, 255), np_pixel, dense),
-    "cwd": LossTester(lambda s, t, y: L.cwd_loss(s, t, y, 2.0, 255), np_cwd, dense),
-    "cosine": LossTester(lambda s, t, y: L.cosine_loss(s, t).mean(), np_cosine, maps),
+    "binary_kd": LossTester(BinaryKDLoss(2.0), np_binary, logits),
+    "hint": LossTester(lambda s, t, y: HintLoss().compare(s, t), lambda s, t, y: ((s - t) ** 2).mean(), maps),
+    "at": LossTester(ATLoss(), np_at, maps),
+    "hcl": LossTester(lambda s, t, y: hierarchical_context(s, t), np_hcl, lambda r, n, k: maps(r, n, k, h=7, w=8)),
+    "pkd": LossTester(PKDLoss(), np_pkd, maps, per_sample=False),
+    "rkd": LossTester(RKDLoss(), np_rkd, embeddings, per_sample=False),
+    "sp": LossTester(SPLoss(), np_sp, embeddings, per_sample=False),
+    "cka": LossTester(CKALoss(), np_cka, embeddings, per_sample=False),
+    "pixel_kd": LossTester(over_pixels(PixelKDLoss), np_pixel, dense),
+    "cwd": LossTester(over_pixels(CWDLoss), np_cwd, dense),
+    "cosine": LossTester(lambda s, t, y: cosine_loss(s, t).mean(), np_cosine, maps),
     "cosine_tokens": LossTester(
-        lambda s, t, y: L.cosine_loss(s.flatten(2).mT, t.flatten(2).mT).mean(), np_cosine, maps
+        lambda s, t, y: cosine_loss(s.flatten(2).mT, t.flatten(2).mT).mean(), np_cosine, maps
     ),
-    "smooth_l1": LossTester(lambda s, t, y: L.smooth_l1_loss(s, t, 2.0).mean(), np_smooth_l1, maps),
-    "gram_kl": LossTester(lambda s, t, y: L.gram_kl_loss(s, t, 0.5).mean(), np_gram_kl, maps),
+    "smooth_l1": LossTester(lambda s, t, y: smooth_l1_loss(s, t, 2.0).mean(), np_smooth_l1, maps),
+    "gram_kl": LossTester(GramKLLoss(0.5), np_gram_kl, maps),
     "pseudo_class": LossTester(
-        lambda s, t, y: L.pseudo_class_loss(s, t, queue(s), 0.5).mean(), np_pseudo_class, embeddings
+        lambda s, t, y: PseudoClassLoss(temperature=0.5).over(queue(s), s, t).mean(), np_pseudo_class, embeddings
     ),
-    "pairwise": LossTester(lambda s, t, y: L.pairwise_loss(s, t), np_pairwise, maps),
+    "pairwise": LossTester(PairwiseLoss(), np_pairwise, maps),
 }  # fmt: skip
 CHECKS = [
     "reference",
@@ -307,18 +339,16 @@ def test_every_loss(name: str, check: str) -> None:
 @pytest.mark.parametrize(
     ("value", "golden"),
     [
-        (L.kd_loss(STUDENT, TEACHER, temperature=4.0), 0.7155645473),
-        (L.kd_loss(STUDENT, TEACHER, temperature=1.0), 0.5055556340),
-        (L.dkd_loss(STUDENT, TEACHER, TARGET, alpha=1.0, beta=8.0, temperature=4.0), 3.5042592128),
-        (L.dist_loss(STUDENT, TEACHER, beta=1.0, gamma=1.0, temperature=1.0), 1.0667223),
-        (L.dist_loss(STUDENT, TEACHER, beta=1.0, gamma=1.0, temperature=4.0), 18.0128758),
+        (kd_loss(STUDENT, TEACHER, temperature=4.0), 0.7155645473),
+        (kd_loss(STUDENT, TEACHER, temperature=1.0), 0.5055556340),
+        (DKDLoss()(STUDENT, TEACHER, TARGET), 3.5042592128),
+        (DISTLoss()(STUDENT, TEACHER, TARGET), 1.0667223),
+        (DISTLoss(temperature=4.0)(STUDENT, TEACHER, TARGET), 18.0128758),
         (
-            L.kd_loss(
-                L.standardize_logits(STUDENT), L.standardize_logits(TEACHER), temperature=2.0
-            ),
+            kd_loss(standardized(STUDENT), standardized(TEACHER), temperature=2.0),
             0.4982159932,
         ),
-        (L.nkd_loss(STUDENT, TEACHER, TARGET, gamma=1.5, temperature=1.0), 2.4492719338),
+        (NKDLoss()(STUDENT, TEACHER, TARGET), 2.4492719338),
     ],
     ids=["kd4", "kd1", "dkd", "dist1", "dist4", "std", "nkd"],
 )
@@ -329,21 +359,21 @@ def test_golden_values(value: torch.Tensor, golden: float) -> None:
 
 def test_dkd_parts_add_up_to_kd() -> None:
     temperature = 3.0
-    tckd = L.dkd_loss(STUDENT, TEACHER, TARGET, 1.0, 0.0, temperature)
+    tckd = DKDLoss(1.0, 0.0, temperature)(STUDENT, TEACHER, TARGET)
     rest = 1 - torch.softmax(TEACHER / temperature, 1)[torch.arange(3), TARGET]
     nckd = [
-        L.dkd_loss(STUDENT[i : i + 1], TEACHER[i : i + 1], TARGET[i : i + 1], 0.0, 1.0, temperature)
+        DKDLoss(0.0, 1.0, temperature)(STUDENT[i : i + 1], TEACHER[i : i + 1], TARGET[i : i + 1])
         for i in range(3)
     ]
     whole = tckd + (rest * torch.stack(nckd)).mean()
-    torch.testing.assert_close(whole, L.kd_loss(STUDENT, TEACHER, temperature))
+    torch.testing.assert_close(whole, kd_loss(STUDENT, TEACHER, temperature))
 
 
 def test_nothing_valid_is_zero_with_a_gradient_of_zero() -> None:
     target = torch.full((2, 5, 4), 255)
-    for loss in (L.pixel_kd_loss, L.cwd_loss):
+    for kind in (PixelKDLoss, CWDLoss):
         student = torch.randn(2, 3, 5, 4, requires_grad=True)
-        value = loss(student, torch.randn(2, 3, 5, 4), target, 2.0, 255)
+        value = over_pixels(kind)(student, torch.randn(2, 3, 5, 4), target)
         value.backward()
         assert value.item() == 0
         assert student.grad.abs().max() == 0
@@ -351,14 +381,13 @@ def test_nothing_valid_is_zero_with_a_gradient_of_zero() -> None:
 
 def test_cwd_is_not_the_loss_over_classes() -> None:
     student, teacher, target = dense(np.random.RandomState(0), 2, 2.0)
-    assert L.cwd_loss(student, teacher, target, 2.0, 255) != L.pixel_kd_loss(
-        student, teacher, target, 2.0, 255
-    )
+    cwd, kd = (over_pixels(kind)(student, teacher, target) for kind in (CWDLoss, PixelKDLoss))
+    assert cwd != kd
 
 
 def test_constant_columns_count_as_uncorrelated() -> None:
     student = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
-    value = L.dist_loss(student, TEACHER)
+    value = DISTLoss()(student, TEACHER, TARGET)
     value.backward()
     assert value.item() == pytest.approx(2.0)
     assert torch.isfinite(student.grad).all()
@@ -366,7 +395,7 @@ def test_constant_columns_count_as_uncorrelated() -> None:
 
 def test_equal_logits_standardise_to_zero() -> None:
     x = torch.ones(2, 5, requires_grad=True)
-    out = L.standardize_logits(x)
+    out = standardized(x)
     out.sum().backward()
     assert out.abs().max() == 0
     assert torch.isfinite(x.grad).all()
@@ -374,7 +403,7 @@ def test_equal_logits_standardise_to_zero() -> None:
 
 def test_wsld_weights_have_no_gradient() -> None:
     student = STUDENT.clone().requires_grad_()
-    L.wsld_loss(student, TEACHER, TARGET, 2.0).backward()
+    WSLDLoss(2.0)(student, TEACHER, TARGET).backward()
     single = [
         np_wsld(*(x[i : i + 1].numpy() for x in (STUDENT, TEACHER, TARGET))) for i in range(3)
     ]
@@ -388,11 +417,11 @@ def test_wsld_weights_have_no_gradient() -> None:
 
 def test_crd_against_its_formula() -> None:
     scores = np.random.RandomState(0).normal(0, 2, (4, 6))
-    assert L.crd_loss(torch.tensor(scores), 50).item() == pytest.approx(
+    assert against_noise(torch.tensor(scores), 50).item() == pytest.approx(
         np_crd(scores, None, None), rel=1e-12
     )
     x = torch.tensor(scores, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda s: L.crd_loss(s, 50), (x,))
+    assert torch.autograd.gradcheck(lambda s: against_noise(s, 50), (x,))
 
 
 def test_the_masked_hint_looks_at_hidden_positions_alone() -> None:
@@ -400,8 +429,8 @@ def test_the_masked_hint_looks_at_hidden_positions_alone() -> None:
     masked = torch.rand(2, 1, 5, 4) < 0.5
     hidden = masked.expand_as(student)
     wanted = ((student - teacher)[hidden] ** 2).mean()
-    torch.testing.assert_close(L.masked_hint_loss(student, teacher, masked), wanted)
-    none = L.masked_hint_loss(student.requires_grad_(), teacher, torch.zeros_like(masked))
+    torch.testing.assert_close(squared_where_hidden(student, teacher, masked), wanted)
+    none = squared_where_hidden(student.requires_grad_(), teacher, torch.zeros_like(masked))
     none.backward()
     assert none.item() == 0
     assert student.grad.abs().max() == 0
@@ -410,25 +439,21 @@ def test_the_masked_hint_looks_at_hidden_positions_alone() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: L.kd_loss(STUDENT, TEACHER, 0), "temperature must be > 0, got 0"),
+        (lambda: kd_loss(STUDENT, TEACHER, 0), "temperature must be > 0, got 0"),
         (
-            lambda: L.kd_loss(STUDENT, TEACHER, 1.0, -1.0),
+            lambda: kd_loss(STUDENT, TEACHER, 1.0, -1.0),
             "teacher_temperature must be > 0, got -1.0",
         ),
-        (lambda: L.dkd_loss(STUDENT[:, :2], TEACHER[:, :2], TARGET), ">= 3 classes for DKD, got 2"),
-        (lambda: L.nkd_loss(STUDENT[:, :2], TEACHER[:, :2], TARGET), ">= 3 classes for NKD, got 2"),
+        (lambda: DKDLoss().bind(2, 0), "DKDLoss needs >= 3 classes, the data has 2"),
+        (lambda: NKDLoss().bind(2, 0), "NKDLoss needs >= 3 classes, the data has 2"),
+        (lambda: DISTLoss().bind(2, 0), "DISTLoss needs >= 3 classes, the data has 2"),
+        (lambda: DKDLoss()(STUDENT, TEACHER, STUDENT), r"class ids \(N,\), got probabilities"),
+        (lambda: NKDLoss()(STUDENT, TEACHER, STUDENT), r"class ids \(N,\), got probabilities"),
+        (lambda: MLKDLoss(()), "temperatures must hold at least one"),
         (
-            lambda: L.dkd_loss(STUDENT, TEACHER, STUDENT),
-            r"class ids \(N,\) for DKD, got probabilities",
+            lambda: SPLoss()(torch.zeros(2, 3), torch.zeros(3, 3), None),
+            "one batch size, got 2 and 3",
         ),
-        (
-            lambda: L.nkd_loss(STUDENT, TEACHER, STUDENT),
-            r"class ids \(N,\) for NKD, got probabilities",
-        ),
-        (lambda: L.standardize_logits(STUDENT[:, :1]), ">= 2 classes to standardize, got 1"),
-        (lambda: L.mlkd_loss(STUDENT, TEACHER, ()), "temperatures must hold at least one"),
-        (lambda: L.at_loss(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 4, 4)), "height and width"),
-        (lambda: L.sp_loss(torch.zeros(2, 3), torch.zeros(3, 3)), "one batch size, got 2 and 3"),
     ],
 )
 def test_errors_name_the_argument(call, message: str) -> None:
