@@ -38,8 +38,7 @@ class HeadlessStudent(Student):
         self._taps_of_final = self.taps
         """On the weights that are validated (:attr:`final`): the average's, where there is one."""
         if self.average is not None:
-            layers_by_loss = self.objective.layers_of_student.values()
-            layers = [layers for layers, _ in layers_by_loss]
+            layers: list[Any] = [of_loss.student for of_loss in self.objective.layers.values()]
             self._taps_of_final = Taps(self.average.module, layers, self.prepare)
         with torch.no_grad(), evaluating(self.model):
             features = self.answer_in(self._trial())
@@ -54,10 +53,8 @@ class HeadlessStudent(Student):
         width = features.shape[1]
         self._measures.measure(losses, width, self.data.probed)
 
-    @staticmethod
-    def answer_in(output: object) -> Tensor:
-        """The features ``(N, D)`` in what the model gives; of maps the last, averaged over its places."""
-        return features_of(output)
+    answer_in = staticmethod(features_of)
+    """The features ``(N, D)`` in what the model gives; of maps the last, averaged over its places."""
 
     @staticmethod
     def info_of(task: Task, model: nn.Module) -> DataInfo:
@@ -146,7 +143,7 @@ class HeadlessStudent(Student):
         teacher_features = {}
         for layer, features in answer.features.items():
             teacher_features[layer] = _rows(features, real, count)
-        losses = self.objective.held_out(read, Answer(features=teacher_features))
+        losses = self.objective.held_out(read, Answer(features=teacher_features), len(outputs))
         self._measures.held_out.update(outputs, losses)
 
 

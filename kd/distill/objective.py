@@ -1,26 +1,37 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kd.data.batch import Batch
 from kd.data.info import DataInfo
-from kd.distill.feature_taps import FeatureTaps, Read
-from kd.distill.fitting import check_listeners, check_loss, check_task
+from kd.distill.fitting import among, check_listeners, check_loss, check_task
 from kd.errors import UserError, no_such_loss
-from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
+from kd.losses import (
+    DistillLoss,
+    EachLayer,
+    FeatureLoss,
+    FeatureRegression,
+    LayersLoss,
+    LogitLoss,
+    SimKDLoss,
+)
 from kd.losses.base import TopKLogits, class_name
 from kd.losses.ranks import in_parallel, share_of_the_step, without_gather
 from kd.models import TapSpec
-from kd.models.taps import Taps
+from kd.models.taps import Taps, tap_shapes
 from kd.tasks import Task
 from kd.teachers import RunTeacher
-from kd.teachers.answer import ALL, Answer, Wanted
+from kd.teachers.answer import ALL, Answer, Layer, Wanted
+
+Read = Callable[[list[str], str], list[Tensor]]
+"""Gives the student's features, one tensor for each path, by the layers' paths and the form of tokens (``patch``,
+``class``, ``all``): maps ``(N, C, H, W)``, tokens ``(N, L, D)`` or vectors ``(N, D)`` (:meth:`kd.models.taps.Taps.read`).
+"""
 
 
 @dataclass
@@ -31,6 +42,24 @@ class Terms:
     """The weighted sum, a scalar with a gradient."""
     named: dict[str, Tensor]
     """Each term unweighted (``task_loss``, ``<name>_loss``) and ``loss``, the total; scalars without gradients."""
+
+    @property
+    def loss(self) -> Tensor:
+        """The same as :attr:`total`."""
+        return self.total
+
+
+class LayersOfLoss(NamedTuple):
+    """The layers that one loss reads."""
+
+    student: list[str]
+    """Their paths in the student."""
+    tokens: str
+    """The form in which they are read: ``patch``, ``class`` or ``all`` tokens; maps have none."""
+    teacher: list[Layer]
+    """The teacher's, each as (name of the teacher, path, form of tokens)."""
+    teacher_shapes: list[tuple[int, ...]]
+    """Of the teacher's layers, for two pictures."""
 
 
 class Objective(nn.Module):
@@ -58,14 +87,7 @@ class Objective(nn.Module):
         taps: Mapping[str, TapSpec] | None = None,
         teacher_of: Mapping[str, str] | None = None,
     ) -> None:
-        """Checks weights and names; the arguments are the class's.
-
-        Parameters of losses are built later, in :meth:`bind`.
-
-        Raises:
-            ValueError: a number is out of its range.
-            UserError: all weights are 0, or a loss's name is reserved.
-        """
+        """Checks weights and names; the arguments are the class's. :meth:`bind` builds the losses' parameters."""
         super().__init__()
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
@@ -82,12 +104,14 @@ class Objective(nn.Module):
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
-        self.feature_taps = FeatureTaps(taps or {}, teacher_of or {})
+        self._taps = dict(taps or {})
         self._teacher_of = dict(teacher_of or {})
-        # Whether a batch may hold pictures without a label: then processes have unequal numbers of labels.
-        self.lacks_labels = True
-        # Of losses over features, by name: see RunTeacher.feature_weight.
+        self._layers: dict[str, LayersOfLoss] = {}
+        """Of each loss over features, by its name, once it is built."""
         self._factors: dict[str, float] = {}
+        """Of losses over features, by name: see :meth:`RunTeacher.feature_weight`."""
+        self.lacks_labels = True
+        """Whether a batch may hold pictures without a label: then processes have unequal numbers of labels."""
 
     def check_targets(self, batch: Batch) -> None:
         """Refuses training targets that the losses read in a form that the task does not have (UserError)."""
@@ -133,8 +157,7 @@ class Objective(nn.Module):
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
             if isinstance(loss, FeatureLoss | LayersLoss):
                 over_features[name] = loss
-        with self._says_how_to_do_without(over_features):
-            self.feature_taps.complete(over_features)
+        self._complete_taps(over_features)
         if teacher is None:
             reading = [name for name in self.losses if name in over_features or name in self.active]
             if reading:
@@ -143,32 +166,8 @@ class Objective(nn.Module):
                 )
             return
         for name, feature_loss in over_features.items():
-            with self._says_how_to_do_without(over_features):
-                self.losses[name] = self.feature_taps.build(
-                    name, feature_loss, teacher, student, taps, trial
-                )
+            self.losses[name] = self._built(name, feature_loss, teacher, student, taps, trial)
             self._factors[name] = teacher.feature_weight(self._teacher_of.get(name, ALL))
-
-    @contextmanager
-    def _says_how_to_do_without(self, over_features: Container[str]) -> Iterator[None]:
-        """Adds to a mistake in a loss over features the settings that leave all of them out, where other losses remain.
-
-        Args:
-            over_features: names of the losses over features.
-        """
-        try:
-            yield
-        except UserError as error:
-            others = []
-            for name, loss in self.losses.items():
-                if name not in over_features:
-                    others.append(f"{name}: {class_path(type(loss))}")
-            if not others:
-                raise
-            losses = ", ".join(others)
-            raise UserError(
-                f"{error}; without losses over features: model.taps=null model.distill_losses='{{{losses}}}'"
-            ) from error
 
     def _bind_loss(
         self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None
@@ -185,11 +184,79 @@ class Objective(nn.Module):
         except ValueError as error:
             raise UserError(f"{key}: {error}") from error
 
+    def _complete_taps(self, losses: Mapping[str, DistillLoss]) -> None:
+        """Gives each loss over features without a tap the layer that it names itself (``default_tap``), in both models;
+        raises a UserError for a tap without a loss, and for a loss without a layer.
+        """
+        for name in self._taps:
+            if name not in losses:
+                raise UserError(
+                    f"model.taps.{name}: feature loss '{name}' not found{among(losses)}"
+                )
+        for name, loss in losses.items():
+            default = getattr(loss, "default_tap", None)
+            if name not in self._taps and default is None:
+                raise UserError(
+                    f"model.taps.{name}: the loss {name} needs layers (student, teacher)"
+                )
+            self._taps.setdefault(name, TapSpec(default or "", default or ""))
+
+    def _built(
+        self,
+        name: str,
+        loss: FeatureLoss | LayersLoss,
+        teacher: RunTeacher,
+        student: nn.Module,
+        taps: Taps,
+        trial: Callable[[], Any],
+    ) -> DistillLoss:
+        """Finds a loss's layers in both models, and builds it for the shapes that these give.
+
+        Returns:
+            The loss; of a loss over one layer that has several, an :class:`EachLayer` with a copy for each pair of layers.
+
+        Raises:
+            UserError: layers that do not exist or that the loss can't compare, or several teachers of which it names none.
+        """
+        spec = self._taps[name]
+        member = self._teacher_of.get(name, ALL)
+        if member not in teacher.members:
+            raise UserError(
+                f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
+                f"{among(teacher.members)}"
+            )
+        key = f"model.taps.{name}"
+        taps.add(spec.student, trial, f"{key}.student")
+        shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
+        paths, teacher_shapes = teacher.members[member].listen(
+            spec.teacher, spec.tokens, f"{key}.teacher"
+        )
+        teacher_layers: list[Layer] = [(member, path, spec.tokens) for path in paths]
+        self._layers[name] = LayersOfLoss(
+            taps.paths(spec.student), spec.tokens, teacher_layers, teacher_shapes
+        )
+        built: Any = loss
+        try:
+            if isinstance(loss, FeatureLoss) and len(shapes) == len(teacher_shapes) == 1:
+                built.build(shapes[0], teacher_shapes[0])
+                return loss
+            if isinstance(loss, FeatureLoss):
+                built = EachLayer(loss)
+            built.build(shapes, teacher_shapes)
+            return built
+        except ValueError as error:
+            raise UserError(f"{key}: {error}") from error
+
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
     def active(self) -> dict[str, DistillLoss]:
         """The distillation losses with a weight other than 0, by name."""
         return {name: loss for name, loss in self.losses.items() if loss.weight}  # type: ignore[misc]
+
+    @property
+    def layers(self) -> dict[str, LayersOfLoss]:
+        """The layers that the active losses over features read, by the loss's name."""
+        return {name: layers for name, layers in self._layers.items() if self.losses[name].weight}
 
     @property
     def wanted(self) -> Wanted:
@@ -198,13 +265,13 @@ class Objective(nn.Module):
         """
         losses_by_teacher: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
-            if not isinstance(loss, LogitLoss):
-                continue
-            member = self._teacher_of.get(name, ALL)
-            losses = losses_by_teacher.get(member, ())
-            losses_by_teacher[member] = (*losses, loss)
-        layers = self.feature_taps.shapes(self.active)
-        return Wanted(losses_by_teacher, layers)
+            if isinstance(loss, LogitLoss):
+                member = self._teacher_of.get(name, ALL)
+                losses_by_teacher[member] = (*losses_by_teacher.get(member, ()), loss)
+        shapes: dict[Layer, tuple[int, ...]] = {}
+        for layers in self.layers.values():
+            shapes.update(zip(layers.teacher, layers.teacher_shapes, strict=True))
+        return Wanted(losses_by_teacher, shapes)
 
     @property
     def trains_logits(self) -> bool:
@@ -231,12 +298,25 @@ class Objective(nn.Module):
                 return loss, self._teacher_of.get(name, ALL)
         return None
 
-    @property
-    def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
-        """What each active loss over features reads, by its name: paths of the student's layers, and which tokens
-        (``patch``, ``class``, ``all``).
+    def regressions(
+        self, features: Read, answer: Answer
+    ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
+        """The active losses that regress a layer, each with what student and teacher gave there for a batch.
+
+        Args:
+            features: gives the student's, by layers and form of tokens.
+            answer: of the teacher to the same pictures.
+
+        Yields:
+            The loss of one layer (of a loss over several layers one after another), the student's features there, and
+            the teacher's.
         """
-        return self.feature_taps.layers_of_student(self.active)
+        for name in self.layers:
+            loss: Any = self.losses[name]
+            of_each_layer = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
+            if isinstance(of_each_layer[0], FeatureRegression):
+                student, teacher = self._features(name, features, answer)
+                yield from zip(of_each_layer, student, teacher, strict=True)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
         """Sets where training is; schedules of weights and temperatures read it.
@@ -262,7 +342,7 @@ class Objective(nn.Module):
         Args:
             logits: the student's, for the task, ``(N, C, ...)``.
             distilled: those that distillation reads, likewise; the same, but for a student with two heads.
-            features: gives the student's features, by layers and form of tokens; each feature loss calls it.
+            features: gives the student's features; each feature loss calls it.
             answer: the teacher's to the same pictures.
             batch: with ``target``, ``index`` where a loss needs it, and ``window`` where gradients are accumulated over
                 batches with missing labels; see :class:`kd.data.batch.Batch`.
@@ -276,14 +356,19 @@ class Objective(nn.Module):
         weights: dict[str, float] = {}
         for name, loss in self.active.items():
             weights[name] = self.weight_of(name)
-            values[name] = self._term(name, loss, distilled, features, answer, batch)
+            if isinstance(loss, LogitLoss):
+                values[name] = self._of_logits(name, loss, distilled, answer, batch)
+            else:
+                values[name] = self._of_features(name, features, answer, batch)
         if self.task_loss_weight:
             weights["task"] = self.task_loss_weight
             values["task"] = self.task.loss(logits, target)
 
         # Their weighted sum.
         total = logits.new_zeros((), dtype=torch.float32)
-        shares = self._shares(target, list(values), batch.get("window"))
+        shares: Sequence[Tensor | None] = [None] * len(values)
+        if self.lacks_labels and self.training:
+            shares = self._shares(target, list(values), batch.get("window"))
         for (name, value), share in zip(values.items(), shares, strict=True):
             if share is not None:
                 value = value * share
@@ -293,12 +378,83 @@ class Objective(nn.Module):
         named["loss"] = total.detach()
         return Terms(total, named)
 
+    def _of_logits(
+        self, name: str, loss: LogitLoss, logits: Tensor, answer: Answer, batch: Batch
+    ) -> Tensor:
+        """One loss over logits of a batch, unweighted: a scalar.
+
+        Args:
+            name: of the loss.
+            loss: of that name.
+            logits: the student's, ``(N, C, ...)``.
+            answer: holds the teacher's.
+            batch: targets, and the pictures' numbers where the loss needs them.
+        """
+        target = batch["target"]
+        teacher_logits = answer.logits[self._teacher_of.get(name, ALL)]
+        if isinstance(teacher_logits, TopKLogits):
+            return loss.forward_topk(logits, teacher_logits, target)  # type: ignore[operator]
+        if logits.ndim > 2:  # maps: at the target's size
+            teacher_logits = self.task.fit(teacher_logits, target)
+        compared = self.task.compared
+        compared_logits = compared(logits), compared(teacher_logits), compared(target)
+        extra = self._index(loss, batch) if loss.needs_index else {}
+        return loss(*compared_logits, **extra)
+
+    def _of_features(self, name: str, features: Read, answer: Answer, batch: Batch) -> Tensor:
+        """One loss over features of a batch, unweighted: a scalar.
+
+        Args:
+            name: of the loss.
+            features: gives the student's.
+            answer: holds the teacher's.
+            batch: targets, and the pictures' numbers where the loss needs them.
+
+        Raises:
+            UserError: the loss fails: it names the loss, the layers and their shapes.
+        """
+        loss: Any = self.losses[name]
+        student, teacher = self._features(name, features, answer)
+        given: tuple[Any, Any] = (student, teacher)
+        if not isinstance(loss, LayersLoss):
+            given = student[0], teacher[0]
+        extra = self._index(loss, batch) if loss.needs_index else {}
+        try:
+            return loss(*given, batch["target"], **extra)
+        except (ValueError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or type(loss).__module__.startswith("kd."):
+                raise
+            layers = self._layers[name]
+            theirs = [path for _, path, _ in layers.teacher]
+            shapes = [tuple(x.shape) for x in (*student, *teacher)]
+            raise UserError(
+                f"model.distill_losses.{name}: {class_name(loss)} over the student's {', '.join(layers.student)} and the "
+                f"teacher's {', '.join(theirs)}, of the shapes {', '.join(map(str, shapes))}: {error}"
+            ) from error
+
+    def _features(
+        self, name: str, features: Read, answer: Answer
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What a loss over features compares: the student's and the teacher's features, paired layer by layer."""
+        layers = self._layers[name]
+        teacher = [answer.features[layer] for layer in layers.teacher]
+        return features(layers.student, layers.tokens), teacher
+
+    @staticmethod
+    def _index(loss: DistillLoss, batch: Batch) -> dict[str, Tensor]:
+        """The pictures' numbers, which a loss needs, by the argument's name."""
+        if "index" not in batch:
+            raise UserError(
+                f"{class_name(loss)} needs the samples' numbers: give batches with an 'index'"
+            )
+        return {"index": batch["index"]}
+
     def _shares(
         self, target: Tensor, terms: list[str], window: Sequence[Tensor] | None
     ) -> Sequence[Tensor | None]:
         """By what each term is multiplied, so that it is a mean over all targets of the optimizer step; None: by nothing.
 
-        In training on data that may lack labels and in several processes all must call it (an all-reduce).
+        In several processes all must call it (an all-reduce).
 
         Args:
             target: of this batch, ``(N, ...)``.
@@ -308,22 +464,17 @@ class Objective(nn.Module):
         Returns:
             A scalar, or None, for each of ``terms``.
         """
-        batch_is_the_step = window is None and not in_parallel()
-        may_differ = self.lacks_labels and self.training
-        if batch_is_the_step or not may_differ:
+        if window is None and not in_parallel():
             return [None] * len(terms)
-        # of each term
-        counts = []
-        window_counts = []
-        for name in terms:
-            source: Any = self.task if name == "task" else self.losses[name]
-            counts.append(source.counted(target))
-            if window is not None:
-                in_each_batch = torch.stack([source.counted(other) for other in window])
-                window_counts.append(in_each_batch.sum())
+        sources: list[Any] = [self.task if x == "task" else self.losses[x] for x in terms]
+        counts = torch.stack([source.counted(target) for source in sources])
         if window is None:
-            return list(share_of_the_step(torch.stack(counts)))
-        return list(share_of_the_step(torch.stack(counts), torch.stack(window_counts), len(window)))
+            return list(share_of_the_step(counts))
+        of_window = []
+        for source in sources:
+            in_each_batch = torch.stack([source.counted(other) for other in window])
+            of_window.append(in_each_batch.sum())
+        return list(share_of_the_step(counts, torch.stack(of_window), len(window)))
 
     def weight_of(self, name: str) -> float:
         """The factor of a distillation loss in the total: its own weight; of a loss over features times its teacher's factor
@@ -331,13 +482,21 @@ class Objective(nn.Module):
         """
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
+    @property
+    def measurable(self) -> list[str]:
+        """Names of the active losses over features that held-out pictures have: not of those that remember training
+        pictures.
+        """
+        return [name for name in self.layers if not self.losses[name].needs_index]
+
     @torch.no_grad()
-    def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:
+    def held_out(self, features: Read, answer: Answer, count: int) -> dict[str, Tensor]:
         """The losses over features of a validation batch, each process by itself.
 
         Args:
             features: gives the student's, by layers and form of tokens.
             answer: the teacher's features of the same pictures.
+            count: of the pictures.
 
         Returns:
             Scalars: ``<name>_loss`` of :attr:`measurable`, unweighted, and ``feature_loss``, their weighted sum.
@@ -346,88 +505,9 @@ class Objective(nn.Module):
         weighted_sum = torch.zeros(())
         with without_gather():
             for name in self.measurable:
-                student, teacher = self._compared(name, features, answer)
-                first = student
-                if isinstance(student, list):
-                    first = student[0]
-                no_target = first.new_zeros(len(first))
-                loss = self.losses[name](student, teacher, no_target)
+                no_target: Batch = {"target": torch.zeros(count)}
+                loss = self._of_features(name, features, answer, no_target)
                 losses[f"{name}_loss"] = loss
                 weighted_sum = weighted_sum + self.weight_of(name) * loss
         losses["feature_loss"] = weighted_sum
         return losses
-
-    @property
-    def measurable(self) -> list[str]:
-        """Names of the active losses over features that held-out pictures have: not of those that remember training
-        pictures.
-        """
-        return [
-            name
-            for name, loss in self.active.items()
-            if name in self.feature_taps and not loss.needs_index
-        ]
-
-    def _compared(self, name: str, features: Read, answer: Answer) -> tuple[Any, Any]:
-        """What a loss over features compares: the features of one layer of each model, or lists of them (a loss over several
-        layers).
-
-        Args:
-            name: of the loss.
-            features: gives the student's, by layers and form of tokens.
-            answer: holds the teacher's.
-        """
-        student, teacher = self.feature_taps.read(name, features, answer)
-        if isinstance(self.losses[name], LayersLoss):
-            return student, teacher
-        return student[0], teacher[0]
-
-    def _term(
-        self,
-        name: str,
-        loss: DistillLoss,
-        logits: Tensor,
-        features: Read,
-        answer: Answer,
-        batch: Batch,
-    ) -> Tensor:
-        """One distillation loss of a batch, unweighted: a scalar.
-
-        Args:
-            name: of the loss.
-            loss: reads logits or features.
-            logits: the student's, ``(N, C, ...)``.
-            features: gives the student's, by layers and form of tokens.
-            answer: the teacher's logits and features.
-            batch: targets, and the pictures' numbers where the loss needs them; without these a UserError.
-        """
-        target = batch["target"]
-        extra = {}
-        if loss.needs_index:
-            if "index" not in batch:
-                raise UserError(
-                    f"{class_name(loss)} needs the samples' numbers: give batches with an 'index'"
-                )
-            extra["index"] = batch["index"]
-        if not isinstance(loss, LogitLoss):
-            student_features, teacher_features = self._compared(name, features, answer)
-            return loss(student_features, teacher_features, target, **extra)
-
-        teacher_logits = answer.logits[self._teacher_of.get(name, ALL)]
-        if isinstance(teacher_logits, TopKLogits):
-            return loss.forward_topk(logits, teacher_logits, target)  # type: ignore[operator]
-        if logits.ndim > 2:  # maps: at the target's size
-            teacher_logits = self.task.fit(teacher_logits, target)
-        compared = self.task.compared
-        return loss(compared(logits), compared(teacher_logits), compared(target), **extra)
-
-
-def class_path(kind: type) -> str:
-    """The name by which settings find a class: for kd's own its name alone, else with its module.
-
-    >>> class_path(LogitLoss)
-    'LogitLoss'
-    """
-    if kind.__module__.startswith("kd."):
-        return kind.__name__
-    return f"{kind.__module__}.{kind.__name__}"

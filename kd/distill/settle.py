@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kd.clock import part_of_the_start
 from kd.data.batch import Batch
-from kd.distill.feature_taps import Read
 from kd.distill.inherit.ridge import fit_projection
 from kd.distill.inherit.sample_taps import SampleTaps
+from kd.distill.objective import Read
 from kd.distill.student import Student
 from kd.losses.ranks import without_gather
 from kd.models.preprocess import evaluating
@@ -50,10 +50,8 @@ def settle_losses(
     if outputs is None:
         outputs = _read_anew(student, teacher, sample(student.sample_size))
     read, answer = _joined(student, outputs)
-    losses = student.objective.active
     with without_gather():
-        regressions = student.objective.feature_taps.regressions(losses, read, answer)
-        for loss, student_features, teacher_features in regressions:
+        for loss, student_features, teacher_features in student.objective.regressions(read, answer):
             inputs, targets = loss.settle(student_features, teacher_features)
             if student.start == "inherited":
                 fit_projection(loss.projection, inputs, targets)
@@ -81,8 +79,8 @@ def _read_by_the_start(student: Student, taps: SampleTaps | None) -> SampleOutpu
     if taps is None:
         return None
     paths: set[str] = set()
-    for layers, _ in student.objective.layers_of_student.values():
-        paths.update(layers)
+    for layers in student.objective.layers.values():
+        paths.update(layers.student)
     student_batches = taps.caught(student.model)
     teacher_batches = taps.caught(taps.teacher)
     wanted = list(student.objective.wanted.features)
@@ -140,7 +138,7 @@ def _joined(student: Student, outputs: SampleOutputs) -> tuple[Read, Answer]:
     """
 
     def read(layers: list[str], form: str) -> list[Tensor]:
-        """As :data:`kd.distill.feature_taps.Read`, of the whole sample."""
+        """As :data:`kd.distill.objective.Read`, of the whole sample."""
         batches = [student.taps.read(caught, layers, form) for caught in outputs.student]
         by_layer = zip(*batches, strict=True)
         return [torch.cat(of_layer) for of_layer in by_layer]

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from kd.data.batch import RangeCheck, as_batch
+from kd.data.batch import Batch, RangeCheck, as_batch
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
 from kd.distill.headless import student_of
@@ -23,7 +24,7 @@ from kd.losses import (
 )
 from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.models.own import AsGiven, compile_as, frozen_copy, uncompiled
-from kd.optim import OptimSpec
+from kd.optim import OptimSpec, as_optim
 from kd.tasks import Classification, Features, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.answer import Answer
@@ -60,10 +61,14 @@ class Distillation(nn.Module):
         prepare: uint8 pictures -> the student's input: a :class:`kd.Preprocess`, or a function. Default: as timm says
             of the model. Float pictures pass as they are.
         teacher_prepare: likewise for the teacher.
+        ema_decay: keep an exponential moving average of the student: ``step.student.move_average(number)`` after each
+            optimizer step.
+        optim: how :class:`kd.DistillationModule` optimizes it: a :class:`kd.OptimSpec`, a dict of its fields, or a function
+            of the trainable parameters that makes an optimizer, whose learning rate then stays as it is.
 
     Raises:
         TypeError: an argument of another kind.
-        ValueError: a negative weight.
+        ValueError: a number out of its range, or a task that was made for other data.
         UserError: models, losses and data that do not fit each other.
 
     >>> import kd, torch
@@ -76,7 +81,7 @@ class Distillation(nn.Module):
 
     def __init__(
         self,
-        student: nn.Module,
+        student: nn.Module | Student,
         teacher: GivenTeacher = None,
         *,
         losses: Mapping[str, DistillLoss] | None = None,
@@ -87,20 +92,43 @@ class Distillation(nn.Module):
         data: DataInfo | None = None,
         prepare: Callable[[Tensor], Tensor] | None = None,
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
+        ema_decay: float | None = None,
+        optim: OptimSpec
+        | Mapping[str, Any]
+        | Callable[[list[nn.Parameter]], Optimizer]
+        | None = None,
     ) -> None:
         """Builds the objective and the student; the arguments are the class's.
 
-        The teacher's weights are not registered.
+        A ``student`` that is a :class:`~kd.distill.student.Student` brings its task, losses and optimizer: beside it
+        ``teacher`` and ``teacher_prepare`` alone are read.
         """
         super().__init__()
         self.teacher: RunTeacher | None
+        """It is not registered: it is neither trained nor saved."""
+        self.answering_teacher: RunTeacher | None
+        """Answers in a step: the teacher, or a cache in front of it."""
         run_teacher = as_teacher(teacher, teacher_prepare)
-        object.__setattr__(self, "teacher", run_teacher)  # not registered: it is not trained
-        objective = objective_of(
-            task, losses, task_loss_weight, taps, teacher_of, run_teacher, student
-        )
-        self.student = make_student(student, run_teacher, objective, data, prepare)
+        object.__setattr__(self, "teacher", run_teacher)
+        object.__setattr__(self, "answering_teacher", run_teacher)
+        if not isinstance(student, Student):
+            objective = objective_of(
+                task, losses, task_loss_weight, taps, teacher_of, run_teacher, student
+            )
+            student = make_student(
+                student, run_teacher, objective, data, prepare, ema_decay, as_optim(optim)
+            )
+        self.student = student
         self._range = RangeCheck()
+
+    def answer(self, batch: Batch) -> Answer:
+        """The teacher's answer to a batch on its device: what the losses read of it; an empty answer where they read
+        nothing, or without a teacher.
+        """
+        wanted = self.student.objective.wanted
+        if self.answering_teacher is None or not wanted:
+            return Answer()
+        return self.answering_teacher.answer(batch, wanted)
 
     def forward(
         self,
@@ -126,11 +154,9 @@ class Distillation(nn.Module):
             batch["index"] = index
         if window is not None:
             batch["window"] = [*window]
-        wanted = self.student.objective.wanted
-        if self.teacher is None or not wanted:
-            return self.student.learn(batch, Answer())
-        self.teacher.follow(images.device)
-        return self.student.learn(batch, self.teacher.answer(batch, wanted))
+        if self.answering_teacher is not None:
+            self.answering_teacher.follow(images.device)
+        return self.student.learn(batch, self.answer(batch))
 
 
 def objective_of(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -254,14 +255,15 @@ class Student(nn.Module):
                 prefix = f"objective.losses.{loss_name}."
                 names += [prefix + name for name, _ in loss.named_parameters()]
         # Where all losses are over features: what comes after the last layer that they read.
-        layers = objective.layers_of_student
+        layers = objective.layers
         if objective.task_loss_weight or len(layers) < len(objective.active):
             return names
         with evaluating(self.model), torch.enable_grad(), self.taps as tapped:
             self._trial()
         sums = []
-        for paths, form in layers.values():
-            sums += [features.sum() for features in self.taps.read(tapped, paths, form)]
+        for of_loss in layers.values():
+            read = self.taps.read(tapped, of_loss.student, of_loss.tokens)
+            sums += [features.sum() for features in read]
         parameters = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
@@ -388,10 +390,8 @@ class Student(nn.Module):
             self.prepare = copy.copy(self.prepare)
             self.prepare.dtype = dtype
 
-    @staticmethod
-    def answer_in(output: object) -> Tensor:
-        """The logits in what the model gives."""
-        return logits_of(output)
+    answer_in = staticmethod(logits_of)
+    """The logits in what the model gives."""
 
     # -- a step ------------------------------------------------------------------------------------------------------
     def learn(self, batch: Batch, answer: Answer) -> Terms:
@@ -401,11 +401,8 @@ class Student(nn.Module):
             batch: on the student's device.
             answer: the teacher's to the same pictures, with all that :attr:`Objective.wanted` lists; empty without.
         """
-        with (
-            annotate("student"),
-            training_attention(self.model, batch["image"]),
-            self.taps as tapped,
-        ):
+        taps: Any = self.taps if self.objective.layers else nullcontext({})
+        with annotate("student"), training_attention(self.model, batch["image"]), taps as tapped:
             output = self.model(self.prepare(batch["image"]))
         if self.has_two_heads and isinstance(output, tuple):
             logits, distilled_logits = output

@@ -22,7 +22,9 @@ HEAD_ROOM = 0.2
 class AttachedModule(Protocol):
     """A :class:`kd.DistillationModule` attached to its trainer, as far as it is measured."""
 
-    teacher: RunTeacher | None
+    @property
+    def teacher(self) -> RunTeacher | None:
+        """The run's."""
 
     @property
     def trainer(self) -> Trainer:

@@ -1,7 +1,7 @@
 """The LightningModule: a frozen teacher, and a student with its objective and optimizer."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,17 +14,14 @@ from torch.optim import Optimizer
 
 from kd.data.batch import Batch, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
-from kd.data.info import DataInfo
 from kd.distill.first_weights import begin
 from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding
-from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
+from kd.distill.step import Distillation, GivenTeacher
 from kd.distill.student import Student
 from kd.fit_to_machine import Memory, apply_auto, restore_auto
 from kd.lightning_internals import trainer_of
-from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
-from kd.models import TapSpec
 from kd.module.evaluation import Validation, warn_of_repeats
 from kd.module.fits import sample_for_fits
 from kd.module.inference import Inference
@@ -38,7 +35,7 @@ from kd.module.pace import (
 )
 from kd.module.resume import Resume
 from kd.module.start import by_the_first, settle_once
-from kd.optim import OptimSpec, Pace, as_optim
+from kd.optim import Pace
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.ahead import run_ahead, taken
@@ -64,16 +61,12 @@ class DistillationModule(Inference):
     own name (``train/task_loss``, ``train/<name>_loss``), the total as ``train/loss``.
 
     Args:
-        student, teacher, task, losses, task_loss_weight, taps, teacher_of, data, prepare, teacher_prepare: as of
-            :class:`kd.Distillation`; without a teacher the student learns from labels alone.
-        ema_decay: keep an exponential moving average of the student, validate and export that.
-        optim: optimizer and schedule: a :class:`kd.OptimSpec`, a dict of its fields, or a function of the trainable
-            parameters that makes an optimizer, whose learning rate then stays as it is.
+        student, teacher: as of :class:`kd.Distillation`; without a teacher the student learns from labels alone.
+        arguments: the other arguments of :class:`kd.Distillation`. With ``ema_decay`` the average is validated and
+            exported.
 
     Raises:
-        TypeError: an argument of another kind.
-        ValueError: a number out of its range, or a task that was made for other data.
-        UserError: weights that leave nothing to learn from, or models, losses and data that do not fit each other.
+        TypeError, ValueError, UserError: as of :class:`kd.Distillation`.
 
     >>> import kd, timm, torch
     >>> student, teacher = timm.create_model("resnet10t", num_classes=10), torch.nn.Sequential(
@@ -87,47 +80,21 @@ class DistillationModule(Inference):
         self,
         student: nn.Module | Student,
         teacher: GivenTeacher = None,
-        *,
-        task: Task | None = None,
-        losses: Mapping[str, DistillLoss] | None = None,
-        task_loss_weight: float = 1.0,
-        taps: Mapping[str, TapSpec] | None = None,
-        teacher_of: Mapping[str, str] | None = None,
-        ema_decay: float | None = None,
-        optim: OptimSpec
-        | Mapping[str, Any]
-        | Callable[[list[nn.Parameter]], Optimizer]
-        | None = None,
-        data: DataInfo | None = None,
-        prepare: Callable[[Tensor], Tensor] | None = None,
-        teacher_prepare: Callable[[Tensor], Tensor] | None = None,
+        **arguments: Any,
     ) -> None:
-        """Arguments as of the class. The teacher is not registered: it is neither trained nor saved.
-
-        A ``student`` that is a :class:`~kd.distill.student.Student` brings its task, losses and optimizer: beside it
-        ``teacher`` and ``teacher_prepare`` alone are read.
-        """
+        """Builds the step; arguments as of the class. Its student alone is registered: trained, and saved."""
         super().__init__()
-        object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
-        self.teacher: RunTeacher | None
-        self.answer_by(self.teacher)
-        # answers in training: the teacher, or a cache in front of it
-        self.answering_teacher: RunTeacher | None
-        if not isinstance(student, Student):
-            objective = objective_of(
-                task, losses, task_loss_weight, taps, teacher_of, self.teacher, student
-            )
-            student = make_student(
-                student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim)
-            )
-        self.student = student
-        self.validation = Validation(student, self.teacher)
+        self.distillation: Distillation
+        """The step: teacher, student and losses."""
+        object.__setattr__(self, "distillation", Distillation(student, teacher, **arguments))
+        self.student = self.distillation.student
+        self.validation = Validation(self.student, self.teacher)
         identity = {}
         if self.teacher:
             identity = self.teacher.identity()
-        self.resume = Resume(student, identity)
+        self.resume = Resume(self.student, identity)
         # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
-        without_gradient = [f"student.{name}" for name in student.without_gradient()]
+        without_gradient = [f"student.{name}" for name in self.student.without_gradient()]
         self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *without_gradient]
         self._range = RangeCheck()
         self.memory: Memory | None = None  # bytes of a step's parts: rank 0, in a fit on kd's data
@@ -136,6 +103,16 @@ class DistillationModule(Inference):
         self.resumed = False  # set by the code that resumes: Lightning informs its module too late
         self.begun = False  # whether the student has its first weights
         self._ended = False  # whether a user's model is as it was given
+
+    @property
+    def teacher(self) -> RunTeacher | None:
+        """The run's teacher; validation asks it, whatever answers in training."""
+        return self.distillation.teacher
+
+    @property
+    def answering_teacher(self) -> RunTeacher | None:
+        """Answers in training: the teacher, or a cache in front of it."""
+        return self.distillation.answering_teacher
 
     @property
     def task(self) -> Task:
@@ -235,13 +212,8 @@ class DistillationModule(Inference):
         return [message for message in messages if message]
 
     def ask(self, batch: Batch) -> Answer:
-        """The teacher's answer to a training batch on the device: what the losses read of it; an empty answer where they
-        read nothing, or without a teacher.
-        """
-        wanted = self.student.objective.wanted
-        if self.answering_teacher is None or not wanted:
-            return Answer()
-        return self.answering_teacher.answer(batch, wanted)
+        """The teacher's answer to a training batch on the device (:meth:`kd.Distillation.answer`)."""
+        return self.distillation.answer(batch)
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
@@ -250,7 +222,7 @@ class DistillationModule(Inference):
         May be called between epochs. What the loaders do for a cache (repeat its views, read its pixels) stays as it is:
         :mod:`kd.fit_to_machine` sets that where it chooses the teacher.
         """
-        object.__setattr__(self, "answering_teacher", teacher)
+        object.__setattr__(self.distillation, "answering_teacher", teacher)
 
     def configure_model(self) -> None:
         """FSDP cuts the student here, once; DeepSpeed checks it, and cuts it later, with its optimizer. With other
@@ -376,8 +348,6 @@ class DistillationModule(Inference):
         terms.
         """
         batch = as_batch(batch)
-        if trainer_of(self) is None:
-            self._check_targets(batch, training=True)
         if "answer" in batch:  # answered ahead
             answer = batch["answer"]()
         else:

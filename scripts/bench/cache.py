@@ -39,7 +39,7 @@ class Modes:
         losses = module.student.objective.losses
         self.cached = self.cached or next(iter(module.caches.values()))
         self.weights = self.weights or {name: loss.weight for name, loss in losses.items()}
-        object.__setattr__(module, "answering_teacher", self.cached if cached else module.teacher)
+        module.answer_by(self.cached if cached else module.teacher)
         for name, loss in losses.items():
             loss.weight = self.weights[name] if teacher else 0.0
 

@@ -17,8 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
 from kd.data.info import DataInfo
 from kd.errors import UserError
-from kd.losses import KDLoss
-from kd.losses.functional import kd_loss
+from kd.losses import KDLoss, kd_loss
 from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.module.distillation import DistillationModule
 from kd.optim import (
@@ -130,7 +129,7 @@ def test_a_loss_of_weight_zero_is_not_computed(
 ) -> None:
     module = make_module(teacher)
     module.student.objective.losses["kd"].weight = 0.0
-    object.__setattr__(module, "answering_teacher", lambda *_: 1 / 0)
+    object.__setattr__(module.distillation, "answering_teacher", lambda *_: 1 / 0)
     assert set(logged(module, batch)) == {"train/task_loss", "train/loss"}
 
 
