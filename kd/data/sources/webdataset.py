@@ -22,7 +22,7 @@ from kd.data.sources.files import said
 from kd.data.sources.labels import numbered
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded, is_hidden
 from kd.data.sources.shards import PICTURE, ShardSplit
-from kd.data.sources.split_names import choose, split_of
+from kd.data.sources.split_names import split_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.progress import bar
@@ -158,29 +158,29 @@ class WebDataset(Source):
         is no validation split. None where they do not, or several places or a pattern were given.
 
         Raises:
-            UserError: some names mean a split and others none, or two folders mean the split.
+            UserError: some names of shards mean a split and others none.
         """
         places = self.places.get(split, self.places["train"])
-        if len(places) != 1 or not Path(places[0]).is_dir():
+        folder = Path(places[0])
+        if len(places) > 1 or not folder.is_dir():
             return None
-        key, folder = f"data.source.{split}", Path(places[0])
-        files = sorted(folder.glob("*.tar"))
-        if not files:
-            folders = [p.name for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name)]
-            name = choose(folders, split, key, places[0])
-            return sorted(map(str, (folder / name).glob("*.tar"))) if name else None
-        splits = {file: split_of(file.stem) for file in files}
+        shards = sorted(folder.glob("*.tar"))
+        folders = sorted(p for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name))
+        splits = {path: split_of(path.stem) for path in shards or folders}
         meanings = {*splits.values()}
-        if len(meanings) == 1 and (split in self.places or None in meanings):
+        if meanings <= {None} or (shards and len(meanings) == 1 and split in self.places):
             return None
-        if None in meanings:
-            unnamed = next(file.name for file in files if splits[file] is None)
+        if shards and None in meanings:
+            unnamed = next(path.name for path, meaning in splits.items() if meaning is None)
             raise UserError(
-                f"{key}: {places[0]} has shards whose names mean a split beside {unnamed}; data.source.train=PATTERN and "
-                "data.source.val=PATTERN say which are which"
+                f"data.source.{split}: {folder} has shards whose names mean a split beside {unnamed}; "
+                "data.source.train=PATTERN and data.source.val=PATTERN say which are which"
             )
         wanted = "test" if split == "val" and "val" not in meanings else split
-        return [str(file) for file in files if splits[file] == wanted]
+        chosen = [path for path, meaning in splits.items() if meaning == wanted]
+        if folders and not shards:
+            chosen = [file for path in chosen for file in sorted(path.glob("*.tar"))]
+        return [*map(str, chosen)]
 
     def _read(self, split: str) -> dict[str, Shard]:
         """What the shards of a split hold, by path; read once.
