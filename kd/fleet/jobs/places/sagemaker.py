@@ -209,7 +209,8 @@ def _ended(client: "BaseClient", name: str) -> dict[str, Any]:
 
 def _recipe(answer: Mapping[str, Any]) -> str:
     """The recipe's name, of a job that was sent from elsewhere, for its folder."""
-    return Path(answer.get("HyperParameters", {}).get("recipe", "run")).stem
+    given = answer.get("HyperParameters", {}).get("recipe", "")
+    return Path(given).stem.lstrip(".") or "run"
 
 
 def _hours(seconds: float | None) -> float | None:
