@@ -1,14 +1,15 @@
 """What a search may vary: spaces as they are written, and those that ship with recipes."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 import kd.losses
-from kd.fleet.tuning.plan import _choices_for
+from kd.errors import UserError
+from kd.fleet.tuning import plan
 from kd.fleet.tuning.space import Space, item, parse, short
+from kd.run.request import Request
 from tests._helpers import ROOT
 
 
@@ -50,11 +51,24 @@ def test_short() -> None:
     assert short(True) == "True"
 
 
-def test_a_key_three_levels_down_is_tried_below_both_choices() -> None:
-    top = parse("model.task", "[A, B]")
-    middle = replace(parse("model.task.head", "[X, Y]"), above="model.task", under=("B",))
-    assert _choices_for(top, [top, middle]) == []
-    assert _choices_for(middle, [top, middle]) == [("model.task", "B")]
+def test_a_key_three_levels_down_is_tried_below_both_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[str, list[str]]] = []
+
+    def resolved(_: Request, words: list[str], space: Space) -> list[int]:
+        tried.append((space.key, words))
+        if words == ["model.task=A"]:
+            raise UserError("model.task.head: A has none")
+        return [1]
+
+    monkeypatch.setattr(plan, "_as_resolved", resolved)
+    texts = {"model.task": "[A, B]", "model.task.head": "[X, Y]", "model.task.head.size": "1..2"}
+    spaces = [parse(key, text) for key, text in texts.items()]
+    _, head, size = plan._search_space(spaces, Request())
+    assert (head.above, head.under) == ("model.task", ("B",))
+    assert (size.above, size.under) == ("model.task.head", ("X", "Y"))
+    assert tried[-1] == ("model.task.head.size", ["model.task=B", "model.task.head=Y"])
 
 
 def test_what_is_no_finite_number_is_a_word() -> None:
