@@ -268,10 +268,13 @@ def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str
     """
     truth_HW = maps["truth"].numpy()
     counts_HW = (truth_HW >= 0) & (truth_HW < classes)
-    shown = {name: np.where(counts_HW, ids.numpy(), classes) for name, ids in maps.items()}
+    shown = {}
+    for name, ids in maps.items():
+        shown[name] = np.where(counts_HW, ids.numpy(), classes)
     sheet = side_by_side(picture, shown, classes)
-    image = thumbnail(sheet, SIDE * (1 + len(maps)))
-    return {"image": image, "panels": ["picture", *maps]}
+    panels = ["picture", *maps]
+    image = thumbnail(sheet, SIDE * len(panels))
+    return {"image": image, "panels": panels}
 
 
 def thumbnail(picture: np.ndarray, side: int = SIDE) -> str:

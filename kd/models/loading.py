@@ -64,11 +64,17 @@ def load_checkpoint(
     found = _state_in(tensors, model, about.img_size, part, place, key)
     state, last = _with_classifier(found, model, about.classes, classes, head, place, key)
     _check_fit(state, model, head, path, place, key)
-    _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
+    trained = {name for name, _ in model.named_parameters()}
+    _check_numbers(state, trained, place)
+
     expected = model.state_dict()
-    in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
+    in_models_dtype = {}
+    for name, value in state.items():
+        dtype = expected[name].dtype
+        in_models_dtype[name] = value.to(dtype)
     model.load_state_dict(in_models_dtype, strict=False)
-    setattr(model, NEW, not all(name in state for name in last))
+    has_classifier = all(name in state for name in last)
+    setattr(model, NEW, not has_classifier)
 
 
 def _state_in(

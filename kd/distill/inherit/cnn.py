@@ -237,15 +237,20 @@ class LayerRow:
             kept: those of each layer's output.
             targets: what the last one should give, ``(N, C, h, w)`` of each part; None: what the teacher's gives.
         """
-        pairs = zip(self.layers, [before, *kept[:-1]], kept, strict=True)
-        for number, (each, inputs, outputs) in enumerate(pairs):
+        inputs = before
+        for each, outputs in zip(self.layers, kept, strict=True):
             start = each.weight[outputs]
             if not is_depthwise(each.layer):
                 start = start[:, inputs]
-            if targets is not None and number == len(self.layers) - 1:
+            inputs = outputs
+            is_last = each is self.layers[-1]
+            if is_last and targets is not None:
                 fit_to_maps(each.layer, each.norm, run, ours, targets, start)
-                return
-            wanted = [DrawnRows(at, rows[:, outputs]) for at, rows in self.outputs[each.written]]
+                continue
+            wanted = []
+            for positions, rows in self.outputs[each.written]:
+                rows_kept = rows[:, outputs]
+                wanted.append(DrawnRows(positions, rows_kept))
             fit_at_places(each.layer, each.norm, run, ours, wanted, start)
 
 

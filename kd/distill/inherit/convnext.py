@@ -216,11 +216,16 @@ class ConvNeXtStart(CNNStart):
         """
         _, first, second = row.layers
         writes = second.weight[after]
-        powers = torch.cat(row.read[second.of_teacher]).var(0) * writes.square().sum(0)
-        units = powers.topk(len(first.layer.weight)).indices.sort().values
+        size_of_writes = writes.square().sum(0)
+        values = torch.cat(row.read[second.of_teacher])
+        powers = values.var(0) * size_of_writes
+        count = len(first.layer.weight)
+        units = powers.topk(count).indices.sort().values
         if isinstance(block.mlp, GlobalResponseNormMlp):
-            block.mlp.grn.weight.copy_(of_teacher.mlp.grn.weight[units])
-            block.mlp.grn.bias.copy_(of_teacher.mlp.grn.bias[units])
+            ours = block.mlp.grn
+            theirs = of_teacher.mlp.grn
+            ours.weight.copy_(theirs.weight[units])
+            ours.bias.copy_(theirs.bias[units])
         return [after, units, after]
 
     def reads_last(self) -> Tensor:

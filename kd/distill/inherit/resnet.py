@@ -158,9 +158,14 @@ class ResNetStart(CNNStart):
     def __init__(self, student: CNN, teacher: CNN) -> None:
         """Stores the arguments, which are the base's."""
         super().__init__(student, teacher)
-        self.stages = list(zip(stages_of(student), stages_of(teacher), strict=True))
-        first_blocks = [blocks[0] for blocks in self.stages[0]]
-        self.stem_is_first_stage = all(shortcut_layer(block) is None for block in first_blocks)
+        small = stages_of(student)
+        big = stages_of(teacher)
+        self.stages = list(zip(small, big, strict=True))
+        shortcuts = [
+            shortcut_layer(small[0][0]),
+            shortcut_layer(big[0][0]),
+        ]
+        self.stem_is_first_stage = shortcuts == [None, None]
 
     def largest_maps(self, size: tuple[int, int]) -> int:
         """That of the stages' streams alone; the first stage has a quarter of each side."""
@@ -170,18 +175,27 @@ class ResNetStart(CNNStart):
 
     def streams(self) -> list[ChannelStream]:
         """A block's output is read by the block after it, that of the last one by the classifier."""
-        end = self.teacher.global_pool
-        every_channel = torch.eye(self.teacher.num_features)
-        has_head = isinstance(self.teacher.fc, nn.Linear)
-        classifier = Reader(end, [self.teacher.fc.weight if has_head else every_channel])
+        teacher = self.teacher
+        has_head = isinstance(teacher.fc, nn.Linear)
+        if has_head:
+            reads = teacher.fc.weight
+        else:  # each channel counts by itself
+            reads = torch.eye(teacher.num_features)
         streams = []
         if not self.stem_is_first_stage:
-            stem_width = _widths(stem_layers(self.student))[-1]
-            streams.append(ChannelStream(stem_width, [_reader(self.stages[0][1][0])]))
-        next_blocks = [[_reader(big[0])] for _, big in self.stages[1:]]
-        for (small, big), after in zip(self.stages, [*next_blocks, [classifier]], strict=True):
-            readers = [*(_reader(block) for block in big[1:]), *after]
-            streams.append(ChannelStream(_widths(block_layers(small[0]))[-1], readers))
+            *_, width = _widths(stem_layers(self.student))
+            _, big = self.stages[0]
+            streams.append(ChannelStream(width, [_reader(big[0])]))
+
+        # what reads each stage's stream after its blocks
+        ends = []
+        for _, big in self.stages[1:]:
+            ends.append(_reader(big[0]))
+        ends.append(Reader(teacher.global_pool, [reads]))
+        for (small, big), end in zip(self.stages, ends, strict=True):
+            *_, width = _widths(block_layers(small[0]))
+            readers = [_reader(block) for block in big[1:]]
+            streams.append(ChannelStream(width, [*readers, end]))
         return streams
 
     def stem(
