@@ -56,8 +56,17 @@ def _bounded() -> type[tarfile.TarInfo]:
 def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
     """The regular files of an archive, each with its content; links, devices and sparse files are left out.
 
-    Yields an iterator of (header, open content) in the archive's order, for use inside the ``with`` alone. Damage is
-    noticed while it runs: errors of :data:`OF_AN_ARCHIVE` in the ``with`` count as the archive's, whoever raised them.
+    Yields an iterator of (header, open content) in the archive's order, for use inside the ``with`` alone. Arguments and
+    errors as of :func:`_read`.
+    """
+    with _read(archive, key, compressed) as tar:
+        yield _files(tar)
+
+
+@contextmanager
+def _read(archive: Path, key: str, compressed: bool) -> Iterator[tarfile.TarFile]:
+    """An archive, open. Damage is noticed while it is read: errors of :data:`OF_AN_ARCHIVE` in the ``with`` count as the
+    archive's, whoever raised them.
 
     Args:
         archive: ``.tar``.
@@ -65,41 +74,40 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[It
         compressed: whether it may be compressed; a shard that is read by offsets may not.
 
     Raises:
-        UserError: not such an archive, or a damaged one.
+        UserError: not such an archive, a damaged one, or one with a member that leads out of its folder.
         OSError: the disk's errors (those with an ``errno``).
     """
-    mode: Literal["r:*", "r:"] = "r:"
-    if compressed:
-        mode = "r:*"
+    start = f"{key}: {archive}" if key else str(archive)
+    mode: Literal["r:*", "r:"] = "r:*" if compressed else "r:"
     try:
         with tarfile.open(regular(archive, LARGEST_DATA), mode, tarinfo=_bounded()) as tar:
-            yield _files(tar)
+            yield tar
     except UserError:
         raise
+    except tarfile.FilterError as error:
+        raise UserError(f"{start} is not unpacked: {error}") from error
     except (*OF_AN_ARCHIVE, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
-        if key:
-            start = f"{key}: {archive}"
-        else:
-            start = str(archive)
         if compressed:
             raise UserError(f"{start} is not a tar file ({error})") from error
         hint = "a compressed one must be unpacked"
         raise UserError(f"{start} is not a plain tar file ({error}); {hint}") from error
 
 
-def _files(tar: tarfile.TarFile) -> Iterator[File]:
-    """The regular files of an archive with their open contents; folders, links, devices and sparse files are left out.
-
-    Raises:
-        ReadError: a member that ends before it begins, while the iterator runs.
-    """
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The headers of an archive; raises a ReadError at a member that ends before it begins."""
     end = 0
     for member in tar:
         if tar.offset <= end or member.size < 0:  # an extension may give a size, too
             raise tarfile.ReadError(f"{member.name[:80]!r} ends before it begins")
         end = tar.offset
+        yield member
+
+
+def _files(tar: tarfile.TarFile) -> Iterator[File]:
+    """The regular files of an archive with their open contents; folders, links, devices and sparse files are left out."""
+    for member in _members(tar):
         content = None
         if member.isreg() and not member.issparse():
             content = tar.extractfile(member)
@@ -108,31 +116,22 @@ def _files(tar: tarfile.TarFile) -> Iterator[File]:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Writes the files of a ``.tar`` into a folder; Python has a safe filter for that only from 3.11.4 on.
-
-    Folders in it are made as its files need them; modes, times and links are left out.
+    """Writes what a ``.tar`` holds into a folder, by the ``data`` filter of Python: nothing in it leads out of the folder.
 
     Args:
         archive: ``.tar``, compressed or not.
         into: a folder; made where it is missing. What was unpacked before an error stays in it.
 
     Raises:
-        UserError: no tar file, a name in it that leads out of the folder, or a file that the disk has no room for.
+        UserError: no tar file, a name or a link in it that leads out of the folder, a device, or a file that the disk has
+            no room for.
         OSError: the disk's errors, also where two names in it can't lie side by side (``a`` and ``a/b``).
     """
-    root = into.resolve()
-    root.mkdir(parents=True, exist_ok=True)
-    with opened(archive) as files:
-        for member, content in files:
-            path = (root / member.name).resolve()
-            if not path.is_relative_to(root):
+    into.mkdir(parents=True, exist_ok=True)
+    with _read(archive, "", compressed=True) as tar:
+        for member in _members(tar):
+            if member.size > shutil.disk_usage(into).free:
                 raise UserError(
-                    f"{archive}: '{member.name}' in it leads out of the folder that it is unpacked into"
+                    f"{archive}: '{member.name}' in it has more bytes than {into} has room for"
                 )
-            if member.size > shutil.disk_usage(root).free:
-                raise UserError(
-                    f"{archive}: '{member.name}' in it has more bytes than {root} has room for"
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                shutil.copyfileobj(content, file)
+            tar.extract(member, into, filter="data")

@@ -2,7 +2,6 @@
 
 import io
 import signal
-import sys
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -15,24 +14,26 @@ from kd.storage.archives import unpack
 
 
 def test_an_archive_stays_in_its_folder(tmp_path: Path) -> None:
-    def archive(name: str, *members: str) -> Path:
+    def archive(name: str, *members: str, link: str = "file") -> Path:
         with tarfile.open(tmp_path / name, "w:gz") as tar:
             for member in members:
                 entry = tarfile.TarInfo(member)
                 entry.size = 3
                 tar.addfile(entry, io.BytesIO(b"abc"))
-            link = tarfile.TarInfo("run/link")
-            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            tar.addfile(link)
+            entry = tarfile.TarInfo("run/link")
+            entry.type, entry.linkname = tarfile.SYMTYPE, link
+            tar.addfile(entry)
         return tmp_path / name
 
     unpack(archive("good.tar.gz", "run/file", "run/deep/file"), tmp_path / "out")
     assert {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()} == {
-        "run/file", "run/deep/file",
+        "run/file", "run/deep/file", "run/link",
     }  # fmt: skip
     assert (tmp_path / "out" / "run" / "file").read_bytes() == b"abc"
-    with pytest.raises(UserError, match="leads out of the folder"):
-        unpack(archive("bad.tar.gz", "../escaped"), tmp_path / "other")
+    bad = archive("bad.tar.gz", "../escaped"), archive("link.tar.gz", link="../../out")
+    for file in (*bad, archive("absolute.tar.gz", link="/etc/passwd")):
+        with pytest.raises(UserError, match=f"^{file} is not unpacked: .*(outside|absolute)"):
+            unpack(file, tmp_path / "other")
     assert not (tmp_path / "escaped").exists()
 
 
@@ -70,10 +71,6 @@ def test_an_archive_made_to_harm_is_named(content: bytes, tmp_path: Path) -> Non
     signal.alarm(20)
     tracemalloc.start()
     try:
-        if content == HOSTILE["a map that is no map"] and sys.version_info < (3, 11, 4):
-            unpack(file, tmp_path / "out")  # whose tarfile takes it for the archive's end
-            assert [path.name for path in (tmp_path / "out").rglob("*")] == ["a.jpg"]
-            return
         with pytest.raises(UserError, match=rf"{file} is not a tar file"):
             unpack(file, tmp_path / "out")
         with pytest.raises(UserError, match=rf"data.source.train: {file} is not a plain tar file"):
