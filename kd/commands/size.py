@@ -149,7 +149,7 @@ def _compare(place: str, request: Request) -> int:
     }
     others = [row for row in sizes.get("trained", []) if row["run"] != trained["run"]]
     sizes["trained"] = [*others, trained]
-    guard(file.parents[2])
+    guard(file.parent, within=file.parents[2])
     write(sizes, file.parent)
     print(text)
     print(f"written to {file.with_name('sizes.html')}")

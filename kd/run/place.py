@@ -25,7 +25,7 @@ from kd.storage.checkpoints import (
 from kd.storage.elsewhere import mapping_of, text_of, yaml_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, folder_of_recipe, on_disk, url_of
-from kd.storage.writing import check_folders, guard
+from kd.storage.writing import guard
 
 START = ("checkpoint", "pretrained", "inherit")
 """Settings of ``model.student`` that say where its first weights come from."""
@@ -71,7 +71,7 @@ class Resumed:
             raise UserError(
                 f"resume: {folder} has no checkpoints/{LAST}: it ended before its first one, so start it again"
             )
-        check_folders(guard(folder))
+        guard(folder)
         return cls(folder, name if is_url(name) else "")
 
 

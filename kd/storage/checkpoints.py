@@ -58,14 +58,13 @@ def claim(parent: Path) -> Path:
 
     For a search or a measurement that has no settings to write; runs take theirs by
     :class:`kd.callbacks.run_folder.RunFolder`. Where another process takes the number first, it is the one after that.
-    The folder above ``parent`` is guarded as a run's is (:func:`kd.storage.writing.guard`).
+    What it holds is checked as a run's folder is (:func:`kd.storage.writing.guard`), and no link may lead to it from above.
 
     Raises:
         UserError: ``parent`` can't be written; the message names ``runs_dir``.
     """
     try:
-        guard(parent.parent)
-        make_folder(parent)
+        make_folder(guard(parent, within=parent.parent))
         numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
         number = max(numbers, default=-1) + 1
         while True:

@@ -71,7 +71,7 @@ def test_a_renaming_that_fails_says_where_the_checkpoint_is(
 ) -> None:
     """Without hard links ``last.ckpt`` has moved away by then."""
     save(tmp_path / "last.ckpt", 1.0)
-    monkeypatch.setattr("kd.storage.writing._rename", lambda *_: no_space())
+    monkeypatch.setattr("kd.storage.writing.move", lambda *_: no_space())
     if not links:
         monkeypatch.setattr(os, "link", lambda *_, **__: no_space())
     with pytest.raises(RunError, match=f"No space left on device; {words}"):
@@ -272,9 +272,7 @@ def test_a_disk_that_fills_at_any_place_is_told_alike(
                 raise OSError(28, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr(
-        "kd.storage.writing._fresh", lambda folder, name, path: Small(path.with_name(name), "w")
-    )
+    monkeypatch.setattr("kd.storage.writing._fresh", lambda path: Small(path, "w"))
     with pytest.raises(
         RunError, match=r"last.ckpt can't be written: No space left on device; the one before"
     ):

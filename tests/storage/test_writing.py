@@ -13,7 +13,7 @@ import pytest
 
 from kd.cli import main
 from kd.errors import UserError
-from kd.storage import run_urls, writing
+from kd.storage import run_urls
 from kd.storage.checkpoints import holder_of, lock_run
 from kd.storage.elsewhere import (
     LARGEST,
@@ -24,15 +24,12 @@ from kd.storage.elsewhere import (
     regular_files,
     text_of,
 )
-from kd.storage.run_urls import finished_at
 from kd.storage.writing import (
     appended,
-    check_folders,
     existing,
     file_for,
     folder_for,
     guard,
-    make_folder,
     move,
     remove,
     second_name,
@@ -43,8 +40,7 @@ from kd.storage.writing import (
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(writing, "GUARDED", set())
+def run(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "tiny" / "000"
     folder.mkdir(parents=True)
     return guard(folder)
@@ -97,23 +93,55 @@ def test_an_old_file_that_has_its_second_name_already_gets_no_third(tmp_path: Pa
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "pipe", "device", "part"])
-def test_what_is_in_a_files_place_is_replaced(
-    way: str, kind: str, run: Path, outside: Path
-) -> None:
-    place = run / "records" / "x"
-    place.parent.mkdir()
+def intrude(kind: str, place: Path, outside: Path) -> None:
+    """Puts something into a file's or a folder's place that leads to ``outside``, or is no file."""
+    place.parent.mkdir(parents=True, exist_ok=True)
     if kind == "hard":
         place.hardlink_to(outside / "x")
     elif kind == "pipe":
         os.mkfifo(place)
     elif kind == "part":
-        place.with_name("x.part").symlink_to(outside / "x")
+        place.with_name(f"{place.name}.part").symlink_to(outside / "x")
     else:
-        place.symlink_to(
-            {"link": outside / "x", "dangling": outside / "none", "device": Path("/dev/zero")}[kind]
-        )
+        targets = {"link": outside / "x", "folder": outside, "dangling": outside / "none"}
+        place.symlink_to(targets.get(kind, Path("/dev/zero")))
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "dangling", "pipe", "device"])
+@pytest.mark.parametrize("name", ["x", "checkpoints", "records/deep/x", "export/a"])
+def test_a_folder_that_leads_out_is_refused_when_it_is_opened(
+    kind: str, name: str, run: Path, outside: Path
+) -> None:
+    intrude(kind, run / name, outside)
+    with pytest.raises(UserError, match=f"{name}: is a (link; kd follows|named pipe; a run)"):
+        guard(run)
+
+
+def test_what_stays_in_a_run_is_let_through(run: Path, outside: Path, tmp_path: Path) -> None:
+    """A logger's link to its newest folder, weights of two names; links above a run are the user's."""
+    (run / "wandb" / "run-1").mkdir(parents=True)
+    (run / "wandb" / "latest-run").symlink_to("run-1")
+    (run / "student.safetensors").hardlink_to(outside / "x")
+    (tmp_path / "by-link").symlink_to(run.parent)
+    for folder in (run, tmp_path / "by-link" / run.name, run / "none"):
+        assert guard(folder) == folder
+    with pytest.raises(UserError, match="by-link/000: is a link"):
+        guard(tmp_path / "by-link" / run.name, within=tmp_path)
+    assert guard(run, within=tmp_path) == run
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "pipe", "device", "part"])
+def test_nothing_is_written_through_what_is_in_a_files_place(
+    way: str, kind: str, run: Path, outside: Path
+) -> None:
+    """It is replaced; what would be added to is refused, or copied where it has a second name."""
+    place = run / "records" / "x"
+    intrude(kind, place, outside)
+    if way in ("appended", "file_for") and kind not in ("hard", "part"):
+        with pytest.raises(UserError, match="x: is a (link|named pipe); a file is written there"):
+            WAYS[way](place)
+        return
     WAYS[way](place)
     assert place.is_file() and not place.is_symlink()
     assert place.stat().st_nlink == 1 + (way == "second_name")
@@ -121,59 +149,25 @@ def test_what_is_in_a_files_place_is_replaced(
         assert place.read_text() == ("kept" if kind == "hard" else "") + "line\n"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "name", ["student/x", "export/a/student/x", "records/../../../../outside/x"]
-)
-def test_no_link_and_no_step_up_leads_out(way: str, name: str, run: Path, outside: Path) -> None:
-    place = run / name
-    if ".." not in name:
-        place.parent.parent.mkdir(parents=True, exist_ok=True)
-        place.parent.symlink_to(outside)
-    with pytest.raises(UserError, match="is a link; kd writes through no link|leads out of"):
-        WAYS[way](place)
-
-
-def test_folders_too(run: Path, outside: Path) -> None:
-    (run / "student").symlink_to(outside)
-    for call in (make_folder, folder_for):
-        with pytest.raises(UserError, match="student: is a link"):
-            call(run / "student" / "inner")
-    with pytest.raises(UserError, match="student: is a link"):
-        check_folders(run)
+def test_folders_and_files_in_each_others_place(run: Path) -> None:
     (run / "export").write_text("a file")
     with pytest.raises(UserError, match="export: is a file; a folder must be there"):
         write_text(run / "export" / "x", "")
     (run / "summary.json").mkdir()
-    with pytest.raises(UserError, match="summary.json: is a folder; a file is written there"):
-        write_text(run / "summary.json", "")
+    for call in (guard, lambda run: write_text(run / "summary.json", "")):
+        with pytest.raises(UserError, match="summary.json: is a folder; a file is written there"):
+            call(run)
     assert not list(run.glob("*.part"))
-    (run / "student").unlink()
-    with pytest.raises(UserError, match="summary.json: is a folder; a file is written there"):
-        check_folders(run)
 
 
-def test_a_library_finds_no_way_out_of_a_folder(run: Path, outside: Path) -> None:
+def test_a_library_finds_no_second_name_in_a_folder(run: Path, outside: Path) -> None:
     place = run / "csv"
     (place / "inner").mkdir(parents=True)
-    (place / "hparams.yaml").symlink_to(outside / "x")
     (place / "inner" / "x").hardlink_to(outside / "x")
-    (place / "inner" / "out").symlink_to(outside)
-    os.mkfifo(place / "pipe")
     (place / "own.csv").write_text("own")
     folder_for(place)
     assert sorted(p.name for p in place.rglob("*")) == ["inner", "own.csv", "x"]
     (place / "inner" / "x").write_text("new")
-
-
-def test_links_above_a_run_are_the_users(run: Path, outside: Path, tmp_path: Path) -> None:
-    other = tmp_path / "by-link"
-    other.symlink_to(run.parent)
-    write_text(other / run.name / "records" / "x", "new")
-    assert (run / "records" / "x").read_text() == "new"
-    (run / "student").symlink_to(outside)  # the run is guarded by each of its paths
-    with pytest.raises(UserError, match="is a link"):
-        write_text(guard(other / run.name) / "student" / "x", "new")
 
 
 def test_names_are_changed_and_removed_in_their_folder(run: Path, outside: Path) -> None:
@@ -297,12 +291,6 @@ def test_what_a_command_line_names_is_a_regular_file(
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-")]
     assert len(lines) == 1 and "KD_TRACEBACK" not in lines[0], lines
     assert any(str(place) in lines[0] for place in (no_text, no_text.resolve())), lines
-
-
-def test_a_student_in_place_of_which_a_pipe_lies_is_missing(run: Path) -> None:
-    os.mkfifo(run / "student.safetensors")
-    with pytest.raises(UserError, match="it has no student.safetensors"):
-        finished_at(str(run))
 
 
 def test_a_run_in_a_bucket_is_fetched_only_if_it_is_like_one(

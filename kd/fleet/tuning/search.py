@@ -47,8 +47,8 @@ class Search:
         """
         self.plan = plan
         self.changed = changed
-        guard(plan.folder.parents[1])  # what lies below the recipe's folder may be a stranger's
-        make_folder(plan.folder)
+        # what is in the recipe's folder may be a stranger's
+        make_folder(guard(plan.folder, within=plan.folder.parents[1]))
         self.lock = FileLock(plan.folder / "ask.lock")  # one process at a time draws values
         with self.lock:
             directions = [objective.direction for objective in plan.objectives]

@@ -21,7 +21,7 @@ from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, lines_of, mapping_of
 from kd.storage.of_weights import LATENCY, evaluation, on_stderr, read_of_weights
 from kd.storage.run_urls import folder_of_recipe
-from kd.storage.writing import appended, check_way, remove
+from kd.storage.writing import appended, remove
 
 LOG = "log.txt"
 """A trial's output, in its folder."""
@@ -165,13 +165,12 @@ class TrialRun:
     def begin(self, items: Sequence[str]) -> None:
         """Starts the run, or resumes it from its last checkpoint; nothing if it has ended well.
 
-        A run without a checkpoint begins anew: what it had written is deleted. A link on the way to it is refused.
+        A run without a checkpoint begins anew: what it had written is deleted.
 
         Args:
             items: words of ``kd-train``'s command line; not used where it is resumed.
         """
         self.process = None
-        check_way(self.run)
         has_student = (self.run / "student.safetensors").is_file()
         if has_student and self.summary().get("status") == "done":
             return
