@@ -23,7 +23,7 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
                                           the same with a data tier (or another one, or 0); an
                                           instance is one of the run's monitor.prices; data_cores=N needs no prices
-  kd-report RUN --set kernels=5           changes what a run records while it trains, also by URL (s3://...); words: on, off,
+  kd-report RUN_FOLDER --set kernels=5    changes what a run records while it trains, on its machine; words: on, off,
                                           interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report BEFORE AFTER [...] [--open]   compares runs: comparison.html in the last one's folder
@@ -126,7 +126,7 @@ def _set(request: Request) -> int:
     from kd.storage.control_file import WORDS, send
 
     if not request.rest:
-        raise UserError(f"--set takes a run's folder or URL, and words: {WORDS}")
+        raise UserError(f"--set takes a run's folder, and words: {WORDS}")
     place, *switches = request.rest
     words = [*switches, *request.overrides]
     if not words:

@@ -1,18 +1,13 @@
-"""The file ``monitor`` in a run's folder: what is watched is changed while the job runs, also through an object store."""
+"""The file ``monitor`` in a run's folder: what is watched is changed while the job runs."""
 
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kd.errors import UserError
 from kd.storage.checkpoints import run_folder
 from kd.storage.elsewhere import RefusedFile, text_of
-from kd.storage.objects import file_system, in_one_line, is_url, small_file, tried, url_of_run
-from kd.storage.run_urls import tag_of
-from kd.storage.writing import write_bytes, write_text
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+from kd.storage.objects import is_url
+from kd.storage.writing import write_text
 
 CONTROL = "monitor"  # the file's name
 WORDS = "on, off, interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off"
@@ -77,82 +72,25 @@ def read(folder: Path) -> tuple[str, int]:
         return "", 0
 
 
-def send(place: str, words: list[str]) -> str:
-    """Writes words for a run that trains: into its folder, or into its copy in an object store.
+def send(place: str, words: list[str]) -> Path:
+    """Writes words for a run that trains into its folder; returns the file. The run reads it some seconds later.
 
     Args:
-        place: the run's folder or URL, or a recipe's ``latest``.
+        place: the run's folder on this machine (or on a file system that both share), or a recipe's ``latest``.
         words: of :data:`WORDS`.
 
-    Returns:
-        Where they were written: the file's path or URL. The run reads it some seconds later (:func:`read`,
-        :class:`RemoteControl`).
-
     Raises:
-        UserError: a word that is not known, no such run, or a store that can't be written.
+        UserError: a word that is not known, a URL, or no such run.
     """
     text = "\n".join(words) + "\n"
     try:
         parse(text)
     except ValueError as error:
         raise UserError(f"--set: {error}") from error
-    if not is_url(place):
-        folder = run_folder(Path(place))
-        if not (folder / "config.yaml").is_file():
-            raise UserError(f"--set: run folder {place} not found")
-        write_text(folder / CONTROL, text)
-        return str(folder / CONTROL)
-    url = url_of_run(place, "--set")
-    files, path = file_system(url, "--set")
-    with in_one_line(f"--set: {url} can't be written"):
-        files.invalidate_cache()
-        if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):
-            raise UserError(f"--set: run {url} not found")
-        tried(lambda: files.pipe_file(f"{path}/{CONTROL}", text.encode()), url)
-    return f"{url}/{CONTROL}"
-
-
-class RemoteControl:
-    """Brings the file ``monitor`` of a run's copy in an object store to the run's folder, where it changes there.
-
-    What the store has when the run begins, or resumes, is an earlier command and is not brought, unless the store can't
-    be read at that moment. The thread of :class:`kd.storage.mirror.Mirror` calls :meth:`look` every few seconds.
-
-    Args:
-        files: fsspec's file system of the store.
-        path: of the run's copy there.
-        folder: of the run here.
-    """
-
-    def __init__(self, files: "AbstractFileSystem", path: str, folder: Path) -> None:
-        """Remembers the tag of the file as it is: only later versions are fetched.
-
-        Args:
-            files: the store.
-            path: of the run in the store.
-            folder: of the run on this disk, where the file is copied to.
-        """
-        self._files = files
-        self._path = f"{path}/{CONTROL}"
-        self._file = folder / CONTROL
-        self._tag = self._newest_tag()
-
-    def _newest_tag(self) -> str:
-        """What changes with the object; "" without one, or where the store does not answer."""
-        self._files.invalidate_cache()
-        with suppress(Exception):  # the object stores' clients raise many kinds
-            return tag_of(self._files.info(self._path))
-        return ""
-
-    def look(self) -> None:
-        """One request to the store; a second one where the object has changed.
-
-        Raises:
-            OSError: the object is too large, or can't be read; it is not read again before it changes.
-        """
-        tag = self._newest_tag()
-        if not tag or tag == self._tag:
-            return
-        self._tag = tag  # one that can't be read is reported once and left
-        content = small_file(self._files, self._path, f"{self._path} can't be read", LARGEST)
-        write_bytes(self._file, content)
+    if is_url(place):
+        raise UserError(f"--set: must be a run's folder on the machine that trains, got {place}")
+    folder = run_folder(Path(place))
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"--set: run folder {place} not found")
+    write_text(folder / CONTROL, text)
+    return folder / CONTROL

@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,8 @@ FACTS_OF_CONTENT = (
     *("LastModified", "last_modified", "Last-Modified", "mtime", "modify", "modificationTime"),
     *("created", "creation_time", "generation"),
 )
-"""What the file systems of :data:`STORES` call a digest of a file's content, or the time of its last change."""
+"""What the file systems of :data:`STORES` call a digest of a file's content, or the time of its last change: the first
+that is there counts."""
 
 Given = TypeVar("Given")
 
@@ -133,7 +134,7 @@ def fetched(url: str, key: str) -> Path:
                 f"{key}: {url}: the server reports no size for it; download it and give its path"
             )
         size = int(info["size"])
-        content_id = f"{url} {_state(info)}".encode()
+        content_id = f"{url} {state_of_object(info)}".encode()
         digest = hashlib.sha256(content_id).hexdigest()[:16]
         folder = cache_dir() / "fetched" / digest
         _, _, name = url.rpartition("/")
@@ -375,7 +376,7 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
         below: those of the folders in it too, at any depth: ``FOLDER/FILE``.
 
     Returns:
-        ``SIZE-HASH`` (:func:`_state`) by name relative to the folder; {} where there is no such folder.
+        ``SIZE-HASH`` (:func:`state_of_object`) by name relative to the folder; {} where there is no such folder.
 
     Raises:
         UserError: it can't be listed, or the list has no sizes (a web server's).
@@ -403,27 +404,21 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
             continue
         if info.get("size") is None:
             raise UserError(f"{key}: {url} is no object store: its list of files has no sizes")
-        states[full_name[start:]] = _state(info)
+        states[full_name[start:]] = state_of_object(info)
     return states
 
 
-def _state(info: dict[str, object]) -> str:
+def state_of_object(info: Mapping[str, object]) -> str:
     """``SIZE-HASH`` of a file in a store: another one where its content may be another.
 
     A store that says nothing of :data:`FACTS_OF_CONTENT` (a plain ``http`` server may) is known by the size alone.
 
     Args:
-        info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of what it says of its
-            content and times.
+        info: what fsspec says of the file. The size is in bytes, the hash 16 hexadecimal digits of the first fact that is
+            there.
     """
-    facts = []
-    for name in FACTS_OF_CONTENT:
-        fact = info.get(name)
-        if fact is not None:
-            facts.append(f"{name}={fact}")
-    text = "\0".join(facts)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"{info['size']}-{digest[:16]}"
+    fact = next((f"{name}={info[name]}" for name in FACTS_OF_CONTENT if info.get(name)), "")
+    return f"{info['size']}-{hashlib.sha256(fact.encode()).hexdigest()[:16]}"
 
 
 def size_in(state: str) -> int:

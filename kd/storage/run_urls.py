@@ -27,6 +27,7 @@ from kd.storage.objects import (
     file_system,
     is_url,
     small_file,
+    state_of_object,
     tried,
     url_of_run,
 )
@@ -37,8 +38,6 @@ MOST_FILES = 100_000  # of a run in a store
 # endings of a run's large files
 WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
-TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
-"""Names under which object stores keep what changes with a file's content; the first that is there counts."""
 
 
 def on_disk(place: str, key: str) -> Path:
@@ -249,7 +248,8 @@ def _fetch_all(
             store lacks are deleted here, files that have changed here are fetched again.
 
     Raises:
-        UserError: the run has continued here and from another machine, or files are too many or too large.
+        UserError: the run has continued here and from another machine, or no run is like it: too many files, one that is
+            too large to be read, or more bytes than this disk has room for.
         OSError: a file can't be fetched.
     """
     if together and checkpoints:
@@ -261,52 +261,35 @@ def _fetch_all(
             f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
             f"{copies.url}; remove the folder to resume from there"
         )
-    wanted = {}
-    for name, info in in_store.items():
-        is_hidden = name.rpartition("/")[2].startswith(".")
-        if not is_hidden and (checkpoints or not name.startswith("checkpoints/")):
-            wanted[name] = info
-    _check_sizes(wanted, copies, key)
-    for name, info in wanted.items():
-        file = inside(copies.folder, name, key)
-        changed = copies.changed_here(name)
-        if continued_here and changed:  # newer than the store's
-            continue
-        if copies.differ(name, info) or (together and changed):
-            make_folder(file.parent)
-            fetch_whole(get, f"{path}/{name}", file, int(info["size"]))
-            copies.note(name, state_of(file), info)
-
-
-def _check_sizes(wanted: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
-    """Raises a UserError for a run that no run is like: too many files, one that is too large to be read, or more
-    bytes to fetch than this disk has room for.
-
-    Args:
-        wanted: what the store says of each file that is to be here, by name.
-        copies: what is known of both sides.
-        key: the setting, for messages.
-    """
-    if len(wanted) > MOST_FILES:
+    if len(in_store) > MOST_FILES:
         raise UserError(
-            f"{key}: {copies.url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
+            f"{key}: {copies.url} has {len(in_store):,} files, at most {MOST_FILES:,} are fetched"
         )
-    missing = 0  # bytes
-    for name, info in wanted.items():
-        size = int(info["size"])
-        largest = LARGEST_LOG
-        if Path(name).suffix in WEIGHTS:
-            largest = LARGEST_WEIGHTS
-        if size > largest:
-            raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', size, largest)}")
-        if copies.differ(name, info):
-            missing += size
+    sizes: dict[str, int] = {}  # of the files to fetch, in bytes
+    for name, info in in_store.items():
+        is_checkpoint = name.startswith("checkpoints/")
+        if name.rpartition("/")[2].startswith(".") or (is_checkpoint and not checkpoints):
+            continue
+        changed = copies.changed_here(name)
+        if not (continued_here and changed) and (
+            copies.differ(name, info) or (together and changed)
+        ):
+            sizes[name] = int(info["size"])
+            largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
+            if sizes[name] > largest:
+                raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', sizes[name], largest)}")
     free = shutil.disk_usage(copies.folder).free
+    missing = sum(sizes.values())
     if missing > free:
         raise UserError(
             f"{key}: {copies.url} has {missing / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
             f"{free / 1e6:,.0f} MB"
         )
+    for name, size in sizes.items():
+        file = inside(copies.folder, name, key)
+        make_folder(file.parent)
+        fetch_whole(get, f"{path}/{name}", file, size)
+        copies.note(name, state_of(file), in_store[name])
 
 
 def state_of(file: Path) -> list[int]:
@@ -315,29 +298,12 @@ def state_of(file: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def tag_of(info: Mapping[str, Any]) -> str:
-    """What changes with a file in the store, as text: size, name and value of the first of :data:`TAGS` that it has.
-
-    Times in whole seconds, as stores give more digits at some times.
-
-    Args:
-        info: what fsspec says of the file.
-    """
-    name = next((name for name in TAGS if info.get(name)), "")
-    value = info.get(name, "")
-    if hasattr(value, "timestamp"):
-        value = value.timestamp()
-    if isinstance(value, float):
-        value = int(value)
-    return f"{info['size']} {name} {value}"
-
-
 class Copies:
     """What is known of both sides: each file's state here, and its tag there, when they were the same.
 
-    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here``
-    (:func:`state_of`; None before the first upload has ended), ``there`` (:func:`tag_of`; "" likewise) and, while it is
-    sent, ``sending`` (bytes). :func:`fetched_run` and :class:`kd.storage.mirror.Mirror` write them.
+    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here`` (:func:`state_of`;
+    None before the first upload has ended), ``there`` (:func:`~kd.storage.objects.state_of_object`; "" likewise) and,
+    while it is sent, ``sending`` (bytes). :func:`fetched_run` and :class:`kd.storage.mirror.Mirror` write them.
 
     Args:
         folder: of the run here.
@@ -375,7 +341,7 @@ class Copies:
             info: what the store says of it.
         """
         known = self.known.get(name, {})
-        if known.get("there") == tag_of(info):
+        if known.get("there") == state_of_object(info):
             return True
         size = int(info["size"])
         return known.get("sending") == size
@@ -385,7 +351,7 @@ class Copies:
         if not (self.folder / name).is_file():
             return True
         last_seen = self.known.get(name, {}).get("there")
-        return last_seen != tag_of(info)
+        return last_seen != state_of_object(info)
 
     def changed_here(self, name: str) -> bool:
         """Whether the file here is another than the one that was the same as the store's.
@@ -399,7 +365,7 @@ class Copies:
 
     def note(self, name: str, state: list[int], info: Mapping[str, Any]) -> None:
         """Both sides have the same; kept at once: a newer file must not be taken for the one that was sent."""
-        self.known[name] = {"here": state, "there": tag_of(info)}
+        self.known[name] = {"here": state, "there": state_of_object(info)}
         self.save()
 
     def save(self) -> None:

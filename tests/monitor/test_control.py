@@ -1,10 +1,8 @@
 """The file ``monitor``: what is watched is changed while the job runs, on all ranks at the same batch; NVTX ranges."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,9 +14,7 @@ from kd.monitor import control
 from kd.monitor.system import System
 from kd.monitor.watched import Watched
 from kd.report.records import read_run
-from kd.storage import mirror as mirror_module
-from kd.storage.control_file import RemoteControl, parse
-from kd.storage.mirror import Mirror
+from kd.storage.control_file import parse
 from tests._forks import start_ranks, status_of
 
 
@@ -72,39 +68,21 @@ def test_the_sampling_changes_its_pace() -> None:
         assert (system.on, system.interval_s) == (on, interval), text
 
 
-def test_words_come_through_the_object_store(
+def test_words_are_sent_to_a_folder_of_this_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``kd-report URL --set`` writes an object, and the run's container brings what has changed to its folder."""
-    url = "memory://control/tiny/000"
-    folder = tmp_path / "tiny" / "000"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("monitor: {}\n")
-    mirror = Mirror("memory://control", "runs_dir")
-    mirror.files.pipe_file("/control/tiny/000/config.yaml", b"monitor: {}")
-    mirror.files.pipe_file("/control/tiny/000/monitor", b"kernels=9")  # of before a restart
-    remote = RemoteControl(mirror.files, "/control/tiny/000", folder)
-    remote.look()
-    assert not (folder / "monitor").exists()
-    with mock.patch.object(mirror_module, "EVERY_S", 0.05):
-        mirror.follow(folder)
-        assert report_main([url, "--set", "kernels=5", "off"]) == 0
-        assert "written to memory://control/tiny/000/monitor" in capsys.readouterr().out
-        deadline = time.monotonic() + 30
-        while not (folder / "monitor").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert parse((folder / "monitor").read_text()) == {"on": False, "kernels": 5}
-        mirror.close()
-    assert mirror.files.cat_file("/control/tiny/000/monitor") == b"off\nkernels=5\n"
-    for words, message in (
-        (["kernel=5"], "'kernel=5' is not known"),
-        ([], "takes words for the run"),
+    (tmp_path / "config.yaml").touch()
+    assert report_main([str(tmp_path), "--set", "kernels=5", "off"]) == 0
+    assert f"written to {tmp_path / 'monitor'}" in capsys.readouterr().out
+    assert parse((tmp_path / "monitor").read_text()) == {"on": False, "kernels": 5}
+    for place, words, message in (
+        (str(tmp_path), ["kernel=5"], "'kernel=5' is not known"),
+        (str(tmp_path), [], "takes words for the run"),
+        (str(tmp_path / "none"), ["off"], "not found"),
+        ("s3://bucket/runs/tiny/000", ["off"], "must be a run's folder on the machine that trains"),
     ):
-        assert report_main([url, "--set", *words]) == 2
+        assert report_main([place, "--set", *words]) == 2
         assert message in capsys.readouterr().err
-    assert report_main(["memory://control/tiny/001", "--set", "off"]) == 2
-    assert report_main([str(tmp_path), "--set", "off"]) == 2
-    assert "not found" in capsys.readouterr().err
 
 
 def test_words() -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 import kd
 from kd.cli import main, train_main
-from kd.storage.control_file import LARGEST, RemoteControl
 from kd.storage.mirror import Mirror
 from kd.storage.objects import file_system
 from kd.storage.run_urls import Copies, fetched_run, on_disk, state_of
@@ -255,7 +254,6 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
 
     monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.01)
     monkeypatch.setattr("kd.storage.mirror.EVERY_S", 0.05)
-    monkeypatch.setattr("kd.storage.mirror.LARGE", 10_000)  # checkpoints go from the disk
     monkeypatch.setitem(
         fsspec.config.conf,
         "s3",
@@ -289,34 +287,6 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
         assert head["ServerSideEncryption"] == "AES256"
 
 
-def test_commands_that_cant_be_read_hold_no_upload_up(
-    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A control file that is too large: one warning, and the files are sent while the run trains."""
-    monkeypatch.setattr("kd.storage.mirror.EVERY_S", 0.05)
-    sent_before_the_end: list[bool] = []
-    look = RemoteControl.look
-    close = Mirror.close
-
-    def spoiled(control: RemoteControl) -> None:
-        if not control._files.exists(control._path):
-            control._files.pipe_file(control._path, b"x" * (LARGEST + 1))
-        look(control)
-
-    def watched(mirror: Mirror) -> bool:
-        sent_before_the_end.append(mirror.sent_files > 0)
-        return close(mirror)
-
-    monkeypatch.setattr(RemoteControl, "look", spoiled)
-    monkeypatch.setattr(Mirror, "close", watched)
-    items = ["checkpoint.every_n_steps=1", "trainer.max_epochs=2"]
-    assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", *items]) == 0
-    err = capsys.readouterr().err
-    assert err.count("the commands in it are not followed") == 1
-    assert "the upload is tried again" not in err
-    assert sent_before_the_end == [True]
-
-
 def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,12 +310,12 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
     mirror.follow(run)
     mirror._end.set()
     mirror._thread.join()  # type: ignore[union-attr]
-    mirror._send(mirror._files())
+    mirror._send()
     files, path = file_system(f"{s3}/runs/tiny/000")
     assert sent[0] == "checkpoints/previous.ckpt"
     assert sent[-1] == "checkpoints/last.ckpt"
     assert files.cat_file(f"{path}/checkpoints/last.ckpt") == b"old checkpoints/last.ckpt"
-    assert "checkpoints/last.ckpt" in mirror._changed(mirror._files()), "the newer one is sent next"
+    assert "checkpoints/last.ckpt" in mirror._changed(), "the newer one is sent next"
     assert not list(run.glob(".last*"))
 
 
@@ -359,12 +329,12 @@ def test_a_checkpoint_that_was_deleted_in_the_store_is_sent_again(tmp_path: Path
     mirror.follow(run)
     mirror._end.set()
     mirror._thread.join()  # type: ignore[union-attr]
-    mirror._send(mirror._files())
+    mirror._send()
     files, path = file_system("memory://deleted/tiny/000")
     files.rm_file(f"{path}/checkpoints/last.ckpt")
     last.rename(previous)
     last.write_text("second")
-    mirror._send(mirror._files())
+    mirror._send()
     assert files.cat_file(f"{path}/checkpoints/previous.ckpt") == b"first"
     assert files.cat_file(f"{path}/checkpoints/last.ckpt") == b"second"
 

@@ -4,7 +4,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.storage.elsewhere import RefusedFile, refused_file
-from kd.storage.objects import _state, fetched, file_system, is_url, size_in
+from kd.storage.objects import fetched, file_system, is_url, size_in, state_of_object
 
 
 def test_is_url() -> None:
@@ -24,8 +24,12 @@ def test_size_in() -> None:
 def test_a_file_that_is_replaced_by_one_of_its_size_has_another_state(name: str) -> None:
     """Each store has its own word for what tells them apart."""
     before, after = ({"name": "a.jpg", "size": 7, name: value} for value in ("one", "two"))
-    assert _state(before) == _state({**before, "type": "file"}) != _state(after)
-    assert size_in(_state(after)) == 7
+    assert (
+        state_of_object(before)
+        == state_of_object({**before, "type": "file"})
+        != state_of_object(after)
+    )
+    assert size_in(state_of_object(after)) == 7
 
 
 def test_a_refused_file_of_a_loader_process_keeps_its_words() -> None:
