@@ -21,7 +21,7 @@ from kd.models.output_scale import unit_output
 from kd.settings import height_width
 from kd.storage.checkpoints import student_in
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
-from kd.storage.student_metadata import checked_values
+from kd.storage.student_metadata import checked
 from kd.storage.tensors import read_tensors
 from kd.storage.weights_files import TIMM_FILES, weights_file
 
@@ -200,17 +200,16 @@ def _from_metadata(meta: Mapping[str, str], file: Path) -> About:
     Raises:
         Exception: values that are not as kd writes them; callers report it.
     """
-    values = checked_values(meta, file)
-    is_plain_timm = not values.get("dense") and "builder" not in values
-    size = values.get("img_size")
+    said = checked(meta, file)
+    is_plain_timm = not said.has_own_form and said.builder is None
     return About(
-        arch=values.get("arch", "") if is_plain_timm else "",
-        kwargs=_arguments(values.get("kwargs", {})),
-        img_size=None if size is None else height_width(size),
-        mean=values.get("mean"),
-        std=values.get("std"),
-        classes=values.get("classes", []),
-        builder=(values.get("builder") or {}).get("class_path", ""),
+        arch=said.arch if is_plain_timm else "",
+        kwargs=_arguments(said.kwargs),
+        img_size=None if said.img_size is None else height_width(said.img_size),
+        mean=said.mean or None,
+        std=said.std or None,
+        classes=said.classes,
+        builder=(said.builder or {}).get("class_path", ""),
     )
 
 

@@ -49,6 +49,7 @@ def card(
     summary = run.summary
     student = summary.get("student") or {}
     data = summary.get("data") or {}
+    settings = run.config.get("data") or {}
     best = student.get("best_val") or student.get("val") or {}
     fidelity = mapping_of(run.folder / "fidelity.json")
     results = results_of(run.folder, run.notes.append)
@@ -74,6 +75,8 @@ def card(
         front=Raw(_front(name, task, best, source, license_name)),
         name=name,
         task=task,
+        size=_size(settings.get("img_size")),
+        crop_ratio=settings.get("crop_ratio", 0.875),
         student=student,
         teacher=summary.get("teacher"),
         data=data,
@@ -87,6 +90,13 @@ def card(
         licenses=Raw(markdown([Table("", ["", "licence"], licenses)])),
         few=rare,
     )
+
+
+def _size(side: int | list[int] | None) -> list[int]:
+    """Height and width of a view by the setting ``data.img_size``, in pixels; [] where a run does not have it."""
+    if isinstance(side, list):
+        return side
+    return [side, side] if side else []
 
 
 def _pipeline(run: RunRecords) -> str:

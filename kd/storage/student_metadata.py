@@ -5,48 +5,81 @@ Torch is not imported.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt, Len
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, open_regular
 from kd.storage.weights_files import read_metadata
 
-Made = dict[str, Any]
+
+def _printable(text: str) -> str:
+    """The text itself; a ValueError for one with control characters."""
+    if not text.isprintable():
+        raise ValueError("has control characters")
+    return text
+
+
+def _with_class_count(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A model's arguments themselves; a ValueError where ``num_classes`` is no whole number."""
+    if type(kwargs.get("num_classes")) is not int:
+        raise ValueError("num_classes must be a whole number")
+    return kwargs
+
+
+def _made(value: dict[str, Any]) -> dict[str, Any]:
+    """A class with its arguments, or {}, for a class whose arguments no file can hold; a ValueError for anything else."""
+    path = value.get("class_path")
+    is_class = (
+        isinstance(path, str) and path.isprintable() and isinstance(value.get("init_args"), dict)
+    )
+    if value and not is_class:
+        raise ValueError("must be class_path and init_args")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_printable)]
+Made = Annotated[dict[str, Any], AfterValidator(_made)]
 """``class_path`` and ``init_args`` of an object."""
+Side = Annotated[int, Gt(0)]
+"""Pixels."""
+Facts = dict[str, list[float | None]]
+"""By name, a number for each class (:mod:`kd.data.class_facts`)."""
 
 
-@dataclass(frozen=True)
-class StudentMetadata:
-    """The metadata of a student's file; every field has the type it is declared with.
+class StudentMetadata(BaseModel):
+    """The metadata of a student's file, each value of its type; another file of weights may have some of them.
 
     ``kd.ship.export.student.student_metadata`` writes them.
     """
 
-    arch: str
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    arch: Name = ""
     """timm's name of the architecture, or the builder's."""
-    kwargs: dict[str, Any]
+    kwargs: Annotated[dict[str, Any], AfterValidator(_with_class_count)] = {}
     """Arguments of ``timm.create_model``, with ``num_classes``."""
-    classes: list[str] = field(default_factory=list)
+    classes: list[str] = []
     """Names by class id; in regression, of the numbers that it answers. Empty without a classifier."""
-    img_size: int | list[int] | None = None
+    img_size: Side | Annotated[list[Side], Len(2, 2)] | None = None
     """Side, or height and width, of the input in pixels; None where kd does not prepare the pictures."""
-    mean: list[float] = field(default_factory=list)
+    mean: list[float] = []
     """Of each channel, for values in 0..1; empty where kd does not prepare the pictures."""
-    std: list[float] = field(default_factory=list)
+    std: list[float] = []
     """Likewise."""
     task: Made | None = None
     """What its answers mean; None: classes."""
     builder: Made | None = None
     """Of a model that timm has not built."""
-    facts: dict[str, list[float | None]] = field(default_factory=dict)
-    """By name, a number for each class (:mod:`kd.data.class_facts`)."""
-    has_own_form: bool = False
-    """``dense`` in the file: a segmenter above a timm backbone; in a backbone's file, one that ends before timm's."""
-    has_trained_classifier: bool = True
-    """``classifies`` in the file: whether anything has trained the classifier."""
+    facts: Facts = {}
+    has_own_form: bool = Field(False, alias="dense")
+    """A segmenter above a timm backbone; in a backbone's file, one that ends before timm's."""
+    has_trained_classifier: bool = Field(True, alias="classifies")
+    """Whether anything has trained the classifier."""
 
     @property
     def num_classes(self) -> int:
@@ -57,6 +90,10 @@ class StudentMetadata:
     def gives_features(self) -> bool:
         """Whether what the model is for are its features: it has no classifier, or one that nothing has trained."""
         return not self.classes or not self.has_trained_classifier
+
+
+NAMES = [field.alias or name for name, field in StudentMetadata.model_fields.items()]
+"""The values' names in a file."""
 
 
 def weights_digest(run: Path) -> str:
@@ -91,118 +128,31 @@ def student_metadata_in(file: Path) -> StudentMetadata:
     metadata = read_metadata(file)
     if not is_student(metadata):
         raise UserError(f"{file}: says nothing of its model, as a student.safetensors of kd's does")
-    fields = {}
-    for name, value in checked_values(metadata, file).items():
-        fields[FIELDS.get(name, name)] = value
-    return StudentMetadata(**fields)
+    return checked(metadata, file)
 
 
-def checked_values(metadata: Mapping[str, str], file: Path) -> dict[str, Any]:
-    """What a file's metadata says that :data:`CHECKS` knows.
+def checked(metadata: Mapping[str, str], file: Path) -> StudentMetadata:
+    """What a file's metadata says of its model.
 
     Args:
-        metadata: text by name; every value is JSON but for ``arch``.
+        metadata: text by name; every value is JSON but for ``arch``. What the file lacks has its default.
         file: for the message.
-
-    Returns:
-        The values by their names in the file; without those that the file lacks.
 
     Raises:
         UserError: values of a wrong type; names them.
     """
     values: dict[str, Any] = {}
-    wrong = []
-    for name, is_right in CHECKS.items():
-        if name not in metadata:
-            continue
+    wrong = set()
+    for name in metadata.keys() & NAMES:
         try:
             values[name] = metadata[name] if name == "arch" else json_of(metadata[name])
         except ValueError:
-            wrong.append(name)
-            continue
-        if not is_right(values[name]):
-            wrong.append(name)
+            wrong.add(name)
+    try:
+        found = StudentMetadata.model_validate(values)
+    except ValidationError as error:
+        wrong |= {str(problem["loc"][0]) for problem in error.errors()}
     if wrong:
-        raise UserError(f"{file}: its metadata is damaged: {', '.join(wrong)}")
-    return values
-
-
-def _is_printable(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable()
-
-
-def are_words(value: object) -> bool:
-    """Whether a value of a file is a list of texts."""
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or isinstance(value, float)
-
-
-def _are_arguments(value: object) -> bool:
-    """Of a model: a class count with other names of any plain value."""
-    if not isinstance(value, dict):
-        return False
-    return _is_whole(value.get("num_classes"))
-
-
-def _is_size(value: object) -> bool:
-    """A side in pixels, or a list of height and width; null is refused: a file that says no size leaves ``img_size`` out."""
-    sides = [value]
-    if isinstance(value, list):
-        sides = value
-        if len(sides) != 2:
-            return False
-    return all(isinstance(side, int) and side is not True and side > 0 for side in sides)
-
-
-def _are_channels(value: object) -> bool:
-    return isinstance(value, list) and all(_is_number(number) for number in value)
-
-
-def _is_made(value: object) -> bool:
-    """Nothing, a class with its arguments, or {}, for a class whose arguments no file can hold."""
-    if value is None or value == {}:
-        return True
-    if not isinstance(value, dict) or not _is_printable(value.get("class_path")):
-        return False
-    return isinstance(value.get("init_args"), dict)
-
-
-def are_facts(value: object) -> bool:
-    """Whether a value of a file is, by name, lists of numbers or null."""
-    if not isinstance(value, dict):
-        return False
-    for numbers in value.values():
-        if not isinstance(numbers, list):
-            return False
-        if not all(number is None or _is_number(number) for number in numbers):
-            return False
-    return True
-
-
-def _is_truth(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-CHECKS = {
-    "arch": _is_printable,
-    "kwargs": _are_arguments,
-    "classes": are_words,
-    "img_size": _is_size,
-    "mean": _are_channels,
-    "std": _are_channels,
-    "task": _is_made,
-    "builder": _is_made,
-    "facts": are_facts,
-    "dense": _is_truth,
-    "classifies": _is_truth,
-}
-"""By name in the file, whether a value may be its."""
-FIELDS = {"dense": "has_own_form", "classifies": "has_trained_classifier"}
-"""Fields of :class:`StudentMetadata` that have other names in the file."""
+        names = ", ".join(name for name in NAMES if name in wrong)
+        raise UserError(f"{file}: its metadata is damaged: {names}")
+    return found

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,3 +263,27 @@ def test_a_padded_crop_is_torchvisions() -> None:
             found, padded[:, at["top"] : at["top"] + 32, at["left"] : at["left"] + 32]
         )
     assert {0, 8} <= {top for top, _ in corners} | {left for _, left in corners} <= set(range(9))
+
+
+def client_code(page: Path) -> str:
+    """The function ``view`` that a page shows."""
+    start = page.read_text().index("import numpy as np\nfrom PIL import Image, ImageOps")
+    return page.read_text()[start:].split("[None]")[0] + "[None]"
+
+
+@pytest.mark.parametrize("page", ["kd/ship/export/README.md", "kd/report/card.md.j2"])
+@pytest.mark.parametrize(
+    ("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 0.875), ((33, 33), 0.9), ((20, 20), 1.0)]
+)
+def test_the_clients_code_on_the_pages_makes_the_view_of_validation(
+    page: str, size: tuple[int, int], crop_ratio: float, tmp_path: Path
+) -> None:
+    names: dict[str, Any] = {}
+    exec(client_code(ROOT / page), names)
+    for number, (width, height) in enumerate(((64, 48), (37, 90), (200, 31))):
+        file = tmp_path / f"{number}.png"
+        pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3), np.uint8)
+        Image.fromarray(pixels).save(file)
+        about = replace(manifest(size, crop_ratio), layout="nhwc")
+        served = view(file.read_bytes(), about, 10**6)
+        assert np.array_equal(names["view"](file, *size, crop_ratio)[0], served)

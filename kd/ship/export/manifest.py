@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Gt, Le
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, text_of
-from kd.storage.student_metadata import are_facts, are_words
+from kd.storage.student_metadata import Facts, Name
 from kd.storage.writing import write_json
 
 FILE = "manifest.json"
@@ -18,7 +21,8 @@ PREFIX = "kd."  # of the keys in a model file's own metadata
 
 MOST = 8192  # pixels a side
 
-TASKS = ("classification", "multilabel", "segmentation", "features", "numbers")
+Side = Annotated[int, Gt(0), Le(MOST)]
+Task = Literal["classification", "multilabel", "segmentation", "features", "numbers"]
 Layout = Literal["nhwc", "nchw"]
 
 
@@ -27,20 +31,23 @@ def as_lines(names: Iterable[str]) -> str:
     return "".join(f"{' '.join(name.split())}\n" for name in names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class ExportManifest:
-    """Input and answer of an export: a centre crop as uint8 RGB goes in; scaling and normalisation are in the graph."""
+    """Input and answer of an export: a centre crop as uint8 RGB goes in; scaling and normalisation are in the graph.
 
-    task: str
+    A ValueError names the fields where a file holds what no export says of itself.
+    """
+
+    task: Task
     """What the answer is: logits of one class a picture, of several labels, of a class for every pixel; features; or
     numbers, each under the name of a class."""
-    arch: str
+    arch: Name
     """timm's name of the architecture, or the builder's."""
     classes: list[str]
     """Names by class id (of ``numbers``: of each number); empty for features."""
-    size: tuple[int, int]
+    size: tuple[Side, Side]
     """Height and width of the input in pixels."""
-    crop_ratio: float
+    crop_ratio: Annotated[float, Gt(1e-6), Le(1)]
     """Share of the scaled picture's side that the centre crop keeps, in (0, 1]."""
     layout: Layout
     """``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)."""
@@ -54,31 +61,19 @@ class ExportManifest:
     """Whether weights and activations are quantised."""
     fp16: bool = False
     """Whether weights and activations are FP16, but for layers that need float32; the answer is float32."""
-    facts: dict[str, list[float | None]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     """By name, a number for each class."""
+    interpolation: Literal["bilinear"] = "bilinear"
+    """How a client must scale a picture."""
+    antialias: Literal[True] = True
+    """Whether that filters where it shrinks the picture, as Pillow does and OpenCV's default does not."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError, which names the fields, where a file holds what no export says of itself."""
-        wrong = []
-        if self.task not in TASKS:
-            wrong.append("task")
-        if self.layout not in get_args(Layout):
-            wrong.append("layout")
-        named = are_words([self.arch]) and self.arch.isprintable()
-        if not named or not are_words(self.classes):
-            wrong.append("arch and classes")
+        """Raises a ValueError where the classes do not fit the task or the facts."""
         if not self.classes and self.task != "features":
-            wrong.append("classes")
-        if not all(0 < side <= MOST for side in self.size):
-            wrong.append("size")
-        if not are_facts(self.facts) or any(
-            len(values) != len(self.classes) for values in self.facts.values()
-        ):
-            wrong.append("facts")
-        if not isinstance(self.crop_ratio, int | float) or not 1e-6 < self.crop_ratio <= 1:
-            wrong.append("crop_ratio")
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}: not what an export says of itself")
+            raise ValueError(f"classes: {self.task} needs their names")
+        if any(len(values) != len(self.classes) for values in self.facts.values()):
+            raise ValueError("facts: must be a number for each class")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -142,4 +137,11 @@ def read_manifest(folder: Path) -> ExportManifest:
 def _manifest(content: dict) -> ExportManifest:
     """The manifest of JSON's values by field; raises a ValueError, TypeError or KeyError for values that are not one."""
     height, width = content["size"]
-    return ExportManifest(**{**content, "size": (int(height), int(width))})
+    try:
+        return ExportManifest(**{**content, "size": (int(height), int(width))})
+    except ValidationError as error:
+        wrong = {
+            str(problem["loc"][0]) if problem["loc"] else problem["msg"]: 0
+            for problem in error.errors()
+        }
+        raise ValueError(f"{', '.join(wrong)}: not what an export says of itself") from error
