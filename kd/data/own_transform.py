@@ -1,10 +1,11 @@
 """``data.augment.transform``: a transform of the user's own, or of another library, as a step of the training views."""
 
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torchvision import tv_tensors
 
 from kd.errors import UserError, plain
+from kd.storage.elsewhere import bytes_of
 
 KEY = "data.augment.transform"
 
@@ -67,8 +69,6 @@ class OwnTransform(nn.Module):
     def _with_arrays(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Calls a transform of Albumentations, by keyword; its generators are seeded here.
 
-        Versions before ``set_random_seed`` draw from the generators of Python and NumPy.
-
         Args:
             picture: uint8 ``(3, H, W)``; the transform sees ``(H, W, 3)``.
             masks: at most one, uint8 ``(1, H, W)``; the transform sees ``(H, W)``.
@@ -76,17 +76,11 @@ class OwnTransform(nn.Module):
         Returns:
             The view, and the mask where there is one, in the shapes of before.
         """
-        chance: AbstractContextManager[None]
-        if hasattr(self.transform, "set_random_seed"):
-            self.transform.set_random_seed(_drawn())
-            chance = nullcontext()
-        else:
-            chance = _seeded_by_torch()
+        self.transform.set_random_seed(_drawn())
         arrays = {"image": picture.permute(1, 2, 0).contiguous().numpy()}
         for mask in masks:
             arrays["mask"] = mask[0].numpy()
-        with chance:
-            changed = self.transform(**arrays)
+        changed = self.transform(**arrays)
         view = torch.from_numpy(np.ascontiguousarray(changed["image"])).permute(2, 0, 1)
         if not masks:
             return view
@@ -145,178 +139,119 @@ def _seeded_by_torch() -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
-def described(value: object, depth: int = 8) -> object:
+def described(value: object) -> object:
     """What an object is made of, as values of JSON: two processes give the same for the same class and settings.
 
-    A cache of a teacher's answers is found by it (``data.augment.transform``), and a run resumed (``data.sampler``).
+    A cache of a teacher's answers is found by it and by :func:`code_of` (``data.augment.transform``), and a run resumed
+    (``data.sampler``). Objects more than eight levels deep, and what has no attributes, are the text that Python shows.
+    That may name an address: then no cache of an earlier run is found, and never one of other views.
 
     Args:
         value: a transform or a sampler: its class path, and its attributes or what it says itself (``to_dict``). Of a
-            function also its code, and the values that it carries; other code is :func:`code_of`'s.
-        depth: how many levels of values in values are described; objects below them, and what has no attributes, are
-            the text that Python shows. That may name an address: then no cache of an earlier run is found, and never one
-            of other views.
+            function also its bytecode, its defaults and the values that it carries.
     """
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, np.ndarray | np.generic):  # whose text leaves out most of many values
-        return described(value.tolist(), depth - 1)
-    if isinstance(value, Mapping):
-        return {str(name): described(inner, depth - 1) for name, inner in value.items()}
-    if isinstance(value, Sequence):
-        return [described(inner, depth - 1) for inner in value]
-    if isinstance(value, Set):  # its order differs between processes
-        return sorted((described(inner, depth - 1) for inner in value), key=repr)
-    if isinstance(value, type):
-        return _path_of(value)
-    path = _path_of(type(value))
-    if depth > 0 and isinstance(value, FunctionType | MethodType | partial):
-        return {path: [described(part, depth - 1) for part in _parts_of(value)]}
-    if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
-        return {path: described(value.to_dict(), depth - 1)}
-    if depth > 0 and hasattr(value, "__dict__"):
-        return {path: described(vars(value), depth - 1)}
-    return repr(value)
-
-
-def _path_of(named: type | FunctionType) -> str:
-    """Module and name of a class or function; several functions may share it (``<lambda>``)."""
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def _parts_of(function: FunctionType | MethodType | partial[Any]) -> list[object]:
-    """What tells two functions apart, to be described in turn; a function's attributes are left out.
-
-    Of a partial the function and its arguments; of a method the function and its object; of a function its path, the hash
-    of its code, its defaults and the values that it carries.
-    """
-    if isinstance(function, partial):
-        return [function.func, function.args, function.keywords]
-    if isinstance(function, MethodType):
-        return [function.__func__, function.__self__]
-    carried = [cell.cell_contents for cell in function.__closure__ or ()]
-    defaults = [function.__defaults__, function.__kwdefaults__]
-    return [_path_of(function), _digest_of(function.__code__), defaults, carried]
-
-
-def _digest_of(code: CodeType) -> str:
-    """A hash of a function's bytecode with the names and constants that it uses, functions within it too: 16 digits.
-
-    What a global name stands for is not looked at: :func:`code_of` follows those. Another version of Python gives
-    another hash, as does any change here: then earlier caches are not found.
-    """
-    constants = []
-    for constant in code.co_consts:
-        is_code = isinstance(constant, CodeType)
-        constants.append(_digest_of(constant) if is_code else described(constant))
-    text = repr((code.co_code, code.co_names, constants))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-DATA = bool | int | float | str | Tensor | np.ndarray | Mapping | Sequence | Set
-"""What a global name may stand for that a description tells apart."""
+    return _Description().of(value)
 
 
 def code_of(value: object) -> str:
-    """A hash of the user's own code that an object runs: 16 digits, the same in each process.
+    """A hash of the files with the user's own code that an object is made of: 16 digits, the same in each process.
 
-    Of the object's class, of what its attributes hold, and of all functions and classes that their code reaches by a
-    global name, it hashes the bytecode; of global numbers, texts, tables and collections, what they hold. Installed
-    packages, kd's code and Python's own are left out, and so is what is found at run time alone (``getattr``, an entry of
-    a table of functions, a method of an argument).
+    The files are those of the modules that define what :func:`described` meets, and of the user's modules that these
+    import. Installed packages, kd's code and Python's own are left out. Code without a file (a notebook's) has another
+    hash in each session.
 
     Args:
         value: a transform.
     """
-    seen: dict[int, object] = {}  # by id; kept, as an id is given anew once its object is gone
-    hashed: list[object] = []
-    waiting: list[object] = [value]
+    description = _Description()
+    description.of(value)
+    waiting = list(description.modules)
+    digests: dict[str, str] = {}  # by module
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        name = waiting.pop()
+        if name in digests or not _is_own(name):
             continue
-        seen[id(one)] = one
-        waiting.extend(_held_by(one))
-        for function in _own_functions(one):
-            hashed.append([_path_of(function), _digest_of(function.__code__)])
-            for name, target in _globals_of(function):
-                if isinstance(target, FunctionType | type):
-                    waiting.append(target)
-                elif isinstance(target, DATA):
-                    hashed.append([name, described(target)])
-    text = repr(sorted(hashed, key=repr))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        file = getattr(sys.modules[name], "__file__", None)
+        content = bytes_of(file) if file else SESSION
+        digests[name] = hashlib.sha256(content).hexdigest()
+        for inner in vars(sys.modules[name]).values():
+            is_module = isinstance(inner, ModuleType)
+            waiting.append(str(inner.__name__ if is_module else getattr(inner, "__module__", "")))
+    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]
 
 
-def _held_by(value: object) -> list[object]:
-    """The objects within another one: its entries or attributes, and what a function carries; none of a module, a class, a
-    text or an array.
+SESSION = os.urandom(16)
+"""Stands for code that has no file."""
+
+
+class _Description:
+    """Describes objects as :func:`described` does.
+
+    Attributes:
+        modules: names of those that define the classes and functions it has met.
     """
-    if isinstance(value, str | bytes | Tensor | np.ndarray | type | ModuleType):
-        return []
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, Sequence | Set):
-        return list(value)
-    if isinstance(value, FunctionType | MethodType | partial):
-        return _parts_of(value)
-    return list(getattr(value, "__dict__", {}).values())
 
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
 
-def _own_functions(value: object) -> list[FunctionType]:
-    """A function itself, or the methods of an object's (or a class's) classes, bases too; those of the user's code alone."""
-    if isinstance(value, FunctionType):
-        return [value] if _is_own(value.__module__) else []
-    cls = value if isinstance(value, type) else type(value)
-    members: list[object] = []
-    for base in cls.__mro__:
-        if _is_own(base.__module__):
-            members.extend(vars(base).values())
-    functions: list[FunctionType] = []
-    for member in members:
-        if isinstance(member, staticmethod | classmethod):
-            member = member.__func__
-        parts = [member]
-        if isinstance(member, property):
-            parts = [member.fget, member.fset]
-        functions.extend(part for part in parts if isinstance(part, FunctionType))
-    return functions
+    def of(self, value: object, depth: int = 8) -> object:
+        """What a value is made of; ``depth``: how many levels of values in values are described."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return value.tolist()
+        if isinstance(value, np.ndarray | np.generic):  # whose text leaves out most of many values
+            return self.of(value.tolist(), depth - 1)
+        if isinstance(value, Mapping):
+            return {str(name): self.of(inner, depth - 1) for name, inner in value.items()}
+        if isinstance(value, Sequence):
+            return [self.of(inner, depth - 1) for inner in value]
+        if isinstance(value, Set):  # its order differs between processes
+            return sorted((self.of(inner, depth - 1) for inner in value), key=repr)
+        if isinstance(value, type):
+            return self._path(value)
+        path = self._path(type(value))
+        if depth > 0 and isinstance(value, FunctionType | MethodType | partial):
+            return {path: [self.of(part, depth - 1) for part in self._parts(value)]}
+        if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
+            return {path: self.of(value.to_dict(), depth - 1)}
+        if depth > 0 and hasattr(value, "__dict__"):
+            return {path: self.of(vars(value), depth - 1)}
+        return repr(value)
+
+    def _path(self, named: type | FunctionType) -> str:
+        """Module and name of a class or function; several functions may share it (``<lambda>``)."""
+        for cls in named.__mro__ if isinstance(named, type) else (named,):
+            self.modules.add(cls.__module__)
+        return f"{named.__module__}.{named.__qualname__}"
+
+    def _parts(self, function: FunctionType | MethodType | partial[Any]) -> list[object]:
+        """What tells two functions apart, to be described in turn; a function's attributes are left out.
+
+        Of a partial the function and its arguments; of a method the function and its object; of a function its path, its
+        bytecode, its defaults and the values that it carries.
+        """
+        if isinstance(function, partial):
+            return [function.func, function.args, function.keywords]
+        if isinstance(function, MethodType):
+            return [function.__func__, function.__self__]
+        carried = [cell.cell_contents for cell in function.__closure__ or ()]
+        code = function.__code__
+        constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
+        parts = [code.co_code.hex(), code.co_names, constants]
+        return [
+            self._path(function),
+            *parts,
+            function.__defaults__,
+            function.__kwdefaults__,
+            carried,
+        ]
 
 
 def _is_own(module: str) -> bool:
-    """Whether a module, by its full name, is the user's: neither Python's, nor kd's, nor of an installed package."""
+    """Whether an imported module, by its full name, is the user's: not Python's, kd's, or an installed package's."""
     package, _, _ = module.partition(".")
-    if package in sys.stdlib_module_names or package == "kd":
+    if module not in sys.modules or package in sys.stdlib_module_names or package == "kd":
         return False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    file = getattr(sys.modules[module], "__file__", None) or ""
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)
-
-
-def _globals_of(function: FunctionType) -> list[tuple[str, object]]:
-    """What the names in a function's code stand for in its module, and in the user's modules that are named there.
-
-    Returns:
-        Name and object; what two modules call alike is there twice, as which of them is meant is not looked at.
-    """
-    names: set[str] = set()
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
-
-    named: list[tuple[str, object]] = []
-    seen: set[str] = set()  # names of modules
-    waiting = [function.__globals__]
-    while waiting:
-        place = waiting.pop()
-        for name in sorted(names & place.keys()):
-            target = place[name]
-            if not isinstance(target, ModuleType):
-                named.append((name, target))
-            elif _is_own(target.__name__) and target.__name__ not in seen:
-                seen.add(target.__name__)
-                waiting.append(vars(target))
-    return named
