@@ -35,7 +35,7 @@ class TrainBatches(Sampler[list[Key]]):
     sequence of permutations, so that all are seen equally often (with ``paired`` nearly so).
 
     With ``paired`` (mixed in pairs; needs an even batch size) a sample is in one pair of an epoch only, because its view
-    may repeat: an epoch that needs more unlabelled samples than there are repeats whole pairs.
+    may repeat: an epoch takes each unlabelled sample once at most.
 
     With ``views``, views repeat after so many epochs (cached answers). With ``classes``, the class of each labelled
     sample, all classes are seen equally often: an epoch keeps its length, takes another part of a large class each
@@ -80,7 +80,16 @@ class TrainBatches(Sampler[list[Key]]):
     def __post_init__(self) -> None:
         """Finds the samples of each class, where ``classes`` are given, for epochs in which all classes come equally
         often.
+
+        Raises:
+            UserError: a ``paired`` epoch needs more unlabelled samples than there are.
         """
+        needed = self.epoch_length() - self.length
+        if self.paired and self.ratio is not None and needed > self.unlabelled:
+            raise UserError(
+                f"data.unlabeled_ratio: must be <= {self.unlabelled / self.length:.3g} with mixup or cutmix, as "
+                f"no unlabelled picture may come twice in an epoch, got {self.ratio}"
+            )
         self.groups: list[np.ndarray] = []
         """The labelled samples of each class."""
         if self.classes is not None:
@@ -144,8 +153,6 @@ class TrainBatches(Sampler[list[Key]]):
 
         # Labelled and unlabelled samples in one shuffled order.
         count = self.epoch_length() - self.length  # of unlabelled samples in an epoch
-        if self.paired and count > self.unlabelled:
-            return self._in_whole_pairs(rng, count - self.unlabelled)
         if self.paired:
             unlabelled = self._once(epoch, count)
         else:
@@ -206,44 +213,13 @@ class TrainBatches(Sampler[list[Key]]):
         _, first_places = np.unique(samples, return_index=True)
         return samples[np.sort(first_places)][:count]
 
-    def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
-        """An epoch that mixes pairs and needs more unlabelled samples than there are: all samples, some pairs again.
-
-        Args:
-            rng: of the epoch.
-            repeated: how many unlabelled samples come again, in whole pairs; even.
-
-        Returns:
-            ``(epoch_length(),)``; samples 2k and 2k + 1 are a pair.
-        """
-        # Pairs of unlabelled samples, which may repeat; one sample may be left over.
-        unlabelled = self.length + rng.permutation(self.unlabelled)
-        unlabelled_pairs, left_over = _pairs(unlabelled)
-        repetitions = repeated // 2
-        repeated_pairs = np.resize(unlabelled_pairs, (repetitions, 2))
-        # Pairs of the labelled samples, and of an unlabelled one that was left over.
-        labelled = np.arange(self.length)
-        others = np.concatenate([labelled, left_over])
-        other_pairs, last = _pairs(rng.permutation(others))
-        # All pairs in one shuffled order; a last sample without a partner comes last.
-        all_pairs = np.concatenate([other_pairs, unlabelled_pairs, repeated_pairs])
-        pairs = rng.permutation(all_pairs)
-        return np.concatenate([pairs.reshape(-1), last])
-
     def epoch_length(self) -> int:
         """Samples of an epoch, of all processes, before an incomplete global batch is dropped."""
         if not self.unlabelled:
             return self.length
         if self.ratio is None:
             return self.unlabelled
-        count = round(self.ratio * self.length)  # of unlabelled samples
-        if self.paired and count > self.unlabelled:  # whole pairs repeat, see order()
-            has_pairs = self.unlabelled > 1
-            repeated = 0
-            if has_pairs:
-                repeated = (count - self.unlabelled) // 2 * 2
-            count = self.unlabelled + repeated
-        return self.length + count
+        return self.length + round(self.ratio * self.length)
 
     def __len__(self) -> int:
         return self.epoch_length() // (self.batch_size * self.world_size)
@@ -383,15 +359,12 @@ class EvalBatches(Sampler[list[Key]]):
     def __iter__(self) -> Iterator[list[Key]]:
         """The keys of each batch of this process: every ``world_size``-th sample; padding (view -1) comes last."""
         padding = (0, -1)
-        keys = []
-        for i in range(self.share):
-            number = self.rank + i * self.world_size
-            if number < self.length:
-                keys.append((int(self.order[number]), 0))
-            else:
-                keys.append(padding)
         for start in range(0, self.share, self.batch_size):
-            yield keys[start : start + self.batch_size]
+            end = min(self.share, start + self.batch_size)
+            numbers = range(
+                self.rank + start * self.world_size, end * self.world_size, self.world_size
+            )
+            yield [(int(self.order[n]), 0) if n < self.length else padding for n in numbers]
 
 
 def _are_numbers_of_samples(numbers: np.ndarray, count: int) -> bool:
