@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,12 +21,14 @@ from torch import Tensor
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.samples import Samples
-from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, Work, device_of_a_maker
+from kd.data.tier.schedule import MB, Made, MakerEnded, Work, device_of_a_maker
 from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
 from kd.settings import TierSpec
 
 KNOCK_S = 10.0  # seconds for an answer of the cluster's head
+MAKERS_A_GPU = 4
+"""Makers share a GPU, each with its own copy of the teacher: while one computes, others read and decode."""
 
 
 def _ray() -> ModuleType:
@@ -38,11 +39,6 @@ def _ray() -> ModuleType:
     except ImportError as error:
         raise UserError(f"data.engine: ray {needs_extra('ray')} ({error})") from error
     return ray
-
-
-def _own_tensor(array: np.ndarray) -> Tensor:
-    """A tensor with its own memory: an array of the cluster's store can't be written to."""
-    return torch.from_numpy(array.copy())
 
 
 def versions() -> dict[str, str]:
@@ -69,14 +65,18 @@ def differing(greeting: dict[str, str]) -> str:
 
 
 class BatchMaker:
-    """Makes batches on a machine of the tier: a Ray actor, in a process of its own; training processes call its methods."""
+    """Makes batches on a machine of the tier: a Ray actor, in a process of its own; training processes call its methods.
 
-    def __init__(self) -> None:
-        """Runs in the maker's process, on one core and without a GPU; it can make nothing before :meth:`learn`."""
+    Args:
+        gpu: whether it computes on the GPU that the cluster has given it; else it takes nobody's.
+    """
+
+    def __init__(self, gpu: bool) -> None:
+        """Runs in the maker's process, on one core; it can make nothing before :meth:`learn`."""
         torch.set_num_threads(1)
-        # A maker without a GPU of its own takes nobody else's.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        self.works: dict[int, tuple[Samples, Callable[..., Batch]]] = {}
+        if not gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self.works: dict[int, Work] = {}
 
     def greet(self) -> dict[str, str]:
         """Answers once the maker runs: the versions of its libraries, and ``device``, on which it computes teachers'
@@ -95,112 +95,24 @@ class BatchMaker:
         self.works[work] = data, collate
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
-        """A batch, its tensors as arrays, or a message of what failed; and the seconds that it took.
+        """Makes a batch; what fails becomes a text, which travels to the training process.
 
         Args:
             work: number of the kind of batches, known from :meth:`learn`.
             keys: of the samples, in order.
-        """
-        data, collate = self.works[work]
-        return self._batch(collate, lambda: data.__getitems__(keys), time.perf_counter())
-
-    def _batch(
-        self, collate: Callable[..., Batch], samples: Callable[[], list[Any]], start: float
-    ) -> tuple[Any, float]:
-        """Makes a batch; what fails becomes a text, which travels to the training process.
-
-        Args:
-            collate: samples -> a batch.
-            samples: gives the samples.
-            start: ``time.perf_counter()`` when the work began.
 
         Returns:
-            The batch, its tensors as arrays, or the reason as text; seconds since ``start``.
+            The batch, its tensors as arrays, or the reason as text; and the seconds that it took.
         """
-        try:
-            batch = collate(samples())
-        except Exception as error:
-            reason = f"{first_line(error)} (on {socket.gethostname()})"
-            return reason, time.perf_counter() - start
-        return apply_to_collection(batch, Tensor, Tensor.numpy), time.perf_counter() - start
-
-
-class GpuMaker(BatchMaker):
-    """A maker with a GPU: others, on its machine's cores, read and decode for it, one batch ahead. All end together.
-
-    Args:
-        decoders: how many.
-        options: of each, for Ray.
-    """
-
-    def __init__(self, decoders: int, options: dict[str, object]) -> None:
-        """Starts the decoders as actors; arguments as of the class."""
-        self.works = {}
-        self.ray = _ray()
-        kind = self.ray.remote(BatchMaker).options(**options)
-        self.decoders = [kind.remote() for _ in range(decoders)]
-        self._known = threading.Condition()
-        self._gpu = threading.Lock()
-
-    def greet(self) -> dict[str, str]:
-        """As :meth:`BatchMaker.greet`, once the decoding processes run too."""
-        self._all([decoder.greet.remote() for decoder in self.decoders])
-        return super().greet()
-
-    def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
-        """Decoders learn to make samples, which become a batch here.
-
-        Args:
-            work: number of the kind of batches.
-            data: gives samples for keys.
-            collate: samples -> a batch; this process calls it, the decoders make a list of their samples.
-        """
-        data_there = self.ray.put(data)
-        calls = []
-        for decoder in self.decoders:
-            calls.append(decoder.learn.remote(work, data_there, list))
-        self._all(calls)
-        with self._known:
-            super().learn(work, data, collate)
-            self._known.notify_all()
-
-    def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
-        """Makes a batch whose samples the decoders read in parallel; waits until the kind ``work`` is known.
-
-        Args:
-            work: number of the kind.
-            keys: of the samples, in order.
-
-        Returns:
-            As of :meth:`BatchMaker.make`: the batch, its tensors as arrays, or a message; and the seconds that it took.
-        """
-        torch.set_num_threads(1)  # of this thread: calls come in several
         start = time.perf_counter()
-        with self._known:
-            self._known.wait_for(lambda: work in self.works)
-        count = len(self.decoders)
-        calls = []
-        for i, decoder in enumerate(self.decoders):
-            keys_of_decoder = keys[i::count]
-            if keys_of_decoder:
-                calls.append(decoder.make.remote(work, keys_of_decoder))
-        samples: list[Any] = [None] * len(keys)
-        for i, (arrays, _) in enumerate(self._all(calls)):
-            if isinstance(arrays, str):  # a picture can't be read
-                return arrays, time.perf_counter() - start
-            samples[i::count] = apply_to_collection(arrays, np.ndarray, _own_tensor)
-        _, collate = self.works[work]
-        with self._gpu:
-            return self._batch(collate, lambda: samples, start)
-
-    def _all(self, calls: list[object]) -> list[Any]:
-        """The results of Ray calls, in order; where a decoder has died, this process ends too."""
+        data, collate = self.works[work]
+        made: Any
         try:
-            return self.ray.get(calls)
-        except self.ray.exceptions.RayTaskError:
-            raise
-        except self.ray.exceptions.RayError:
-            os._exit(1)  # its batches are made by others
+            batch = collate(data.__getitems__(keys))  # type: ignore[attr-defined]
+            made = apply_to_collection(batch, Tensor, Tensor.numpy)
+        except Exception as error:
+            made = f"{first_line(error)} (on {socket.gethostname()})"
+        return made, time.perf_counter() - start
 
 
 class RayCluster:
@@ -221,7 +133,7 @@ class RayCluster:
         self._mine = False  # this process has joined it, not its user's own code
         self._folder: Path | None = None  # of a Ray that was started here
         self._guard: subprocess.Popen[bytes] | None = None
-        self._cores_a_gpu: dict[str, float] = {}
+        self._gpus: dict[str, int] = {}  # by the machine's id
 
     def join(self) -> None:
         """Joins the cluster, or without an address starts one on this machine; one that the user's code has joined is used.
@@ -307,12 +219,10 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
-        """(Name, number of cores) of each machine that carries the label and has a core, by its id in the cluster.
-
-        Also stores how many cores there are to each GPU, for :meth:`start`.
+        """(Name, how many makers it has room for) of each machine that carries the label and has a core, by its id.
 
         Args:
-            gpus: only those with GPUs, and the number of these in place of the cores.
+            gpus: only those with GPUs, and up to :data:`MAKERS_A_GPU` makers a GPU in place of one a core.
 
         Raises:
             RunError: this machine is no longer part of the cluster.
@@ -322,39 +232,33 @@ class RayCluster:
         if this_node not in [node["NodeID"] for node in nodes]:
             raise RunError("this machine's part of it has ended")
         labels = self.spec.selector.items()
-        kind = "GPU" if gpus else "CPU"
         machines = {}
         for node in nodes:
-            resources = node["Resources"]
-            cores = resources.get("CPU", 0)
-            count = resources.get(kind, 0)
-            if labels <= node["Labels"].items() and cores >= 1 and count >= 1:
-                machines[node["NodeID"]] = node["NodeManagerHostname"], int(count)
-                self._cores_a_gpu[node["NodeID"]] = cores / resources.get("GPU", 1)
+            cores = int(node["Resources"].get("CPU", 0))
+            makers = cores
+            if gpus:
+                count = int(node["Resources"].get("GPU", 0))
+                self._gpus[node["NodeID"]] = count
+                makers = count * max(1, min(MAKERS_A_GPU, cores // max(1, count)))
+            if labels <= node["Labels"].items() and cores >= 1 and makers >= 1:
+                machines[node["NodeID"]] = node["NodeManagerHostname"], makers
         return machines
 
-    def start(self, node: str, share: float, gpu: bool = False) -> Any:
+    def start(self, node: str, share: float, makers: int, gpu: bool = False) -> Any:
         """Starts a maker on a machine; returns Ray's handle, before the maker runs.
 
         Args:
             node: the machine's id, as of :meth:`machines`.
-            share: of a core, or of a GPU, that it requests; in (0, 1].
-            gpu: a :class:`GpuMaker`, with its part of the machine's cores to decode for it.
+            share: of a core that it requests, in (0, 1]; of a GPU, of the part that each maker has of it.
+            makers: how many the machine has room for.
+            gpu: whether it computes on a GPU; then it requests no core.
         """
-        where = {
-            "label_selector": {**self.spec.selector, "ray.io/node-id": node},
-            "max_restarts": 0,
-        }
-        if not gpu:
-            return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
-        cores = share * self._cores_a_gpu[node]
-        decoders = max(1, int(cores))
-        options = {"num_cpus": min(1.0, cores), **where}
-        # one call more at a time than it has batches in hand: a batch may come before what it is made with
-        kind = self.ray.remote(GpuMaker).options(
-            num_gpus=share, num_cpus=0, max_concurrency=DEPTH + 1, **where
-        )
-        return kind.remote(decoders, options)
+        needs = {"num_cpus": share}
+        if gpu:
+            needs = {"num_cpus": 0, "num_gpus": share * self._gpus[node] / makers}
+        where = {**self.spec.selector, "ray.io/node-id": node}
+        actor = self.ray.remote(BatchMaker).options(**needs, label_selector=where, max_restarts=0)
+        return actor.remote(gpu)
 
     def end(self, maker: object) -> None:
         """Ends a maker, by its handle; nothing happens where it has ended or Ray is gone."""

@@ -72,8 +72,7 @@ class Tier:
 
     Args:
         spec: ``data.tier``: where it is, and how many MB of batches are requested ahead.
-        makers: how many make batches for this process (at most so many after :meth:`use_gpus`); None: one on each core, or
-            GPU, of its share of the tier's.
+        makers: how many make batches for this process, on cores; None: one on each core of its share of the tier's.
         rank: gives this training process's number, and how many there are; called when the first pass begins.
 
     Raises:
@@ -128,7 +127,7 @@ class Tier:
         self._reset()
 
     def use_gpus(self) -> bool:
-        """From now on one process for each GPU makes batches, and no other, if the tier has any: returns whether it has.
+        """From now on makers on the tier's GPUs make batches, and no other, if it has any: returns whether it has.
 
         To fill caches of a teacher: call it before the first pass. Joins the cluster first (:meth:`connect`).
         """
@@ -170,7 +169,7 @@ class Tier:
         stream = Stream(work, batches, self.spec.queue_mb * MB)
         with self._lock:
             if self._scheduler is None:
-                self._scheduler = Scheduler(*self.rank(), self.count, self.on_gpus)
+                self._scheduler = Scheduler(*self.rank(), None if self.on_gpus else self.count)
                 self._start_threads()
             self._scheduler.streams.append(stream)
             self._hand_out()
@@ -291,10 +290,9 @@ class Tier:
                 for maker in list(scheduler.makers):
                     if maker.machine is machine:
                         self._lost(maker)
-            unit = "GPUs" if self.on_gpus else "cores"
             for machine in scheduler.working:
                 if before and machine.node not in before:
-                    self._say(f"{machine.name} has come ({machine.cores} {unit})")
+                    self._say(f"{machine.name} has come ({machine.cores} processes)")
             for machine in scheduler.missing():
                 self._start(machine, scheduler)
 
@@ -308,8 +306,8 @@ class Tier:
 
     def _start(self, machine: Machine, scheduler: Scheduler) -> None:
         """Starts a maker on a machine; call it with the lock. It gets batches once it has greeted (:meth:`_welcome`)."""
-        cores = scheduler.share_of_a_core
-        handle = self.cluster.start(machine.node, cores, self.on_gpus)
+        share = scheduler.share_of_a_core
+        handle = self.cluster.start(machine.node, share, machine.cores, self.on_gpus)
         maker = Worker(machine, handle)
         scheduler.makers.append(maker)
         greeting = handle.greet.remote()

@@ -63,7 +63,7 @@ class Machine:
     name: str
     """Name for people."""
     cores: int
-    """Cores that it gives to batches, a maker each; its GPUs where these make them."""
+    """Cores that it gives to batches, a maker each; the makers of its GPUs where these make them."""
     wanted: int = 0
     """Makers that this process is to have there."""
     failures: int = 0
@@ -178,21 +178,17 @@ class Scheduler:
         repeated: batches that were lost with their maker.
     """
 
-    def __init__(
-        self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False
-    ) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None) -> None:
         """Begins without machines or passes.
 
         Args:
             rank: number of this training process.
             world_size: training processes that share the tier.
-            makers: how many of this process; None: one on each core (or GPU) of its share.
-            one_each: whether a core (or GPU) of the tier runs at most one maker; then ``makers`` is a bound.
+            makers: how many of this process; None: one on each core of its share.
         """
         self.rank = rank
         self.world_size = world_size
         self.count = makers
-        self.one_each = one_each
         self.machines: dict[str, Machine] = {}
         self.makers: list[Worker] = []
         self.streams: list[Stream] = []
@@ -233,7 +229,7 @@ class Scheduler:
         """Sets how many makers of this process each machine is to have, by its rank; each process does so for itself.
 
         One on each ``world_size``-th core, so that all processes get as many, or one more. A given number of makers is
-        spread over the machines instead; with ``one_each`` it is the most that these cores get.
+        spread over the machines instead.
         """
         machines = self.working
         for machine in machines:
@@ -246,9 +242,7 @@ class Scheduler:
         chosen = machine_of_core[self.rank :: self.world_size]
         if not chosen:
             chosen = [machine_of_core[self.rank % count]]
-        if self.count is not None and self.one_each:
-            chosen = chosen[: self.count]
-        elif self.count is not None:
+        if self.count is not None:
             # One core of each machine, then a second of each that has two, and so on.
             most_cores = max(machine.cores for machine in machines)
             in_turn = [m for i in range(most_cores) for m in machines if i < m.cores]
@@ -259,14 +253,13 @@ class Scheduler:
 
     @property
     def share_of_a_core(self) -> float:
-        """The share of a core (or GPU) that a maker requests from the cluster, 1 or less.
+        """The share of a core that a maker requests from the cluster, 1 or less.
 
         Less than 1 where there are more makers than cores, so that all find room.
         """
         cores = sum(machine.cores for machine in self.working)
         makers = self.world_size
-        if self.count is not None and not self.one_each:
-            makers *= self.count
+        makers *= self.count or 1
         makers_a_core = math.ceil(makers / max(1, cores))
         return 1.0 / max(1, makers_a_core)
 

@@ -268,7 +268,9 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
     assert same(validated, list(module(many).val_dataloader()))
     wait_for(lambda: crew.machines[second.node_id].gone)
     told = capfd.readouterr()
-    assert "has come (1 cores)" in told.err and "has gone; 2 machine(s) make batches" in told.err
+    assert (
+        "has come (1 processes)" in told.err and "has gone; 2 machine(s) make batches" in told.err
+    )
     assert "raylet" not in told.out + told.err
     data.teardown("fit")
 
@@ -278,7 +280,7 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
 def test_gpus_of_the_tier_compute_the_answers(
     cluster: Any, many: Path, recipe: Path, capsys: Any
 ) -> None:
-    """A process for each GPU, none more, none elsewhere; the cache is the one that is filled here, record by record."""
+    """Processes on its GPUs, none elsewhere; the cache is the one that is filled here, record by record."""
     plain, machine = data_machine(cluster, 2), gpu_machine(cluster, 2, 2)
     data = module(many, cluster, num_workers=8)
     assert data.tier.use_gpus()
@@ -347,13 +349,13 @@ def test_machines_with_gpus_may_vanish_in_mid_fill(
         return len(crew.makers) == 2 and all(maker.jobs for maker in crew.makers)
 
     wait_for(both_wait)
-    decodes = [
+    makers = [
         p
         for p in psutil.Process().children(recursive=True)
         if "BatchMaker" in " ".join(p.cmdline())
     ]
     before = {maker.handle for maker in crew.makers}
-    decodes[0].kill()  # the process that it decodes for ends with it, and both are replaced
+    makers[0].kill()
     wait_for(lambda: both_wait() and {maker.handle for maker in crew.makers} != before)
     again = crew.repeated
     assert again > 0

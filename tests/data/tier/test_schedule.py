@@ -126,17 +126,6 @@ def test_all_makers_find_room(cores: tuple[int, ...], processes: int, makers: in
     assert all(a <= n + 1e-9 for a, n in zip(asked, cores, strict=True)), asked
 
 
-def test_a_gpu_has_one_maker_while_there_are_enough() -> None:
-    """data.num_workers may take fewer GPUs, not share them; more processes than GPUs do."""
-    for makers, wanted in ((None, [2, 2]), (1, [1, 0]), (9, [2, 2])):
-        scheduler = Scheduler(0, 1, makers, one_each=True)
-        scheduler.present({"a": ("a", 2), "b": ("b", 2)})
-        assert [m.wanted for m in scheduler.working] == wanted and scheduler.share_of_a_core == 1
-    scheduler = Scheduler(2, 3, None, one_each=True)
-    scheduler.present({"a": ("a", 2)})
-    assert [m.wanted for m in scheduler.working] == [1] and scheduler.share_of_a_core == 0.5
-
-
 def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_end_is_left_out() -> (
     None
 ):
