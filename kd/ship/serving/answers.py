@@ -70,11 +70,22 @@ def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str,
     if manifest.task == "segmentation":
         return _mask(numbers, manifest.classes)
     p = probabilities(numbers, manifest)
-    best = np.argsort(-p, kind="stable")[:top]
-    labels = [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]
+    labels = [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in largest(p, top)]
     if manifest.facts:
         return {"labels": labels, "facts": facts_of(manifest.facts, p)}
     return {"labels": labels}
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Places of the ``count`` largest of ``(C,)`` values, the largest first, of equal ones the first; all where fewer.
+
+    Only these are sorted: a whole sort takes a millisecond for 20,000 classes.
+    """
+    places = np.arange(len(values))
+    if count < len(values):
+        least = np.partition(values, -count)[-count]
+        places = np.flatnonzero(values >= least)
+    return places[np.argsort(-values[places], kind="stable")[:count]]
 
 
 def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
