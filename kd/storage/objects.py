@@ -147,12 +147,12 @@ def fetched(url: str, key: str) -> Path:
 
 
 @contextmanager
-def _named(url: str, key: str) -> Iterator[None]:
-    """Inside, an OSError becomes a UserError that begins with the setting's key; a missing file's names ``url``."""
+def _named(what: str, key: str) -> Iterator[None]:
+    """Inside, an OSError becomes a UserError that begins with the setting's key; a missing file's names ``what``."""
     try:
         yield
     except FileNotFoundError as error:
-        raise UserError(f"{key}: {url} not found") from error
+        raise UserError(f"{key}: {what} not found") from error
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
 
@@ -295,10 +295,7 @@ class Ranged:
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None) -> None:
         """Chooses the size of blocks; the arguments are the class's. Nothing is fetched."""
         self.url = url
-        if limit is None or whole <= limit:
-            self.block = LARGE
-        else:
-            self.block = SMALL
+        self.block = LARGE if limit is None or whole <= limit else SMALL
         self.cache = LocalCache(folder / f"blocks-{self.block}", limit)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -308,39 +305,50 @@ class Ranged:
             FileNotFoundError: no such file.
             OSError: it can't be fetched, or ends before.
         """
-        last_byte = offset + size - 1
-        first_block = offset // self.block
-        last_block = last_byte // self.block
+        first = offset // self.block
+        last = (offset + size - 1) // self.block
         blocks = []
-        for number in range(first_block, last_block + 1):
-            fetch = partial(self._fetched, name, number)
-            block = self.cache.get(f"{name}/{number:08d}", fetch)
-            blocks.append(block)
-        data = b"".join(blocks)
-        start = offset - first_block * self.block
-        end = start + size
-        if len(data) < end:
+        for number in range(first, last + 1):
+            start = number * self.block
+            fetch = partial(_range, self.url, name, start, start + self.block)
+            blocks.append(self.cache.get(f"{name}/{number:08d}", fetch))
+        start = offset - first * self.block
+        data = b"".join(blocks)[start : start + size]
+        if len(data) < size:
             raise OSError(f"{self.url}/{name} is truncated")
-        return data[start:end]
+        return data
 
-    def _fetched(self, name: str, number: int) -> bytes:
-        """Block ``number`` of the file ``name``, from the store; the last one is shorter."""
-        start = number * self.block
 
-        def fetch() -> bytes:
-            """One try: the bytes of the block; raises OSError where the connection has ended before the file."""
-            files, folder = file_system(self.url)
-            file = f"{folder}/{name}"
-            data: bytes = files.cat_file(file, start=start, end=start + self.block)
-            if len(data) >= self.block:
-                return data
-            file_size = int(files.info(file)["size"])
-            expected = min(file_size - start, self.block)
-            if len(data) < expected:  # the connection has ended, not the file
-                raise OSError(f"received {len(data)} of {expected} bytes")
-            return data
+def _range(folder: str, name: str, start: int, end: int, size: int | None = None) -> bytes:
+    """The bytes ``start`` to ``end`` of a file in a store, fewer where it ends before.
 
-        return tried(fetch, f"{self.url}/{name} can't be fetched")
+    Args:
+        folder: URL.
+        name: of the file, relative to the folder.
+        start: first byte.
+        end: the byte after the last.
+        size: of the file in bytes; None: it is requested where fewer bytes came than were wanted.
+
+    Raises:
+        FileNotFoundError: no such file.
+        OSError: it can't be fetched, or the connection has ended before the file.
+    """
+
+    def fetch() -> bytes:
+        """One try."""
+        files, path = file_system(folder)
+        file = f"{path}/{name}"
+        data: bytes = files.cat_file(file, start=start, end=end)
+        expected = end - start
+        if size is not None or len(data) < expected:
+            whole = int(files.info(file)["size"]) if size is None else size
+            expected = min(whole, end) - start
+        if len(data) != expected:
+            received = f"{len(data)} of" if len(data) < expected else "more than the listed"
+            raise OSError(f"received {received} {expected} bytes")
+        return data
+
+    return tried(fetch, f"{folder}/{name} can't be fetched")
 
 
 def _used(file: Path, size: int | None) -> bytes:
@@ -442,22 +450,8 @@ def whole_file(url: str, size: int) -> bytes:
         OSError: it can't be fetched, or has another size now.
     """
     folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
-
-    def fetch() -> bytes:
-        """One try: the whole file; raises OSError where it has not the listed ``size`` in bytes."""
-        files, path = file_system(folder)
-        file = path + url[len(folder) :]
-        data: bytes = files.cat_file(file, start=0, end=size + 1)  # one more: has it grown?
-        if len(data) != size:
-            received = f"{len(data)} of"
-            if len(data) > size:
-                received = "more than the listed"
-            raise OSError(f"received {received} {size} bytes")
-        return data
-
-    if size:
-        return tried(fetch, f"{url} can't be fetched")
-    return b""
+    # one byte more: has it grown?
+    return _range(folder, url[len(folder) + 1 :], 0, size + 1, size) if size else b""
 
 
 def content_of(url: str, key: str) -> bytes:
@@ -513,11 +507,7 @@ def url_of_run(url: str, key: str) -> str:
         return url
     files, path = file_system(url, key)
     files.invalidate_cache()
-    try:
+    with _named(f"run {url}", key):
         content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
-    except FileNotFoundError as error:
-        raise UserError(f"{key}: run {url} not found") from error
-    except OSError as error:
-        raise UserError(f"{key}: {first_line(error)}") from error
     name = plain_name(content.decode(errors="replace").strip(), f"{key}: {url}")
     return url.removesuffix("latest") + name

@@ -100,10 +100,8 @@ class DaliViews(DeviceViews):
         self._most = 0  # pictures of a batch that the pipeline takes
         self._scheduled: deque[tuple[Plan, Any]] = deque()  # with the pipeline that makes it
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch from the loader with its views made: "plan" is replaced by "image", uint8 ``(N, 3, H, W)``.
-
-        "target" becomes that of the views, mixed as :meth:`MixPairs.apply` returns it.
+    def crops(self, batch: dict[str, Any]) -> Tensor:
+        """The resized crops of a batch from the loader, uint8 ``(N, 3, *size)``.
 
         A batch that was not scheduled ahead is scheduled here, after what was scheduled is forgotten.
         """
@@ -112,18 +110,12 @@ class DaliViews(DeviceViews):
         if not self._scheduled or self._scheduled[0][0] is not plan:
             self.forget()
             self.schedule(plan, device)
-        images = self._take(device)
-        boxes = [recipe.box for recipe in plan.recipes]
-        target = self.kind.resize(batch["target"], boxes, self.size)
-        finished = dict(batch)
-        del finished["plan"]
-        finished.update(self.finish(images, target, plan))
-        return finished
+        return self._take(device)
 
     def schedule(self, plan: Plan, device: torch.device) -> None:
         """Begins to make a batch's views on a device; the host does not wait.
 
-        :meth:`__call__` returns them, in this order.
+        :meth:`crops` returns them, in this order.
 
         Args:
             plan: encoded pictures, boxes and what was drawn.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
@@ -109,24 +110,15 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
             continue
         is_applied = not hasattr(transform, "p") or torch.rand(1) < transform.p
         if is_applied:
-            steps.append((number, _with_arrays(transform.make_params([shape]))))
+            steps.append(
+                (number, apply_to_collection(transform.make_params([shape]), Tensor, Tensor.numpy))
+            )
     return Recipe(box, steps, (height, width))
 
 
-def _with_arrays(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of a transform with NumPy's arrays in place of tensors (:data:`Step`)."""
-    return {
-        name: value.numpy() if isinstance(value, Tensor) else value
-        for name, value in parameters.items()
-    }
-
-
-def _with_tensors(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`_with_arrays`: parameters as torchvision's transforms take them."""
-    return {
-        name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        for name, value in parameters.items()
-    }
+def _tensors(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as torchvision's transforms take them: tensors in place of arrays (:data:`Step`)."""
+    return apply_to_collection(parameters, np.ndarray, torch.from_numpy)  # type: ignore[no-any-return]
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
@@ -254,25 +246,26 @@ class DeviceViews:
         self.crop_number = crop_of(self.chain)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch from the loader with its views made: "pixels" and "plan" are replaced by "image" ``(N, 3, H, W)``,
-        uint8.
+        """A batch from the loader with its views made: "plan" is replaced by "image" ``(N, 3, H, W)``, uint8.
 
         ``target`` becomes that of the views, mixed as :meth:`MixPairs.apply` returns it. The batch itself is not changed.
         """
-        batch = dict(batch)
-        pixels = batch.pop("pixels")
-        plan = batch.pop("plan")
+        plan = batch["plan"]
+        images = self.crops(batch)
+        boxes = [recipe.box for recipe in plan.recipes]
+        target = self.kind.resize(batch["target"], boxes, self.size)
+        rest = {name: value for name, value in batch.items() if name not in ("pixels", "plan")}
+        return {**rest, **self.finish(images, target, plan)}
+
+    def crops(self, batch: dict[str, Any]) -> Tensor:
+        """The resized crops of a batch, uint8 ``(N, 3, *size)``, from its "pixels" and "plan"."""
+        pixels = batch["pixels"]
+        plan = batch["plan"]
         if self.crop_number > 0:  # whole pictures arrive
             pixels = self._change_and_cut(pixels, plan)
-        boxes = [recipe.box for recipe in plan.recipes]
-        cut_sizes = [(height, width) for _, _, height, width in boxes]
-        resize = resize_each
-        if all_at_once(pixels):
-            resize = resize_together
-        images = resize(pixels, cut_sizes, self.size)
-        target = self.kind.resize(batch["target"], boxes, self.size)
-        batch.update(self.finish(images, target, plan))
-        return batch
+        cut_sizes = [recipe.box[2:] for recipe in plan.recipes]
+        resize = resize_together if all_at_once(pixels) else resize_each
+        return resize(pixels, cut_sizes, self.size)
 
     def _change_and_cut(self, pixels: Tensor, plan: Plan) -> Tensor:
         """Packed whole pictures -> packed crops, after the transforms that come before the crop; uint8, one row.
@@ -288,7 +281,7 @@ class DeviceViews:
             for number, parameters in recipe.steps:
                 if number < self.crop_number:
                     transform = self.chain[number]
-                    picture = transform.transform(picture, _with_tensors(parameters))
+                    picture = transform.transform(picture, _tensors(parameters))
             top, left, height, width = recipe.box
             crop = picture[:, top : top + height, left : left + width]
             crops.append(crop.reshape(-1))
@@ -322,7 +315,7 @@ class DeviceViews:
                 colours.jitter(images, drawn)
             else:
                 for i, parameters in drawn:
-                    images[i] = transform.transform(images[i], _with_tensors(parameters))
+                    images[i] = transform.transform(images[i], _tensors(parameters))
         images, target = self.mix.apply(images, target, plan.mixes)
         return {"image": images, "target": target}
 
