@@ -228,28 +228,23 @@ class Scheduler:
     def _share_out(self) -> None:
         """Sets how many makers of this process each machine is to have, by its rank; each process does so for itself.
 
-        One on each ``world_size``-th core, so that all processes get as many, or one more. A given number of makers is
-        spread over the machines instead.
+        One on each ``world_size``-th core, so that all processes get as many, or one more, or the given number; in turn
+        on one core of each machine, then on a second of each that has two, and so on.
         """
         machines = self.working
         for machine in machines:
             machine.wanted = 0
-        if not machines:
-            return
-        # The machine of each core. With fewer cores than processes, several processes use a core.
-        machine_of_core = [machine for machine in machines for _ in range(machine.cores)]
-        count = len(machine_of_core)
-        chosen = machine_of_core[self.rank :: self.world_size]
-        if not chosen:
-            chosen = [machine_of_core[self.rank % count]]
+        most_cores = max((machine.cores for machine in machines), default=0)
+        in_turn = [m for i in range(most_cores) for m in machines if i < m.cores]
+        count = len(in_turn)
+        places = range(self.rank, count, self.world_size)
         if self.count is not None:
-            # One core of each machine, then a second of each that has two, and so on.
-            most_cores = max(machine.cores for machine in machines)
-            in_turn = [m for i in range(most_cores) for m in machines if i < m.cores]
             first = self.rank * self.count
-            chosen = [in_turn[i % count] for i in range(first, first + self.count)]
-        for machine in chosen:
-            machine.wanted += 1
+            places = range(first, first + self.count)
+        elif count and not places:  # fewer cores than processes: several use a core
+            places = range(self.rank, self.rank + 1)
+        for place in places if count else ():
+            in_turn[place % count].wanted += 1
 
     @property
     def share_of_a_core(self) -> float:
