@@ -121,7 +121,7 @@ class Soak:
     def place(self, kind: Kind, name: str) -> Path:
         """The folder of a run, or of a search, on this disk."""
         if kind.store:
-            return on_disk(f"s3://food/runs/tiny/{name}")
+            return on_disk(f"s3://food/runs/tiny/{name}", "runs_dir")
         return self.folder / "runs" / "tiny" / ("tune" if kind.search else "") / name
 
     def forget(self, kind: Kind, place: Path, name: str) -> None:
