@@ -9,7 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Gt, Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kd.errors import UserError
@@ -45,7 +44,7 @@ def _made(value: dict[str, Any]) -> dict[str, Any]:
 Name = Annotated[str, AfterValidator(_printable)]
 Made = Annotated[dict[str, Any], AfterValidator(_made)]
 """``class_path`` and ``init_args`` of an object."""
-Side = Annotated[int, Gt(0)]
+Side = Annotated[int, Field(gt=0)]
 """Pixels."""
 Facts = dict[str, list[float | None]]
 """By name, a number for each class (:mod:`kd.data.class_facts`)."""
@@ -65,7 +64,7 @@ class StudentMetadata(BaseModel):
     """Arguments of ``timm.create_model``, with ``num_classes``."""
     classes: list[str] = []
     """Names by class id; in regression, of the numbers that it answers. Empty without a classifier."""
-    img_size: Side | Annotated[list[Side], Len(2, 2)] | None = None
+    img_size: Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
     """Side, or height and width, of the input in pixels; None where kd does not prepare the pictures."""
     mean: list[float] = []
     """Of each channel, for values in 0..1; empty where kd does not prepare the pictures."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Gt, Le
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from kd.errors import UserError
@@ -21,7 +20,7 @@ PREFIX = "kd."  # of the keys in a model file's own metadata
 
 MOST = 8192  # pixels a side
 
-Side = Annotated[int, Gt(0), Le(MOST)]
+Side = Annotated[int, Field(gt=0, le=MOST)]
 Task = Literal["classification", "multilabel", "segmentation", "features", "numbers"]
 Layout = Literal["nhwc", "nchw"]
 
@@ -47,7 +46,7 @@ class ExportManifest:
     """Names by class id (of ``numbers``: of each number); empty for features."""
     size: tuple[Side, Side]
     """Height and width of the input in pixels."""
-    crop_ratio: Annotated[float, Gt(1e-6), Le(1)]
+    crop_ratio: Annotated[float, Field(gt=1e-6, le=1)]
     """Share of the scaled picture's side that the centre crop keeps, in (0, 1]."""
     layout: Layout
     """``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)."""
