@@ -595,8 +595,8 @@ class DataSettings(Checked):
     """
 
     unlabeled_ratio: Annotated[float, Range("> 0 and <= 10000")] | None = None
-    """That many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
-    ones are all that is trained on.
+    """That many unlabelled pictures to each labelled one in an epoch, with mixup or cutmix no more
+    than there are; without it the unlabelled ones are all that is trained on.
     """
 
     seed: int = 0
