@@ -1,6 +1,7 @@
 """The folders of runs in an object store, and where they lie on this machine's disk."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ from kd.storage.writing import guard, make_folder, write_text
 MOST_FILES = 100_000  # of a run in a store
 # endings of a run's large files
 WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
+RUN_FILES = ("config.yaml", "summary.json", "student.safetensors")
+"""Files of which a run's folder has one at least."""
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 
 
@@ -72,7 +75,7 @@ def run_at(place: str) -> Path:
     """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first.
 
     By URL all but its checkpoints is fetched, each time what has changed. The folder is guarded
-    (:func:`kd.storage.writing.guard`); one that does not exist is returned all the same.
+    (:func:`kd.storage.writing.guard`); one that is no run's, or does not exist, is returned all the same.
 
     Raises:
         UserError: a URL of no run, or one that can't be fetched.
@@ -81,7 +84,8 @@ def run_at(place: str) -> Path:
         folder = fetched_run(place, "run", checkpoints=False)
     else:
         folder = run_folder(Path(place))
-    if folder.is_dir():
+    # a folder of pictures is no run: what its links lead to is the user's
+    if any(os.path.lexists(folder / name) for name in RUN_FILES):
         return guard(folder)
     return folder
 

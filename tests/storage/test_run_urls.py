@@ -10,7 +10,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.storage.objects import file_system
-from kd.storage.run_urls import KEPT, Copies, fetched_run, folder_of_recipe, on_disk
+from kd.storage.run_urls import KEPT, Copies, fetched_run, folder_of_recipe, on_disk, run_at
 from kd.storage.weights_files import weights_file
 from scripts import house
 
@@ -31,6 +31,15 @@ def recipe_in_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def test_on_disk() -> None:
     assert on_disk("runs/food", "runs_dir").as_posix() == "runs/food"
+
+
+def test_links_are_refused_in_a_run_and_not_in_a_folder_of_pictures(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.jpg").symlink_to("/data/a.jpg")
+    assert run_at(str(tmp_path / "pictures")) == tmp_path / "pictures"
+    (tmp_path / "pictures" / "config.yaml").touch()
+    with pytest.raises(UserError, match="a.jpg: is a link"):
+        run_at(str(tmp_path / "pictures"))
 
 
 def test_the_folder_of_a_recipes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
