@@ -247,10 +247,16 @@ class Mirror:
 
     def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
-        in_store = self._info(LATEST) if LATEST in self._copies.known else None
-        if in_store is not None and not self._copies.is_ours(LATEST, in_store):
-            self._lost = f"{self._copies.url}: another machine trains there; nothing more is sent from {self.folder}"
-            raise OSError(self._lost)
+        copies = self._copies
+        if LATEST not in copies.known:
+            return
+        in_store = self._info(LATEST)
+        if in_store is None or copies.is_ours(LATEST, in_store):
+            return
+        self._lost = (
+            f"{copies.url}: another machine trains there; nothing more is sent from {self.folder}"
+        )
+        raise OSError(self._lost)
 
     def _info(self, name: str) -> dict[str, Any] | None:
         """What the store says of a file of the run now, as fsspec has it; None where it has none."""

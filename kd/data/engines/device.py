@@ -118,7 +118,7 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
 
 def _tensors(parameters: dict[str, Any]) -> dict[str, Any]:
     """Parameters as torchvision's transforms take them: tensors in place of arrays (:data:`Step`)."""
-    return apply_to_collection(parameters, np.ndarray, torch.from_numpy)  # type: ignore[no-any-return]
+    return apply_to_collection(parameters, np.ndarray, torch.from_numpy)
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
@@ -254,8 +254,11 @@ class DeviceViews:
         images = self.crops(batch)
         boxes = [recipe.box for recipe in plan.recipes]
         target = self.kind.resize(batch["target"], boxes, self.size)
-        rest = {name: value for name, value in batch.items() if name not in ("pixels", "plan")}
-        return {**rest, **self.finish(images, target, plan)}
+        finished = dict(batch)
+        finished.pop("pixels", None)  # of this engine alone
+        del finished["plan"]
+        finished.update(self.finish(images, target, plan))
+        return finished
 
     def crops(self, batch: dict[str, Any]) -> Tensor:
         """The resized crops of a batch, uint8 ``(N, 3, *size)``, from its "pixels" and "plan"."""

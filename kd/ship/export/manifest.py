@@ -21,7 +21,8 @@ PREFIX = "kd."  # of the keys in a model file's own metadata
 MOST = 8192  # pixels a side
 
 Side = Annotated[int, Field(gt=0, le=MOST)]
-Task = Literal["classification", "multilabel", "segmentation", "features", "numbers"]
+TASKS = ("classification", "multilabel", "segmentation", "features", "numbers")
+Task = Annotated[str, Field(pattern=f"^({'|'.join(TASKS)})$")]
 Layout = Literal["nhwc", "nchw"]
 
 

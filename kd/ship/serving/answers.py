@@ -85,7 +85,8 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     if count < len(values):
         least = np.partition(values, -count)[-count]
         places = np.flatnonzero(values >= least)
-    return places[np.argsort(-values[places], kind="stable")[:count]]
+    falling = np.argsort(-values[places], kind="stable")
+    return places[falling[:count]]
 
 
 def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
