@@ -31,8 +31,6 @@ WORTH = 1.1  # a predicted gain below this is within what the prediction can be 
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
 # seconds that a number of loader processes is timed, by the step without any, but in 4 to 20 steps (0 processes: in 4)
 TRIAL_S = 1.0
-# share of the memory that stays free where a batch was tried: for fragmentation, and pictures that differ
-TRIED_ROOM = 0.1
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
@@ -149,8 +147,7 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     """The largest batch of a process that fits into memory, in pictures, and one line that says why.
 
     Called by the first process alone, so nothing in it may be a collective. The size is counted (:class:`Memory`) and, on a
-    GPU, then tried (:func:`tried_size`). The line has the MB that the batch takes as counted, unless the trials changed the
-    size.
+    GPU, then tried: one that does not go through is cut by a fifth until it does.
 
     Args:
         run: the module, attached to its trainer.
@@ -161,69 +158,23 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     available = available_bytes(device, run.trainer.num_devices)
     most = max(1, data.epoch_length // run.trainer.world_size)
     size = counted = min(memory.fits(available), most)
-    if device.type == "cuda":
-        peak = partial(_peak_bytes, run, data, device)
-        size = tried_size(counted, most, memory, available, peak)
-
-    room = HEAD_ROOM
-    notes = ""
-    if size > counted:
-        room = TRIED_ROOM
-        notes += f"; {size - counted} more than counted, as trials have shown"
+    while device.type == "cuda" and size > 1 and not _goes_through(run, data, device, size):
+        size = max(1, int(0.8 * size))
+    fewer = ""
     if size < counted:
-        notes += f"; {counted - size} fewer than counted, as trials have shown"
-    more_by_sharding = int(memory.saved / memory.per_picture)
-    if memory.shards > 1 and more_by_sharding:
-        notes += f"; {more_by_sharding} more fit as {memory.shards} processes share the state"
-    takes = f"takes {memory.total(size) / 1e6:,.0f} MB of"
-    if size != counted:  # what is counted is not what the trials took
-        takes = "fits into"
+        fewer = f"; {counted - size} fewer than counted, as trials have shown"
     return size, (
-        f"batch size: {size} a process {takes} {available / 1e6:,.0f} MB free; "
-        f"at most {1 - room:.0%} of them, and the training set{notes}"
+        f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
+        f"at most {1 - HEAD_ROOM:.0%} of them, and the training set{fewer}"
     )
 
 
-def tried_size(
-    size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
-) -> int:
-    """The largest batch, in pictures, that went through in a trial; 1 where none did.
-
-    A size that does not fit is cut by a fifth until it does. Then the bytes of a picture are read off two trials, at
-    ``size`` and at half of it, instead of counted; if they leave room for more, that is tried once.
-
-    Args:
-        size: pictures of a process, as counted.
-        most: pictures of a process at most, by the training set.
-        memory: what a step takes beside its pictures.
-        available: bytes that the step may take.
-        peak: runs a step with so many pictures, and gives the most bytes that it took; None: more than there are.
-            Called for a few numbers of pictures.
-    """
-    peak_of_all = peak(size)
-    while peak_of_all is None and size > 1:
-        size = max(1, int(0.8 * size))
-        peak_of_all = peak(size)
-    if peak_of_all is None or size == 1:
-        return size
-    half = size // 2
-    peak_of_half = peak(half)
-    if peak_of_half is None or peak_of_all <= peak_of_half:
-        return size
-    per_picture = (peak_of_all - peak_of_half) / (size - half)
-    larger = min(most, memory.fits(available, per_picture, TRIED_ROOM))
-    if larger > size and peak(larger) is not None:
-        return larger
-    return size
-
-
-def _peak_bytes(
+def _goes_through(
     run: AttachedModule, data: DistillationDataModule, device: torch.device, size: int
-) -> float | None:
-    """The most bytes of the GPU that tensors take in a step of teacher and student; None: it does not fit.
+) -> bool:
+    """Whether the GPU's memory has room for a step of teacher and student, the optimizer's part left out.
 
-    What is there already counts too, such as the run's own models: the student's part is done by a copy of it. The
-    optimizer's step is left out.
+    What is there already counts too, such as the run's own models: the student's part is done by a copy of it.
 
     Args:
         run: the module, attached to its trainer.
@@ -232,14 +183,13 @@ def _peak_bytes(
         size: black pictures of the step.
     """
     try:
-        torch.cuda.reset_peak_memory_stats(device)
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
         if run.teacher is not None and not run.teacher.stored:
             run.teacher(images)
         _copy(run, device)(images)
-        return torch.cuda.max_memory_allocated(device)
+        return True
     except torch.cuda.OutOfMemoryError:
-        return None
+        return False
     finally:
         torch.cuda.empty_cache()
 

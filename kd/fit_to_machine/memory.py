@@ -80,7 +80,6 @@ class Memory:
         student: bytes of the student's weights in this process, its moving average (``ema_decay``) left out.
         gradients: bytes of the gradients in this process, those of the losses' own weights among them.
         optimizer: bytes of its state in this process, taken as two numbers for each trained one (Adam's).
-        unsharded: bytes that the last three have together where nothing is in shards.
         shards: over how many processes the optimizer's state lies; 1: it is whole in each.
         per_picture: bytes that the student's forward of one picture keeps for the backward pass.
         per_step: bytes that they keep whatever the number of pictures, such as weights that autocast has cast.
@@ -100,7 +99,6 @@ class Memory:
         self.gradients = size_of(p for p in run.student.parameters() if p.requires_grad)
         # Adam's two moments; the summary has the real one at the end
         self.optimizer = 2 * self.gradients
-        self.unsharded = self.student + self.gradients + self.optimizer
         self.shards, shards_weights = _shards(run)
         self.optimizer //= self.shards
         if shards_weights:
@@ -112,27 +110,21 @@ class Memory:
         # a forward of n pictures keeps per_step + n * per_picture; per_step: the weights as autocast casts them
         self.per_step = max(0.0, of_two - 2 * self.per_picture)
 
-    @property
-    def saved(self) -> int:
-        """Bytes that sharding over the processes saves each of them."""
-        return self.unsharded - self.student - self.gradients - self.optimizer
-
     def total(self, batch_size: int) -> float:
         """Bytes that a step of this process takes with ``batch_size`` pictures of its own."""
         fixed = self.teacher + self.student + self.gradients + self.optimizer + self.per_step
         return fixed + batch_size * self.per_picture
 
-    def fits(self, available: float, each: float | None = None, room: float = HEAD_ROOM) -> int:
-        """The largest batch of this process that leaves ``room`` of ``available`` bytes free, in pictures.
+    def fits(self, available: float) -> int:
+        """The largest batch of this process that leaves :data:`HEAD_ROOM` of ``available`` bytes free, in pictures.
 
         Above 8 it is rounded down to a multiple of 8; it is at least 1, even where that does not fit.
 
         Args:
             available: bytes that the step may take, from :func:`available_bytes`.
-            each: bytes of a picture, as trials have shown; None: :attr:`per_picture`, as counted.
-            room: share of ``available``, in 0..1, that stays free.
         """
-        most = int(((1 - room) * available - self.total(0)) / (each or self.per_picture))
+        room = (1 - HEAD_ROOM) * available - self.total(0)
+        most = int(room / self.per_picture)
         return max(1, most - most % 8 if most > 8 else most)
 
     def freed(self, processes: int, whole: bool) -> int:
