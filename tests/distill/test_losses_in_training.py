@@ -392,7 +392,7 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
         ({"std": StandardizedLoss(WSLDLoss())}, DataInfo(list(CLASSES), 48, 16, kind="several labels a picture"),
          {"task": MultiLabel()}, "StandardizedLoss compares classes that exclude each other, the data has several lab"),
         ({"std": StandardizedLoss(KDLoss())}, DataInfo(["a", "b"], 48, 16), {}, "StandardizedLoss needs >= 3 classes"),
-        ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes or beta=0"),
+        ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes"),
         ({"cwd": CWDLoss()}, INFO, {}, r"CWDLoss is defined for masks alone \(model.task=Segmentation\)"),
         ({"simkd": SimKDLoss()}, INFO, {"arch": "deit_tiny_distilled_patch16_224", "task_loss_weight": 0.0},
          "model.student.arch: SimKDLoss needs a student with one linear classifier, which VisionTransformerDist"),
