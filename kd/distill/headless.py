@@ -25,16 +25,12 @@ class HeadlessStudent(Student):
     held-out pictures have (:attr:`Objective.measurable`).
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Builds a :class:`~kd.distill.student.Student` and makes the metrics of its losses and features.
-
-        Takes the arguments of :class:`~kd.distill.student.Student`. The width of the features, D, is that of a trial
-        forward without gradient.
+    def _make_measures(self) -> None:
+        """Makes the metrics of its losses and features, whose width D is that of a trial forward without gradient.
 
         Raises:
-            UserError: as of a student; also where the model gives neither features nor maps.
+            UserError: the model gives neither features nor maps.
         """
-        super().__init__(*args, **kwargs)
         self._taps_of_final = self.taps
         """On the weights that are validated (:attr:`final`): the average's, where there is one."""
         if self.average is not None:

@@ -110,6 +110,10 @@ class Student(nn.Module):
         )
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
+        self._make_measures()
+
+    def _make_measures(self) -> None:
+        """Called last by the constructor: a student without a classifier makes its metrics there."""
 
     @staticmethod
     def info_of(task: Task, model: nn.Module) -> DataInfo:
@@ -384,8 +388,11 @@ class Student(nn.Module):
 
     def _follow_precision(self) -> None:
         """Gives the input the type of the weights; a :class:`kd.Preprocess` of the user's own is copied for that."""
-        weights = (p for p in self.model.parameters() if p.is_floating_point())
-        dtype = getattr(next(weights, None), "dtype", torch.float32)
+        dtype = torch.float32
+        for weight in self.model.parameters():
+            if weight.is_floating_point():
+                dtype = weight.dtype
+                break
         if isinstance(self.prepare, Preprocess) and self.prepare.dtype != dtype:
             self.prepare = copy.copy(self.prepare)
             self.prepare.dtype = dtype

@@ -154,17 +154,20 @@ class KDLoss(LogitLoss):
             target: not read.
         """
         # Student: log p of the k classes, then of all others together.
-        log_p_NC = F.log_softmax(wide(student_logits) / self.temperature, dim=1)
+        scaled_student_NC = wide(student_logits) / self.temperature
+        log_p_NC = F.log_softmax(scaled_student_NC, dim=1)
         log_p_of_k = log_p_NC.gather(1, teacher.indices)
         without_k = log_p_NC.scatter(1, teacher.indices, -torch.inf)
         log_p_of_rest = without_k.logsumexp(1, keepdim=True)
         log_p_student = torch.cat([log_p_of_k, log_p_of_rest], 1)  # (N, k + 1)
         # Teacher: the same k + 1 numbers from its logits over T.
         scaled_values = wide(teacher.values) / self.temperature
-        tail_N1 = teacher.tails[float(self.temperature)][:, None]
+        tail_N = teacher.tails[float(self.temperature)]
+        tail_N1 = tail_N[:, None]
         teacher_logits = torch.cat([scaled_values, tail_N1], 1).detach()
         log_p_teacher = F.log_softmax(teacher_logits, dim=1)
-        return self.temperature**2 * kl(log_p_teacher, log_p_student, dim=1).mean()
+        divergence_N = kl(log_p_teacher, log_p_student, dim=1)
+        return self.temperature**2 * divergence_N.mean()
 
 
 class HardKDLoss(LogitLoss):
@@ -283,11 +286,14 @@ def _decouple(logits: Tensor, is_target: Tensor) -> _Decoupled:
     row -> its log-probabilities, the target apart.
     """
     log_p = F.log_softmax(logits, dim=1)
-    target = log_p.masked_fill(~is_target, 0).sum(dim=1)
-    rest = log_p.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
+    target_alone = log_p.masked_fill(~is_target, 0)
+    target = target_alone.sum(dim=1)
+    others_alone = log_p.masked_fill(is_target, -torch.inf)
+    rest = others_alone.logsumexp(dim=1)
     # log q(c) = log p(c) - log (1 - p(y))
     log_q = log_p - rest[:, None]
-    return _Decoupled(target, rest, log_q.masked_fill(is_target, 0))
+    others = log_q.masked_fill(is_target, 0)
+    return _Decoupled(target, rest, others)
 
 
 class DISTLoss(LogitLoss):
@@ -465,7 +471,9 @@ class MLKDLoss(LogitLoss):
         for temperature in self.temperatures:
             p_student = F.softmax(student / temperature, dim=1)
             p_teacher = F.softmax(teacher / temperature, dim=1)
-            between_pictures = matmul(p_student, p_student.T) - matmul(p_teacher, p_teacher.T)
+            student_gram = matmul(p_student, p_student.T)
+            teacher_gram = matmul(p_teacher, p_teacher.T)
+            between_pictures = student_gram - teacher_gram
             batch_term = between_pictures.square().sum() / count
             class_term = _class_distance(p_student, p_teacher) / classes
             levels.append(kd_loss(student, teacher, temperature) + batch_term + class_term)
@@ -481,7 +489,9 @@ def _class_distance(p: Tensor, q: Tensor) -> Tensor:
     difference = p - q
     with_p = matmul(difference, p.T)
     with_q = matmul(difference, q.T)
-    gram_sum = matmul(p, p.T) + matmul(q, q.T)
+    gram_p = matmul(p, p.T)
+    gram_q = matmul(q, q.T)
+    gram_sum = gram_p + gram_q
     squares = matmul(difference, difference.T) * gram_sum
     products = 2 * with_p * with_q.T
     return (squares + products).sum()
@@ -511,7 +521,8 @@ class BinaryKDLoss(LogitLoss):
         log_ratio_of_no = F.logsigmoid(-teacher) - F.logsigmoid(-student)
         yes = teacher.sigmoid() * log_ratio_of_yes
         no = (-teacher).sigmoid() * log_ratio_of_no
-        divergence_N = (yes + no).flatten(1).sum(dim=1)
+        terms = (yes + no).flatten(1)
+        divergence_N = terms.sum(dim=1)
         return self.temperature**2 * divergence_N.mean()
 
 
@@ -584,9 +595,11 @@ def standardized(logits: Tensor) -> Tensor:
     """
     x = wide(logits)
     centred = x - x.mean(dim=1, keepdim=True)
-    variance = centred.square().sum(dim=1, keepdim=True) / (x.shape[1] - 1)
+    squares = centred.square()
+    variance = squares.sum(dim=1, keepdim=True) / (x.shape[1] - 1)
     length = centred.detach().norm(2, 1, keepdim=True)
     varies = length > rounding(x, 1)
     # the root's slope at 0 is infinite: equal logits would have a gradient of NaN
     deviation = torch.where(varies, variance, 1.0).sqrt()
-    return centred / torch.where(varies, deviation + 1e-7, torch.inf)
+    divisor = torch.where(varies, deviation + 1e-7, torch.inf)
+    return centred / divisor

@@ -135,9 +135,11 @@ class SPLoss(_OfTheBatch):
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, ...)``, ``(N, ...)`` -> scalar."""
         student, teacher = _embeddings(*self.together(student_features, teacher_features))
-        student_NN = directions(matmul(student, student.T), dim=1)
-        teacher_NN = directions(matmul(teacher, teacher.T), dim=1)
-        return (student_NN - teacher_NN).square().mean()
+        student_NN = matmul(student, student.T)
+        teacher_NN = matmul(teacher, teacher.T)
+        student_rows = directions(student_NN, dim=1)
+        teacher_rows = directions(teacher_NN, dim=1)
+        return (student_rows - teacher_rows).square().mean()
 
 
 class CKALoss(_OfTheBatch):
@@ -468,9 +470,13 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         """The loss of each picture, ``(N,)``, over the pseudo-classes ``(K, D)``; both features are ``(N, D)``."""
         student, teacher = both(student_features, teacher_features)
         keys_KD = F.normalize(wide(classes.detach()), dim=1)
-        student_NK = matmul(directions(student, dim=1), keys_KD.T) / self.temperature
-        teacher_NK = matmul(directions(teacher, dim=1), keys_KD.T) / self.temperature
-        return kl(teacher_NK.log_softmax(dim=1), student_NK.log_softmax(dim=1), dim=1)
+        student_ND = directions(student, dim=1)
+        teacher_ND = directions(teacher, dim=1)
+        student_cosines_NK = matmul(student_ND, keys_KD.T)
+        teacher_cosines_NK = matmul(teacher_ND, keys_KD.T)
+        log_p_student = (student_cosines_NK / self.temperature).log_softmax(dim=1)
+        log_p_teacher = (teacher_cosines_NK / self.temperature).log_softmax(dim=1)
+        return kl(log_p_teacher, log_p_student, dim=1)
 
     def _remember(self, new: Tensor) -> None:
         """Puts rows ``(M, D_t)`` in place of the oldest; of more than the queue holds the last ones."""
