@@ -36,14 +36,15 @@ class CommandOptions(Checked):
 
     def __post_init__(self) -> None:
         """Refuses options that have no effect, or exclude each other."""
+        for name, others in self.EXCLUDES.items():
+            for other in others:
+                are_given = {name, other} <= self.given
+                if are_given and self._is_on(name) and self._is_on(other):
+                    raise UserError(f"{name}: can't be given together with {other}=")
         for name, words in self.NEEDS.items():
             is_on = any(getattr(self, word.partition("=")[0]) for word in words)
             if name in self.given and not is_on:
                 raise UserError(f"{name}: has no effect without {' or '.join(words)}")
-        for name, others in self.EXCLUDES.items():
-            for other in others:
-                if self._is_on(name) and self._is_on(other):
-                    raise UserError(f"{name}: can't be given together with {other}=")
 
     def _is_on(self, name: str) -> bool:
         return getattr(self, name) not in (None, False, "", [])
