@@ -39,6 +39,8 @@ def test_sending_needs_it(without_boto3: None, capsys: pytest.CaptureFixture[str
     keys = ["image=i", "role=arn:aws:iam::123456789012:role/kd", "bucket=s3://kd-test"]
     assert main("launch", ["sagemaker", RECIPE, "instances=2xml.p4d.24xlarge", *keys]) == 2
     assert "kd-launch: sagemaker: needs" in capsys.readouterr().err
+    assert main("launch", ["sagemaker", "job=food"]) == 2
+    assert "kd-launch: sagemaker: needs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -18,7 +18,7 @@ from kd.fleet.jobs.target import Target, written
 from kd.launch.groups import read_json
 from kd.run.options import option
 from kd.storage.archives import unpack
-from kd.storage.elsewhere import text_of
+from kd.storage.elsewhere import json_of, text_of
 from kd.storage.run_urls import folder_of_recipe
 from kd.storage.writing import write_json
 
@@ -127,7 +127,7 @@ class SageMaker(Target):
                     ):
                         s3.upload_file(str(path), bucket, prefix + name)
                     sent.append(prefix + name)
-                request = read_json(text_of(folder / "request.json"), "request.json", dict)
+                request = json_of(files["request.json"])
                 with boto_errors():
                     getattr(session.client("sagemaker"), self.operation)(**request)
             except BaseException:
@@ -167,17 +167,17 @@ class SageMaker(Target):
         where = "" if runs == "runs" else f" {shlex.quote(f'runs_dir={runs}')}"
         again = f"kd-launch sagemaker job={name}{where} follows it"
         try:
+            client = aws_session().client("sagemaker")
             with boto_errors():
-                answer = _ended(aws_session().client("sagemaker"), name)
+                answer = _ended(client, name)
                 record_file = next(iter(sorted(Path(runs).glob(f"*/jobs/{name}/{RECORD}"))), None)
                 record = {"target": "sagemaker", "job": name, "recipe": _recipe(answer)}
                 if record_file:
                     record = read_json(text_of(record_file), str(record_file), dict)
                 into = folder_of_recipe(Path(runs), record["recipe"]) / name
                 url = (answer.get("ModelArtifacts") or {}).get("S3ModelArtifacts")
-                text = f"{answer['TrainingJobStatus']}: {answer.get('FailureReason', '')}".rstrip(
-                    ": "
-                )
+                reason = answer.get("FailureReason", "")
+                text = f"{answer['TrainingJobStatus']}: {reason}".rstrip(": ")
                 if url and text == "Completed" and not into.exists():
                     _fetch(url, into)
         except KeyboardInterrupt:
