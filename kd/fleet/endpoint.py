@@ -417,9 +417,9 @@ def delete(name: str) -> int:
     Raises:
         UserError: SageMaker can't be reached.
     """
+    client = aws_session().client("sagemaker")
     from botocore.exceptions import ClientError
 
-    client = aws_session().client("sagemaker")
     left = False
     archive = ""
     for part, key in PARTS.items():
