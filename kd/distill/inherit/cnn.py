@@ -40,7 +40,7 @@ from kd.distill.inherit.maps import (
     rows_needed,
     under_kernel,
 )
-from kd.distill.inherit.pair import check_copy
+from kd.distill.inherit.pair import check_copy, weight_shapes
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import progress, shown
@@ -516,19 +516,7 @@ def fit_classifier(
             classifier(pooled)
 
     same_size = student_input.size == teacher_input.size
-    if same_size and _same_shapes(student, teacher):
+    if same_size and weight_shapes(student) == weight_shapes(teacher):
         batches = shown(parts, "check of the copy")
         logits = [student(student_input(part)) for part in batches]
         check_copy(torch.cat(logits), teacher_logits)
-
-
-def _same_shapes(student: CNN, teacher: CNN) -> bool:
-    """Whether the student is as large as the teacher; layer scales, which a model may lack, apart."""
-    shapes = []
-    for model in (student, teacher):
-        shapes_of_model = {}
-        for name, value in model.state_dict().items():
-            if "gamma" not in name:
-                shapes_of_model[name] = value.shape
-        shapes.append(shapes_of_model)
-    return shapes[0] == shapes[1]

@@ -313,11 +313,11 @@ def copy_is_possible(student: ViT, teacher: ViT) -> bool:
         return False
     if student.blocks[0].attn.head_dim != teacher.blocks[0].attn.head_dim:
         return False
-    same_shapes = _weight_shapes(student) == _weight_shapes(teacher)
+    same_shapes = weight_shapes(student) == weight_shapes(teacher)
     return same_shapes and _weightless_kinds(student) == _weightless_kinds(teacher)
 
 
-def _weight_shapes(model: nn.Module) -> dict[str, torch.Size]:
+def weight_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """Shapes by name of all weights and buffers except layer scales, which are folded into other layers."""
     shapes = {}
     for name, value in model.state_dict().items():
