@@ -116,6 +116,8 @@ def test_semicolons_part_labels_in_a_list_without_a_header(tmp_path: Path) -> No
         ("m.csv", "path,label\n,x\n", {}, "has no path in row 1"),
         ("m.csv", "path,label,split\na.jpg,x,train\nb.jpg,x,other\n", {}, "column split, but has 'other' there"),
         ("m.csv", "path,label\na.jpg,x\n", {"split_column": "part"}, "has no column part"),
+        ("m.json", '{"path": "a.jpg", "label": "x", "split": "train"}\n{"path": "b.jpg", "label": "x"}', {},
+         "names no split in 1 of its rows; data.source.split_column=none"),
         ("m.csv", "path,label,subset\na.jpg,x,train\nb.jpg,x,val\n", {}, "data.source.split_column=subset reads it"),
         ("m.csv", "path,label,is_valid\na.jpg,x,0\nb.jpg,x,1\n", {}, "data.source.split_column=is_valid reads it"),
         ("m.csv", "path,label\na.jpg,x;y\nb.jpg,y;z\nc.jpg,z;x\n", {}, "several labels, separated by ';'"),

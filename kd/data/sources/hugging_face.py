@@ -38,12 +38,16 @@ class HubTable(Protocol):
         """The rows of these numbers."""
 
 
-class LabelledRows(NamedTuple):
-    """A split's table, the label of each row ("" without one), and the classes that the data set itself lists."""
+class HubRows(NamedTuple):
+    """A split of a data set."""
 
     data: HubTable
     labels: list[str]
+    """The label of each row, "" without one."""
     names: list[str] | None
+    """The classes that the data set itself lists."""
+    splits: list[str | None]
+    """The split of each row that a column names; None where none does."""
 
 
 class HuggingFace(Source):
@@ -80,8 +84,7 @@ class HuggingFace(Source):
         self.split_column = split_column
         self._names: list[str] | None = None
         """Of the data set's splits; None: not listed yet."""
-        self._read: dict[str, dict[str | None, LabelledRows]] = {}
-        """By the name of the data set's split, its rows by the splits that a column names (None: no column does)."""
+        self._tables: dict[str, HubRows] = {}  # by the name of the data set's split
 
     def check_there(self) -> None:
         """See :meth:`Source.check_there`: the hub may be asked whether it has the data set."""
@@ -94,65 +97,59 @@ class HuggingFace(Source):
         Raises:
             UserError: no such split or pictures, or labels that are missing or unknown.
         """
-        train = self._rows("train")
-        rows = train if split == "train" else self._rows(split)
-        assert train is not None
-        if rows is None:
+        train, of_train = self._rows("train")
+        table, numbers = self._rows(split)
+        if not numbers:
             there = ", ".join(self._split_names())
-            raise UserError(f"split: {self.path} has the splits {there}, got '{split}'")
-        name = self._name_read(split)
-        if not rows.labels:
-            raise UserError(f"data.source: {self.path} ({name}) has no pictures")
-        pictures = ((f"{self.path}[{i}] ({name})", label) for i, label in enumerate(rows.labels))
+            key = f"data.source.{split}" if split in self.given else "split"
+            raise UserError(
+                f"{key}: no pictures of '{split}' in {self.path}, which has the splits {there}"
+            )
+        name = self._name(split) or self._name("train")
+        pictures = ((f"{self.path}[{i}] ({name})", table.labels[i]) for i in numbers)
+        labels = [train.labels[i] for i in of_train]
         remedy = "data.source.label_column=null"
-        found = numbered(pictures, train.labels, f"data.source.{split}", remedy, train.names)
+        found = numbered(pictures, labels, f"data.source.{split}", remedy, train.names)
         self.classes = found.classes
         self.note(*found.notes)
-        return _HuggingFaceSplit(rows.data, self.columns[0], found.ids, self.path)
+        data = table.data if len(numbers) == len(table.labels) else table.data.select(numbers)
+        return _HuggingFaceSplit(data, self.columns[0], found.ids, self.path)
 
-    def _rows(self, split: str) -> LabelledRows | None:
-        """The rows of a split: of the data set's own split, or those of its training split that a column names; None where
-        there are neither. A test split validates where no row is of ``val``.
+    def _rows(self, split: str) -> tuple[HubRows, Sequence[int]]:
+        """A split of the data set and the numbers of its rows that are of ``split``: of its own split all, or those of the
+        training split that a column names; none where there are neither. A test split validates where no row is of
+        ``val``.
 
         Raises:
-            UserError: they can't be loaded, lack a column or a label, or it is not clear which splits rows belong to.
+            UserError: they can't be loaded, lack a column, have several labels, or it is not clear which splits they are of.
         """
-        name = self._name_read(split)
-        if name not in self._read:
+        name = self._name(split) or str(self._name("train"))
+        if name not in self._tables:
             data = self._table(name)
             try:
-                self._read[name] = self._by_split(data, self._labelled(data))
+                labels, names = self._labels(data)
+                self._tables[name] = HubRows(data, labels, names, self._splits(data))
             except Unfit as error:
                 raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
-        by_split = self._read[name]
-        if None in by_split:
-            return by_split[None] if self._name(split) is not None else None
-        wanted = "test" if split == "val" and "val" not in by_split else split
-        return by_split.get(wanted)
+        table = self._tables[name]
+        if {*table.splits} <= {None}:
+            return table, range(len(table.labels) if self._name(split) else 0)
+        wanted = "test" if split == "val" and "val" not in table.splits else split
+        return table, [i for i, its_split in enumerate(table.splits) if its_split == wanted]
 
-    def _by_split(self, data: HubTable, rows: LabelledRows) -> dict[str | None, LabelledRows]:
-        """The rows of a table by the splits that a column names; all by None where none does."""
+    def _splits(self, data: HubTable) -> list[str | None]:
+        """The split of each row that a column names; None where none does."""
         columns = [
             column
             for column in data.column_names
             if column not in self.columns and getattr(data.features[column], "dtype", "") in PLAIN
         ]
-        finder = RowSplits(self.split_column, self.columns)  # type: ignore[arg-type]
-        cells = (
-            zip(*(data[column][:] for column in columns), strict=True)
-            if columns
-            else [()] * len(data)
-        )
-        numbers: dict[str | None, list[int]] = {}
-        for i, row in enumerate(cells):
-            numbers.setdefault(finder.of(dict(zip(columns, row, strict=True))), []).append(i)
+        finder = RowSplits(self.split_column, [])
+        values = [data[column][:] for column in columns]
+        cells = zip(*values, strict=True) if columns else [()] * len(data)
+        splits = [finder.of(dict(zip(columns, row, strict=True))) for row in cells]
         finder.check()
-        if {*numbers} <= {None}:
-            return {None: rows}
-        return {
-            split: LabelledRows(data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
-            for split, chosen in numbers.items()
-        }
+        return splits
 
     def _table(self, name: str) -> HubTable:
         """A split of the data set with its pictures as encoded bytes.
@@ -196,32 +193,29 @@ class HuggingFace(Source):
             ) from error
         return data
 
-    def _labelled(self, data: HubTable) -> LabelledRows:
-        """The rows with the text of their labels, "" without one; of a column of class ids also the classes' names.
+    def _labels(self, data: HubTable) -> tuple[list[str], list[str] | None]:
+        """The label of each row, "" without one; of a column of class ids also the classes' names.
 
         Raises:
             Unfit: a row has several labels.
         """
         column = self.columns[1]
         if column is None:
-            return LabelledRows(data, labels=[""] * len(data), names=None)
+            return [""] * len(data), None
         # -1: no label, as datasets write it
         values = [None if value == -1 else value for value in data[column][:]]
         names = getattr(data.features[column], "names", None)
         if names is not None:
             names = [plain(name) for name in names]
-            labels = [names[value] if value is not None else "" for value in values]
-            return LabelledRows(data, labels=labels, names=names)
-        labels = []
-        for i, value in enumerate(values):
-            found = labels_in(value, "none")
+            return ["" if value is None else names[value] for value in values], names
+        labels = [labels_in(value, "none") for value in values]
+        for i, found in enumerate(labels):
             if len(found) > 1:
                 raise Unfit(
                     f"gives {self.path}[{i}] {len(found)} labels ({', '.join(found[:3])}); a list takes "
                     "several (data.source=Manifest data.source.multi_label=true)"
                 )
-            labels.append("".join(found))
-        return LabelledRows(data, labels=labels, names=None)
+        return ["".join(found) for found in labels], None
 
     def _check(self) -> None:
         """Checks the configuration of a folder, before ``datasets`` reads it; of another path that it is no format.
@@ -269,15 +263,11 @@ class HuggingFace(Source):
             return split
         return split if split in self._split_names() else name
 
-    def _name_read(self, split: str) -> str:
-        """The data set's name of the split that a split's rows are in: its own, else the training split."""
-        return self._name(split) or str(self._name("train"))
-
     def has(self, split: str) -> bool:
         """Whether the set has the split, or rows of it; a name in the settings counts. May send a request to the hub."""
         if split == "val" and self.given["val"] is None:
             return False
-        return self._name(split) is not None or self._rows(split) is not None
+        return self._name(split) is not None or bool(self._rows(split)[1])
 
     def describe(self) -> str:
         """The set's path."""

@@ -187,6 +187,11 @@ class Manifest(Source):
             paths.append(path)
             cells.append(same.setdefault(cell, cell) if isinstance(cell, str) else cell)
         splits.check()
+        if None in parts and len(parts) > 1:
+            count = len(parts[None][0])
+            raise Unfit(
+                f"names no split in {count} of its rows; data.source.split_column=none takes all rows"
+            )
         has_paths_alone = label_columns == ["label"] and len(columns) == 1
         for name in label_columns:
             if columns and name not in columns and name is not None and not has_paths_alone:
