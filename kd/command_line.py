@@ -84,7 +84,7 @@ def _status(command: str, argv: Sequence[str], interrupted: Callable[[], bool]) 
     try:
         with _told_apart(interrupted):
             module = import_module(f"kd.commands.{command}")
-            request = translate(argv, getattr(module, "FLAGS", ()))
+            request = translate(argv, getattr(module, "FLAGS", ()), command)
             status = module.run(request)
         if status is not None:
             return status

@@ -62,7 +62,10 @@ def test_value_with_an_equals_sign() -> None:
 # -- contracts of the one engine --------
 
 
-def test_interpolation_is_resolved_after_overrides(tmp_path: Path, pictures: Path) -> None:
+def test_interpolation_is_resolved_after_overrides(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # in a file of one's own
     recipe = write_recipe(tmp_path / "r.yaml", pictures, None, data__batch_size="${data.img_size}")
     assert resolved(recipe, "data.img_size=16")["data.batch_size"] == 16
 

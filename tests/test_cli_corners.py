@@ -19,10 +19,6 @@ WRONG = [
     ("optim.kwargs={betas: [0.9]}", "optim.kwargs: adamw can't work with"),
     ("optim.kwargs.eps=abc", "optim.kwargs: adamw can't work with"),
     ("optim.kwargs.lr=3", "optim.kwargs.lr: is optim.lr"),
-    (
-        "optim.kwargs.x.class_path=os.system",
-        "optim.kwargs.x.class_path: a class path is not allowed here",
-    ),
     ("seed=-1", "seed: must be >= 0"),
     ("seed=99999999999999", "seed: must be >= 0"),
     ("seed=" + "9" * 5000, "seed: "),
@@ -72,10 +68,6 @@ WRONG = [
     (
         "model.student.kwargs.patch_size=0",
         "model.student: vit_tiny_patch16_224 can't be built with",
-    ),
-    (
-        "model.student.kwargs.patch_size=64",
-        "model.student.img_size: must be a multiple of 64 for the patches of vit_tiny_patch16_224, got 32: 64",
     ),
     (
         "model.student.kwargs.in_chans=1",

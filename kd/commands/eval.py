@@ -146,8 +146,13 @@ def _options(request: Request) -> EvalOptions:
 def _check_out(options: EvalOptions) -> None:
     """Refuses an ``out=`` that is neither CSV nor JSON, of ``pays=`` not JSON, or in no folder that exists."""
     out = options.out
-    endings = [".json"] if options.pays else [".csv", ".json"]
-    if out and (out.suffix not in endings or not out.resolve().parent.is_dir()):
+    endings = [".csv", ".json"]
+    if options.pays:
+        endings = [".json"]
+    if out is None:
+        return
+    in_folder = out.resolve().parent.is_dir()
+    if out.suffix not in endings or not in_folder:
         files = " or ".join(f"FILE{ending}" for ending in endings)
         raise UserError(f"out: must be {files} in a folder that exists, got '{out}'")
 

@@ -51,12 +51,16 @@ def texts_of(group: type) -> Mapping[str, str]:
 @cache
 def _texts(module: str) -> dict[str, dict[str, str]]:
     """What is written below the fields of all classes of a module, by class and field."""
+    source = inspect.getsource(sys.modules[module])
+    groups = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
-        for field, below in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+    for node in groups:
+        of_group = texts[node.name] = {}
+        for field, below in pairwise(node.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                text = " ".join(ast.literal_eval(below.value).split())
-                texts.setdefault(node.name, {})[ast.unparse(field.target)] = text  # type: ignore[attr-defined]
+                words = ast.literal_eval(below.value).split()
+                name = ast.unparse(field.target)
+                of_group[name] = " ".join(words)
     return texts
 
 

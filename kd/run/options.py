@@ -19,6 +19,7 @@ from kd.run.request import Request, read_word
 from kd.run.resolve import Word
 
 Group = TypeVar("Group", bound="CommandOptions")
+Value = TypeVar("Value")
 Others = Literal["run", "data", "none"]
 """What a command takes beside its own options: any setting of a run, those of data and teachers, or nothing."""
 
@@ -105,7 +106,7 @@ def options_of(group: type[Group], given: Mapping[str, object]) -> Group:
     return made
 
 
-def option(given: Mapping[str, str], key: str, kind: Any, default: Any) -> Any:
+def option(given: Mapping[str, str], key: str, kind: object, default: Value) -> Value:
     """One option of a kind in the texts of a command's own keys; ``default`` where it is not given.
 
     Raises:
@@ -114,9 +115,10 @@ def option(given: Mapping[str, str], key: str, kind: Any, default: Any) -> Any:
     if key not in given:
         return default
     try:
-        return adapter(kind).validate_python(_read(key, given[key], kind))
+        value: Value = adapter(kind).validate_python(_read(key, given[key], kind))
     except ValidationError as error:
         raise UserError(f"{key}: {problem_in(error)[1]}") from error
+    return value
 
 
 @cache
@@ -152,10 +154,13 @@ def refuse_others(request: Request, names: Sequence[str], of_data: bool) -> None
     taken = ("data.", "model.teacher") if of_data else ()
     for item in request.overrides:
         key, _, _ = item.partition("=")
-        if not item.startswith(taken or "\0"):
-            known = [*(f"{name}=" for name in names), *(["data.*"] if of_data else [])]
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise UserError(f"no key '{key}' ({takes}){did_you_mean(key, names)}")
+        if item.startswith(taken or "\0"):
+            continue
+        known = [f"{name}=" for name in names]
+        if of_data:
+            known.append("data.*")
+        takes = ", ".join(known) or "none"
+        raise UserError(f"no key '{key}' (it takes {takes}){did_you_mean(key, names)}")
 
 
 def refuse_words(request: Request, most: int = 0, hint: str = "recipes recipe=NAME") -> None:

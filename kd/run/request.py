@@ -312,7 +312,7 @@ def read_word(text: str) -> object:
         return text
 
 
-def translate(argv: Sequence[str], flags: Iterable[str] = ()) -> Request:
+def translate(argv: Sequence[str], flags: Iterable[str] = (), command: str = "train") -> Request:
     """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order.
 
     A word that ends in ``.yaml`` or ``.yml`` is the recipe; a flag of :data:`ABOUT` takes the word after it, where that has
@@ -322,6 +322,7 @@ def translate(argv: Sequence[str], flags: Iterable[str] = ()) -> Request:
     Args:
         argv: the words.
         flags: the command's own, beside :data:`FLAGS`.
+        command: its name, for a message.
 
     Raises:
         UserError: an unknown option, a setting without a value, two recipes, another ``print_config`` than ``skip_null``,
@@ -362,7 +363,7 @@ def translate(argv: Sequence[str], flags: Iterable[str] = ()) -> Request:
             key = "recipe"
             value = item
         elif item.startswith("-"):
-            raise _no_option(item)
+            raise _no_option(item, command)
         else:
             request.rest.append(item)
             continue
@@ -387,16 +388,16 @@ def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"\d+(\.\d+)?", text))
 
 
-def _no_option(item: str) -> UserError:
+def _no_option(item: str, command: str) -> UserError:
     """The message for an option that is none: a setting without its value, or another program's."""
     key = underscored(item.lstrip("-"))
     if key in keys.schema():
         return UserError(f"{key}: a setting needs a value: {key}=...")
     suggestion = []
-    if len(key) > 1:
+    if len(key) > 1 and command == "train":
         suggestion = suggest(key, keys.schema())
     question = as_question([f"{name}=..." for name in suggestion])
-    return UserError(f"no option {item}{question or ' (kd-train --help)'}")
+    return UserError(f"no option {item}{question or f' (kd-{command} --help)'}")
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:

@@ -47,8 +47,10 @@ def test_a_folder_may_be_called_007() -> None:
     assert resolve(words)["data"]["source"]["init_args"]["root"] == "007"
     assert resolve([{"seed": Word("007", 7)}])["seed"] == 7
     assert resolve([{"runs_dir": Word("a: b", {"a": "b"})}])["runs_dir"] == "a: b"
-    config = resolve([{"data.unlabeled": Word("", None)}, {"model.ema_decay": Word("null", None)}])
-    assert config["data"]["unlabeled"] == "" and config["model"]["ema_decay"] is None
+    config = resolve(
+        [{"data.class_facts": Word("", None)}, {"model.ema_decay": Word("null", None)}]
+    )
+    assert config["data"]["class_facts"] == "" and config["model"]["ema_decay"] is None
 
 
 def test_a_class_of_ones_own_is_imported_where_it_replaces_one_with_arguments() -> None:
