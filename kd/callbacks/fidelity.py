@@ -120,7 +120,7 @@ class FidelityRecord(Callback):
         """Writes ``fidelity.json`` where the validation was the best, on rank 0."""
         run = RunContext.of(trainer)
         if self.best.improved and self._comparison is not None and trainer.is_global_zero:
-            write(run.folder, self._comparison, run.data, "val", run.student.data.classes)
+            write_fidelity(run.folder, self._comparison, run.data, "val", run.student.data.classes)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Removes ``fidelity.json`` where no epoch was validated: it is then about the start, and the last
@@ -152,7 +152,7 @@ def _merged(each: Sequence[Compared | None]) -> Compared | None:
     return first
 
 
-def write(
+def write_fidelity(
     folder: Path,
     comparison: Compared,
     data: DistillationDataModule,

@@ -217,7 +217,7 @@ class Preflight(Callback):
         if task.one_class:
             ids = torch.as_tensor(run.data.split("val").targets)
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
-        val = {name: rounded(judge.compute()) for name, judge in judges.items()}
+        val = {name: rounded_metrics(judge.compute()) for name, judge in judges.items()}
         findings = Findings(
             val, counts.cpu(), int(targets_seen), decided, classes=classes, pictures=pictures
         )
@@ -429,7 +429,7 @@ def _keep(
     return answers
 
 
-def rounded(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+def rounded_metrics(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
     """Metrics as plain numbers with six decimals; whole numbers stay whole."""
     return {
         name: value if isinstance(value, int) else round(float(value), 6)

@@ -19,7 +19,7 @@ import kd
 from kd.callbacks.best import Best
 from kd.callbacks.context import RunContext
 from kd.callbacks.preemption import Preemption, RunStopped
-from kd.callbacks.preflight import Preflight, rounded
+from kd.callbacks.preflight import Preflight, rounded_metrics
 from kd.callbacks.run_folder import RunFolder
 from kd.distill.sharding import Sharding
 from kd.distill.student import Student
@@ -170,9 +170,9 @@ class Summary(Callback):
         """The student's numbers: ``arch``, ``params``, ``lr`` (its peak), ``start``, and the metrics of its newest
         validation (``val``), its best one and its start's.
         """
-        return _model(student.arch, student.model, rounded(self.best.newest)) | {
-            "best_val": rounded(self.best.best),
-            "start_val": rounded(self.best.start),
+        return _model(student.arch, student.model, rounded_metrics(self.best.newest)) | {
+            "best_val": rounded_metrics(self.best.best),
+            "start_val": rounded_metrics(self.best.start),
             "lr": student.lr,
             "start": student.start,
         }

@@ -13,7 +13,7 @@ from torch import nn
 from kd.errors import NEARLY, UserError, builder_hint, did_you_mean, plain
 from kd.models.arguments import check_arguments, check_memory, check_sides
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
-from kd.models.hub import check_weights
+from kd.models.hub import check_downloadable
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, error_of_builder, name_of, remade
 from kd.models.preprocess import evaluating, preprocess_for
@@ -204,7 +204,7 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
             kwargs,
         )
     if pretrained:
-        check_weights(spec.arch, f"{key}.checkpoint")
+        check_downloadable(spec.arch, f"{key}.checkpoint")
     try:
         return timm_model(spec.arch, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except OSError as error:

@@ -10,7 +10,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 """Names of a repository's files of weights, of which timm takes the first that is there."""
 
 
-def check_weights(arch: str, key: str) -> None:
+def check_downloadable(arch: str, key: str) -> None:
     """Checks that a timm model's weights are in this machine's cache, or that the hub can be reached.
 
     Weights that timm lacks, or has from elsewhere than the hub, pass: building the model reports what is wrong.

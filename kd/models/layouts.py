@@ -62,7 +62,7 @@ class FileModel:
         return self.same_shape, self.same_name, self.same_name - len(self.state)
 
 
-def choose(
+def choose_layout(
     tensors: Mapping[str, Tensor],
     model: nn.Module,
     img_size: Size | None,

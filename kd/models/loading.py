@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from kd.errors import UserError
-from kd.models.layouts import COUNTER, FileModel, choose
+from kd.models.layouts import COUNTER, FileModel, choose_layout
 from kd.models.weights import read_weights, say
 
 WRAPPINGS = (
@@ -53,7 +53,7 @@ def load_checkpoint(
         key: the setting that names the file, for messages.
         classes: names of the data's classes, where the file's are to be compared with them.
         head: the classifier must come from the file too (a teacher's); one of other classes is then an error.
-        part: which of several models in the file, see :func:`kd.models.layouts.choose`.
+        part: which of several models in the file, see :func:`kd.models.layouts.choose_layout`.
 
     Raises:
         UserError: the file can't be read, holds two models that fit equally well, does not fit, or has NaN or infinite
@@ -95,7 +95,7 @@ def _state_in(
         place: setting and file, which begin messages.
         key: the setting.
     """
-    layout = choose(tensors, model, img_size, part, place, key)
+    layout = choose_layout(tensors, model, img_size, part, place, key)
     if layout.library:
         say(f"{place}: names of {layout.library} brought into timm's")
     state = layout.state

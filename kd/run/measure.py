@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kd.callbacks.fidelity import write
+from kd.callbacks.fidelity import write_fidelity
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import classes_below, identity, printable
 from kd.data.transforms import CORRUPTIONS, STRENGTHS, Corrupted
@@ -588,7 +588,7 @@ def measure(
         subject.model, subject.prepare, batches, task, subject.teacher, device, readers
     )
     if fidelity is not None and options.place == "val" and own_data and subject.run is not None:
-        write(subject.run, fidelity, data, "val", classes)
+        write_fidelity(subject.run, fidelity, data, "val", classes)
 
     result: dict[str, Any] = {
         "run": subject.name,

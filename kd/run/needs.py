@@ -110,9 +110,9 @@ def check_downloads(config: Mapping[str, Any]) -> None:
     for key, spec in models.items():
         from_elsewhere = spec["checkpoint"] or spec["builder"]
         if spec["pretrained"] and spec["arch"] and not from_elsewhere:
-            from kd.models.hub import check_weights
+            from kd.models.hub import check_downloadable
 
-            check_weights(spec["arch"], f"{key}.checkpoint")
+            check_downloadable(spec["arch"], f"{key}.checkpoint")
 
 
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from kd.launch.cluster import is_rank_zero
 from kd.launch.processes import processes_asked_for
 from kd.machine import cache_dir, say_in_handler, signals_kept, stopping
 from kd.models import TeacherSpec, completed
-from kd.models.hub import check_weights
+from kd.models.hub import check_downloadable
 from kd.models.weights import about
 from kd.report.metric import format_metric
 from kd.run.build import data_of
@@ -149,7 +149,7 @@ def train_teacher_first(
     own = settings_of(items)
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
-        check_weights(backbone["arch"], "model.teacher.backbone")
+        check_downloadable(backbone["arch"], "model.teacher.backbone")
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero(), limits)
     fewer = {"data.batch_size": size} if size < asked else {}
     return {

@@ -13,7 +13,7 @@ from torch import nn
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec, height_width
-from kd.models.hub import check_weights
+from kd.models.hub import check_downloadable
 from kd.progress import bar
 from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import ExportManifest, Layout
@@ -281,7 +281,7 @@ def _why_missing(name: str, spec: TeacherSpec) -> str:
     if not spec.pretrained:
         return "the teacher has no checkpoint"
     try:
-        check_weights(spec.arch, f"{_key_of(name)}.checkpoint")
+        check_downloadable(spec.arch, f"{_key_of(name)}.checkpoint")
     except UserError as error:
         return str(error)
     return ""

@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from kd.proof.luck import CHANCE_SIGMAS, p_value, shows_a_bad_teacher
 from kd.tasks.base import Task, relative_entropy, within
-from kd.tasks.weights import ClassWeights, check, weights_of
+from kd.tasks.weights import ClassWeights, check_class_weights, weights_of
 
 P_VALUE = p_value(CHANCE_SIGMAS)
 """Of a guesser that reaches what a teacher must exceed: 0.00135."""
@@ -40,7 +40,7 @@ class Classification(Task):
     ) -> None:
         """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`."""
         super().__init__(num_classes)
-        check(class_weights)
+        check_class_weights(class_weights)
         self.class_weights = class_weights
         self.register_buffer("weights", None, persistent=False)
         if not 0 <= label_smoothing < 1:

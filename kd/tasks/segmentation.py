@@ -12,7 +12,7 @@ from kd.errors import REFUSED_LOSSES
 from kd.losses import LogitLoss
 from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
 from kd.tasks.fidelity import Fidelity
-from kd.tasks.weights import ClassWeights, check, weights_of
+from kd.tasks.weights import ClassWeights, check_class_weights, weights_of
 
 BAND = 16
 """Pixels of a line of text."""
@@ -49,7 +49,7 @@ class Segmentation(Task):
     ) -> None:
         """Checks the arguments, which are the class's; the weights' tensor is made by :meth:`weigh`."""
         super().__init__(num_classes, ignore_index)
-        check(class_weights)
+        check_class_weights(class_weights)
         self.class_weights = class_weights
         self.register_buffer("weights", None, persistent=False)
 

@@ -13,7 +13,7 @@ KEY = "model.task.class_weights"
 ClassWeights: TypeAlias = dict[str, float] | list[float] | Literal["auto"] | None
 
 
-def check(given: ClassWeights) -> None:
+def check_class_weights(given: ClassWeights) -> None:
     """Raises a ValueError for weights that no classes can have; what depends on the classes :func:`weights_of` checks.
 
     Args:

@@ -17,7 +17,7 @@ from kd.cli import train_main
 from kd.data.sources import HuggingFace
 from kd.errors import UserError
 from kd.models.build import build_model
-from kd.models.hub import check_weights
+from kd.models.hub import check_downloadable
 from kd.models.spec import StudentSpec
 from kd.storage import hub
 from tests._hub import hub_with
@@ -94,7 +94,7 @@ def test_a_data_set_of_the_hub_is_asked_for_once(attempts: list[str]) -> None:
 
 def test_a_teachers_training_names_the_key_outside(attempts: list[str]) -> None:
     with pytest.raises(UserError, match="model.teacher.backbone=FILE"):
-        check_weights("vit_small_patch14_dinov2", "model.teacher.backbone")
+        check_downloadable("vit_small_patch14_dinov2", "model.teacher.backbone")
 
 
 def test_an_address_that_never_ends_its_answer_is_left(
@@ -121,7 +121,7 @@ def test_an_address_that_never_ends_its_answer_is_left(
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         huggingface_hub.close_session()
         with pytest.raises(UserError, match="no internet"):
-            check_weights("resnet18", "model.student.checkpoint")
+            check_downloadable("resnet18", "model.student.checkpoint")
         is_over.set()
 
 
@@ -138,7 +138,7 @@ def test_missing_weights_are_reported_before_a_picture_is_read(
 
 
 def test_weights_that_timm_does_not_have_are_left_to_the_building(attempts: list[str]) -> None:
-    check_weights("resnet18.nobody", "model.student.checkpoint")
+    check_downloadable("resnet18.nobody", "model.student.checkpoint")
     assert not attempts
 
 

@@ -231,7 +231,9 @@ def test_photos_of_few_pictures_has_steps_enough(
     monkeypatch.setattr(
         "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
     )
-    monkeypatch.setattr("kd.run.train_first.check_weights", lambda *_: None)  # there is no internet
+    monkeypatch.setattr(
+        "kd.run.train_first.check_downloadable", lambda *_: None
+    )  # there is no internet
     for typed in ([], ["data.batch_size=12"]):
         assert (
             train_main(
@@ -253,7 +255,9 @@ def test_a_teacher_that_is_trained_first_learns_the_runs_task(
     monkeypatch.setattr(
         "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
     )
-    monkeypatch.setattr("kd.run.train_first.check_weights", lambda *_: None)  # there is no internet
+    monkeypatch.setattr(
+        "kd.run.train_first.check_downloadable", lambda *_: None
+    )  # there is no internet
     rows = ["path,label"]
     for picture in sorted(pictures.rglob("train/*/*.jpg")):
         rows.append(f"{picture},{picture.parent.name};seen")

@@ -28,7 +28,7 @@ def test_a_teacher_with_weights_of_timm_is_measured_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no checkpoint to look for: it was trained with ``model.teacher.pretrained=true``."""
-    monkeypatch.setattr(finished_module, "check_weights", lambda *_: None)
+    monkeypatch.setattr(finished_module, "check_downloadable", lambda *_: None)
     assert run_with(TeacherSpec("resnet18", pretrained=True)).has_teacher
     assert capsys.readouterr().err == ""
 
@@ -39,7 +39,7 @@ def test_weights_of_timm_that_can_not_be_had_leave_the_student_to_measure(
     def unreachable(arch: str, key: str) -> None:
         raise UserError(f"{key}: no internet, and the weights of timm's {arch} are not here")
 
-    monkeypatch.setattr(finished_module, "check_weights", unreachable)
+    monkeypatch.setattr(finished_module, "check_downloadable", unreachable)
     run = run_with(TeacherSpec("resnet18", pretrained=True))
     assert not run.has_teacher and run.feature_teachers() == {}
     why = "model.teacher.checkpoint: no internet, and the weights of timm's resnet18 are not here"

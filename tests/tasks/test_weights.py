@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kd.errors import UserError
-from kd.tasks.weights import check, weights_of
+from kd.tasks.weights import check_class_weights, weights_of
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from kd.tasks.weights import check, weights_of
 )
 def test_weights_that_no_classes_can_have(given: object) -> None:
     with pytest.raises(ValueError, match="class_weights must be"):
-        check(given)  # type: ignore[arg-type]
+        check_class_weights(given)  # type: ignore[arg-type]
 
 
 def test_automatic_weights_give_all_classes_the_same_say() -> None:
@@ -38,7 +38,7 @@ def test_weights_that_do_not_fit_the_data(
 
 
 def test_one_class_may_weigh_nothing() -> None:
-    check({"a": 0.0})
+    check_class_weights({"a": 0.0})
     weights = weights_of({"a": 0.0}, ["a", "b"], None)
     assert weights is not None
     assert weights.tolist() == [0.0, 1.0]

@@ -101,7 +101,7 @@ class DrawnRows(NamedTuple):
     """``(R, C)``."""
 
 
-def drawn(layer: Part, maps: Tensor, number: int, parts: int) -> DrawnRows:
+def drawn_rows(layer: Part, maps: Tensor, number: int, parts: int) -> DrawnRows:
     """A part's maps at as many places as the fit of a layer reads.
 
     Args:
@@ -123,7 +123,7 @@ def fit_to_maps(
     start: Tensor,
 ) -> None:
     """Fits a layer to maps at drawn places, ``(N, C, h, w)`` of each part; other arguments as of :func:`fit_at_places`."""
-    places = [drawn(layer, maps, i, len(targets)) for i, maps in enumerate(targets)]
+    places = [drawn_rows(layer, maps, i, len(targets)) for i, maps in enumerate(targets)]
     fit_at_places(layer, norm, run, inputs, places, start)
 
 
@@ -215,7 +215,7 @@ class LayerRow:
             yield
         for each in self.layers:
             maps = outputs[each.written]
-            self.outputs[each.written].append(drawn(each.layer, maps, number, self.parts))
+            self.outputs[each.written].append(drawn_rows(each.layer, maps, number, self.parts))
         for reader in readers:
             maps_read = inputs[reader]
             self.read[reader].append(at(maps_read, positions_in(maps_read, number)))

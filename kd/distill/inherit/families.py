@@ -14,11 +14,10 @@ from torch import nn
 from kd.distill.inherit.anatomy import Part
 from kd.distill.inherit.cnn import CNNStart
 from kd.distill.inherit.convnext import ConvNeXtStart, check_convnexts, head_norm
-from kd.distill.inherit.pair import check_pair as check_vits
-from kd.distill.inherit.pair import final_norm, pools_by_attention
+from kd.distill.inherit.pair import check_vits, final_norm, pools_by_attention
 from kd.distill.inherit.resnet import ResNetStart, check_resnets
 from kd.distill.inherit.sample_taps import SampleTaps
-from kd.distill.inherit.start import inherit_together as inherit_vits
+from kd.distill.inherit.start import inherit_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
 

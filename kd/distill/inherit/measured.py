@@ -259,7 +259,7 @@ class MeasuredTeacher:
 
         It is computed once for all students of a width whose norms are of one kind and whose classifiers are inherited
         alike (or not), and kept while the grid is the same. Students that get one tensor can form a group
-        (:func:`kd.distill.inherit.start.inherit_together`).
+        (:func:`kd.distill.inherit.start.inherit_vits`).
         """
         reader = None  # whose classifier reads the tokens
         if inherits_head(student, self.model) and not pools_by_attention(self.model):

@@ -26,7 +26,7 @@ EXACT = 0.9
 """Least correlation of a full-size copy's logits with its teacher's; supported models reach 0.98."""
 
 
-def check_pair(student: ViT, teacher: ViT) -> None:
+def check_vits(student: ViT, teacher: ViT) -> None:
     """Checks that the student can start from the teacher; what the fit has no formula for is refused.
 
     Args:
@@ -42,7 +42,7 @@ def check_pair(student: ViT, teacher: ViT) -> None:
             raise ValueError(
                 f"student and teacher must have equally many levels of features, got {levels}"
             )
-        check_pair(student.backbone, teacher.backbone)
+        check_vits(student.backbone, teacher.backbone)
         return
     for role, model in (("student", student), ("teacher", teacher)):
         if type(model) not in (VisionTransformer, Eva):
@@ -291,7 +291,7 @@ def inherits_head(student: ViT, teacher: ViT) -> bool:
 
 def kept_prefix(student: ViT, teacher: ViT) -> list[int]:
     """Places, in the teacher's tokens (from 0), of the prefix tokens that the student has too: the class token, the first
-    registers. A pair that :func:`check_pair` accepts has no more of either than the teacher.
+    registers. A pair that :func:`check_vits` accepts has no more of either than the teacher.
     """
     places = []
     if student.cls_token is not None:

@@ -17,7 +17,7 @@ from kd.distill.inherit.layers import (
 from kd.distill.inherit.measured import PART, MeasuredTeacher, grid_of
 from kd.distill.inherit.pair import (
     check_copy,
-    check_pair,
+    check_vits,
     copy_is_possible,
     inherits_head,
     kept_prefix,
@@ -32,7 +32,7 @@ from kd.models.segmenter import DenseModel
 
 
 @torch.no_grad()
-def inherit_together(
+def inherit_vits(
     students: Sequence[tuple[ViT, Preprocess]],
     teacher: ViT,
     pictures: Images,
@@ -62,7 +62,7 @@ def inherit_together(
         students_by_grid: dict[object, list[tuple[ViT, Preprocess]]] = {}
         for student, prepare in students:
             vit = student.backbone if is_dense else student
-            check_pair(vit, measured.model)
+            check_vits(vit, measured.model)
             grid = grid_of(vit, prepare.size)
             students_by_grid.setdefault(grid, []).append((vit, prepare))
         for of_one_grid in students_by_grid.values():
