@@ -31,14 +31,6 @@ class Wanted:
     def __bool__(self) -> bool:
         return bool(self.logits or self.features)
 
-    def __or__(self, other: "Wanted") -> "Wanted":
-        """All that either of them wants; the losses of ``other`` follow."""
-        logits = dict(self.logits)
-        for name, losses in other.logits.items():
-            present = logits.get(name, ())
-            logits[name] = (*present, *losses)
-        return Wanted(logits, {**self.features, **other.features})
-
     @property
     def maps(self) -> bool:
         """Whether losses read logits of every pixel."""
