@@ -198,10 +198,12 @@ class TeacherSettings(ModelSettings):
     def __post_init__(self) -> None:
         """Refuses ``overlap`` where an answer is stored, or the teacher can't run beside the student's step."""
         super().__post_init__()
-        needed = {"cache": "off", "placement": "same", "compile": "default"}
-        for name, value in needed.items() if self.overlap else ():
+        if not self.overlap:
+            return
+        for name, value in (("cache", "off"), ("placement", "same"), ("compile", "default")):
             given = getattr(self, name)
-            if given not in (False, value) and (name, given) != ("compile", True):
+            is_default_compile = name == "compile" and given is True
+            if given not in (False, value) and not is_default_compile:
                 raise refused("overlap", f"needs {name}={value}, got {given}")
 
 

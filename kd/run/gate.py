@@ -49,14 +49,23 @@ def check_foreign(
     Raises:
         UserError: names the file, the key and what it holds; or the settings are none.
     """
+    names = list(trusted)
     for layer in layers:
-        texts = [(plain(key), value) for key, value in leaves(layer) if isinstance(value, str)]
-        problems = [problem for key, text in texts for problem in _problems_of_text(text, key)]
-        problems += _problems(merged([layer]), Settings, "", [*trusted])
+        texts = []
+        problems: list[str] = []
+        for key, value in leaves(layer):
+            if isinstance(value, str):
+                name = plain(key)
+                texts.append((name, value))
+                problems += _problems_of_text(value, name)
+        tree = merged([layer])
+        problems += _problems(tree, Settings, "", names)
         if problems:
             raise UserError(f"{file}: {problems[0]}")
-        for key, text in texts if typed is not None else ():
-            if SENDING_KEY.fullmatch(key) and text not in HERE and key not in (typed or ()):
+        if typed is None:
+            continue
+        for key, text in texts:
+            if SENDING_KEY.fullmatch(key) and text not in HERE and key not in typed:
                 raise UserError(
                     f"{key}: a file from elsewhere names no other machine, nor what is sent to one, got {text}; "
                     f"if you trust it: --trust, or give {key} yourself"

@@ -38,17 +38,21 @@ class CommandOptions(Checked):
     def __post_init__(self) -> None:
         """Refuses options that have no effect, or exclude each other."""
         for name, others in self.EXCLUDES.items():
+            if not self._is_on(name):
+                continue
             for other in others:
-                are_given = {name, other} <= self.given
-                if are_given and self._is_on(name) and self._is_on(other):
+                if self._is_on(other):
                     raise UserError(f"{name}: can't be given together with {other}=")
         for name, words in self.NEEDS.items():
-            is_on = any(getattr(self, word.partition("=")[0]) for word in words)
-            if name in self.given and not is_on:
-                raise UserError(f"{name}: has no effect without {' or '.join(words)}")
+            if name not in self.given:
+                continue
+            needed = [word.partition("=")[0] for word in words]
+            if not any(getattr(self, other) for other in needed):
+                allowed = " or ".join(words)
+                raise UserError(f"{name}: has no effect without {allowed}")
 
     def _is_on(self, name: str) -> bool:
-        return getattr(self, name) not in (None, False, "", [])
+        return name in self.given and getattr(self, name) is not False
 
 
 def names_of(group: type[CommandOptions]) -> list[str]:

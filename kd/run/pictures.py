@@ -183,9 +183,9 @@ def list_whole(config: Mapping[str, Any]) -> Source | None:
     """
     source = _source_of(config["data"]["source"])
     if source is not None:
-        for name in ("train", "val"):
-            if source.has(name):
-                source.load(name)
+        source.load("train")
+        if source.has("val"):
+            source.load("val")
     return source
 
 

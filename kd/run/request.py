@@ -92,8 +92,12 @@ class Request:
         contents = self._contents(trains)
         words = self._words(contents.values())
         values = [{key: word.value} for key, word in words]
-        own = {file: content for file, content in contents.items() if self._is_own(file)}
-        self.vouched = vouched(own.values(), values, self.trusted, len(own) == len(contents))
+        own = []
+        for file, content in contents.items():
+            if self._is_own(file):
+                own.append(content)
+        all_own = len(own) == len(contents)
+        self.vouched = vouched(own, values, self.trusted, all_own)
         layers: list[Mapping[str, Any]] = [*contents.values()]
         if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
             layers.append({"recipe": self.recipe})

@@ -224,7 +224,8 @@ class _Merge:
         known: dict[str, Key] = {}
         for key, one in self.classes.items():
             for name, argument in one.arguments.items():
-                known[f"{key}.{name}"] = replace(argument, name=f"{key}.{name}")
+                whole_name = f"{key}.{name}"
+                known[whole_name] = replace(argument, name=whole_name)
         return known
 
     def put(self, before: Value, path: list[str], value: Value, kind: object, key: str) -> Value:

@@ -67,13 +67,19 @@ def note_on_task(typed: Sequence[str], written: Sequence[str]) -> list[str]:
         typed: ``KEY=VALUE``, as on the command line.
         written: the same with all that they imply; a task that a recipe's file has is not among them, and not reported.
     """
-    given = dict(word.split("=", 1) for word in written if "=" in word)
+    given = {}
+    implied = []
     of_task = (f"{TASK}=", f"{NUMBERS}=", *MIXING, f"{LOSSES}.")
-    implied = [word for word in written if word not in typed and word.startswith(of_task)]
-    pictures = PICTURES_WITH.get(_task_of(given))
-    if not implied or pictures is None:
+    for word in written:
+        key, _, value = word.partition("=")
+        given[key] = value
+        if word not in typed and word.startswith(of_task):
+            implied.append(word)
+    task = _task_of(given)
+    if not implied or task not in PICTURES_WITH:
         return []
-    return [f"{' '.join(implied)}, as the pictures have {pictures}"]
+    words = " ".join(implied)
+    return [f"{words}, as the pictures have {PICTURES_WITH[task]}"]
 
 
 def at(settings: Mapping[str, Any], key: str) -> Any:

@@ -89,17 +89,24 @@ def vouched(
         Names; :data:`ALL` first where all of these settings are one's own. Lightning's short names of classes
         (``ModelSummary``) are written in full.
     """
-    names = [ALL] if all_own else []
-    names += [word.removeprefix("trust=") for word in words if word != "--trust"]
+    names = []
+    if all_own:
+        names.append(ALL)
+    for word in words:
+        if word != "--trust":
+            names.append(word.removeprefix("trust="))
     for part in (*own, *overrides):
         for key, value in leaves(part):
-            kind = kind_at(key.removesuffix(".class_path"))
-            if not isinstance(value, str) or not (kind or key.endswith("class_path")):
+            place = key.removesuffix(".class_path")
+            kind = kind_at(place)
+            takes_class = kind or key.endswith("class_path")
+            if not takes_class or not isinstance(value, str):
                 continue
+            module = listed.module_of(kind)
             if DOTTED_NAME.fullmatch(value):
                 names.append(value)
-            elif listed.module_of(kind) and NAME.fullmatch(value):
-                names.append(f"{listed.module_of(kind)}.{value}")
+            elif module and NAME.fullmatch(value):
+                names.append(f"{module}.{value}")
     return Trust(dict.fromkeys(names), None, words)
 
 
@@ -182,11 +189,16 @@ def check_modules(config: Mapping[str, Any]) -> None:
         UserError: as :func:`class_named` would, which imports the class.
     """
     for key, value in leaves(config):
+        if not key.endswith(".class_path"):
+            continue
+        name = str(value)
+        top, has_package, _ = name.partition(".")
+        if not has_package or _is_here(top) or find_spec(top) is not None:
+            continue
         place = key.removesuffix(".class_path")
-        top, dot, _ = str(value).partition(".")
-        if place != key and dot and not _is_here(top) and find_spec(top) is None:
-            place = place.replace(".init_args", "")
-            raise _no_module(top, str(value), kind_at(place), place)
+        place = place.replace(".init_args", "")
+        kind = kind_at(place)
+        raise _no_module(top, name, kind, place)
 
 
 def _no_module(missing: str, name: str, kind: str, key: str) -> UserError:

@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from kd.cli import commands
-from kd.commands.train import to_train
 from kd.config import parts as listed
 from kd.data.sources import identity
 from kd.errors import REFUSED_LOSSES, UserError
@@ -25,7 +24,7 @@ from kd.run.pictures import list_to_train, said_when_slow
 from kd.run.request import translate
 from kd.run.run import Run
 from kd.ship.predict_words import ANSWERS, answers_of, check_out
-from tests._helpers import ROOT, write_recipe
+from tests._helpers import ROOT
 
 PROGRAM = """\
 import contextlib, io, json, sys
@@ -322,18 +321,6 @@ def test_a_short_run_is_not_refused_for_its_warmup(items: list[str]) -> None:
     request = translate(["recipe=photos", *items])
     typed = [word.partition("=")[0] for word in items]
     check_warmup(request.resolved(), typed)
-
-
-def test_sizes_are_reported_as_the_teachers_file_says_them(
-    finished: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not as the recipe does, whose teacher the file replaces."""
-    other = {"model__teacher__arch": "vit_small_patch16_224", "model__teacher__img_size": 64}
-    file = write_recipe(tmp_path / "x.yaml", pictures, finished / "student.safetensors", **other)
-    to_train(translate([f"recipe={file}", "data.img_size=40"]))
-    out = capsys.readouterr().out
-    assert "resized to 32x32, as model.teacher.img_size and model.student.img_size say" in out
-    assert "64x64" not in out
 
 
 def test_pictures_that_were_listed_are_taken_over_once(finished: Path) -> None:
