@@ -369,7 +369,7 @@ def test_the_next_batch_is_copied_and_answered_without_a_wait(overlap: bool) -> 
     loader: Any = Batches([host] * 3)
     with gpu() as waits:
         place(module, waits)
-        for ready in Ahead(loader, owner, module.ask if overlap else None):
+        for ready in Ahead(loader, owner, module.distillation.answer if overlap else None):
             waits.found.clear()
             batch = module.on_before_batch_transfer(ready, 0)
             module.training_step(batch, 0)

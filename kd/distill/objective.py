@@ -337,7 +337,7 @@ class Objective(nn.Module):
         """The losses of one batch, weighted and summed: ``total = sum_i weight_i * loss_i``.
 
         Where labels may be missing, a training step of several batches or processes multiplies each ``loss_i`` in the sum
-        by its share of the step's targets (:meth:`_shares`).
+        by its share of the step's targets (:meth:`_by_share`).
 
         Args:
             logits: the student's, for the task, ``(N, C, ...)``.
@@ -366,12 +366,11 @@ class Objective(nn.Module):
 
         # Their weighted sum.
         total = logits.new_zeros((), dtype=torch.float32)
-        shares: Sequence[Tensor | None] = [None] * len(values)
-        if self.lacks_labels and self.training:
-            shares = self._shares(target, list(values), batch.get("window"))
-        for (name, value), share in zip(values.items(), shares, strict=True):
-            if share is not None:
-                value = value * share
+        counted: dict[str, Tensor] = values
+        window = batch.get("window")
+        if self.lacks_labels and self.training and (window is not None or in_parallel()):
+            counted = self._by_share(values, target, window)
+        for name, value in counted.items():
             total = total + weights[name] * value
 
         named = {f"{name}_loss": value.detach() for name, value in values.items()}
@@ -449,32 +448,30 @@ class Objective(nn.Module):
             )
         return {"index": batch["index"]}
 
-    def _shares(
-        self, target: Tensor, terms: list[str], window: Sequence[Tensor] | None
-    ) -> Sequence[Tensor | None]:
-        """By what each term is multiplied, so that it is a mean over all targets of the optimizer step; None: by nothing.
+    def _by_share(
+        self, values: Mapping[str, Tensor], target: Tensor, window: Sequence[Tensor] | None
+    ) -> dict[str, Tensor]:
+        """Each term times its share, so that it is a mean over all targets of the optimizer step.
 
         In several processes all must call it (an all-reduce).
 
         Args:
+            values: the terms by name, ``task`` among them.
             target: of this batch, ``(N, ...)``.
-            terms: names of the terms, ``task`` among them.
             window: targets of all batches of the step on this process; None: this batch alone is read.
-
-        Returns:
-            A scalar, or None, for each of ``terms``.
         """
-        if window is None and not in_parallel():
-            return [None] * len(terms)
-        sources: list[Any] = [self.task if x == "task" else self.losses[x] for x in terms]
+        sources: list[Any] = [self.task if x == "task" else self.losses[x] for x in values]
         counts = torch.stack([source.counted(target) for source in sources])
         if window is None:
-            return list(share_of_the_step(counts))
-        of_window = []
-        for source in sources:
-            in_each_batch = torch.stack([source.counted(other) for other in window])
-            of_window.append(in_each_batch.sum())
-        return list(share_of_the_step(counts, torch.stack(of_window), len(window)))
+            shares = share_of_the_step(counts)
+        else:
+            of_window = []
+            for source in sources:
+                in_each_batch = torch.stack([source.counted(other) for other in window])
+                of_window.append(in_each_batch.sum())
+            shares = share_of_the_step(counts, torch.stack(of_window), len(window))
+        names = zip(values.items(), shares, strict=True)
+        return {name: value * share for (name, value), share in names}
 
     def weight_of(self, name: str) -> float:
         """The factor of a distillation loss in the total: its own weight; of a loss over features times its teacher's factor

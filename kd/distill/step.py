@@ -126,7 +126,7 @@ class Distillation(nn.Module):
         nothing, or without a teacher.
         """
         wanted = self.student.objective.wanted
-        if self.answering_teacher is None or not wanted:
+        if self.answering_teacher is None or not (wanted.logits or wanted.features):
             return Answer()
         return self.answering_teacher.answer(batch, wanted)
 

@@ -28,7 +28,7 @@ from kd.module.inference import Inference
 from kd.module.pace import (
     clip,
     keep_targets_exact,
-    log_terms,
+    logs_now,
     pace_of,
     scale_for_short_accumulation,
     seed_step,
@@ -170,7 +170,7 @@ class DistillationModule(Inference):
             settle_once(self.trainer, self.student, self.teacher, sample)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
-            run_ahead(self, self.data, self.teacher, self.ask)
+            run_ahead(self, self.data, self.teacher, self.distillation.answer)
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.student.compile_in_place()
@@ -210,10 +210,6 @@ class DistillationModule(Inference):
             labelled = data.sample
         messages = begin([self.student], self.teacher, sample, labelled, device)
         return [message for message in messages if message]
-
-    def ask(self, batch: Batch) -> Answer:
-        """The teacher's answer to a training batch on the device (:meth:`kd.Distillation.answer`)."""
-        return self.distillation.answer(batch)
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` (or a cache before it; None: no teacher) answers in training; validation asks the module's
@@ -351,10 +347,12 @@ class DistillationModule(Inference):
         if "answer" in batch:  # answered ahead
             answer = batch["answer"]()
         else:
-            answer = self.ask(batch)
+            answer = self.distillation.answer(batch)
         self._seed(batch_idx)
         terms = self.student.learn(batch, answer)
-        log_terms(self, terms)
+        if logs_now(self):
+            for term, value in terms.named.items():
+                self.log(f"train/{term}", value)
         loss = scale_for_short_accumulation(terms.total, self, batch_idx)
         return {"loss": loss, "terms": terms.named, "answer": answer}
 

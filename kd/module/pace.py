@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kd.data.batch import as_batch
-from kd.distill.objective import Terms
 from kd.distill.sharding import Sharding
 from kd.lightning_internals import loggers_take_this_step, trainer_of
 from kd.optim import Pace, short_window
@@ -111,19 +110,6 @@ def loss_of_batch(loss: Tensor, trainer: Trainer, batch_idx: int) -> Tensor:
         return loss
     factor = short_window(trainer.num_training_batches, accumulate, batch_idx)
     return loss * accumulate / factor
-
-
-def log_terms(module: LightningModule, terms: Terms) -> None:
-    """Logs a step's terms as ``train/TERM`` in ``metrics.csv`` and loggers, in the steps of :func:`logs_now`.
-
-    Args:
-        module: attached to its trainer.
-        terms: of the step.
-    """
-    if not logs_now(module):
-        return
-    for term, value in terms.named.items():
-        module.log(f"train/{term}", value)
 
 
 def logs_now(module: LightningModule) -> bool:

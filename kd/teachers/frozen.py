@@ -15,7 +15,7 @@ from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
 from kd.models.own import logits_of
-from kd.models.sharding import forget_forward, is_sharded, shard
+from kd.models.sharding import forget_forward, shard
 from kd.models.taps import KEY, TRIAL, Taps, single_classifier, tap_shapes
 from kd.processes import whole
 from kd.teachers.answer import ALL, Answer, Wanted
@@ -33,6 +33,9 @@ class FrozenTeacher(RunTeacher):
         key: the teacher's configuration key, named in errors.
         classes: how many the model itself has; None: not known.
     """
+
+    is_shared_out = False
+    """Whether its weights are sharded: then all processes must run it together."""
 
     def __init__(
         self,
@@ -66,11 +69,6 @@ class FrozenTeacher(RunTeacher):
                 self.device = weights.device
                 self.dtype = weights.dtype
                 break
-
-    @property
-    def is_shared_out(self) -> bool:
-        """Whether its weights are sharded: then all processes must run it together."""
-        return is_sharded(self.model)
 
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
@@ -129,7 +127,7 @@ class FrozenTeacher(RunTeacher):
 
     def _share_out(self) -> None:
         """Shards the model's weights over all processes with FSDP2, once; needs ``torch.distributed``."""
-        if self.is_shared_out:  # several students have it in common
+        if self.is_shared_out:
             return
         if not dist.is_initialized():
             raise UserError(
@@ -137,6 +135,7 @@ class FrozenTeacher(RunTeacher):
             )
         self.model.to(dtype=self.dtype)
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
+        self.is_shared_out = True
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits (where it has a classifier, wanted or not) and the wanted layers, under its name; one forward.
@@ -151,7 +150,7 @@ class FrozenTeacher(RunTeacher):
                 logits = self(images)
         else:
             logits = self(images)
-        if self.has_head:
+        if self.spec.head:
             answer.logits[name] = logits
         # CUDA graphs write the next answers into the same memory.
         copy_each = bool(self.spec.compile)
@@ -206,7 +205,9 @@ class FrozenTeacher(RunTeacher):
         if self.is_shared_out:
             forget_forward(self.model)
         # A copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory.
-        logits = self.as_logits(output.to(torch.float32, copy=True))
+        logits = output.to(torch.float32, copy=True)
+        if self.gives_probabilities is not False:
+            logits = self.as_logits(logits)
         if self.columns is not None:
             logits = logits.index_select(1, self.columns)
         return logits.to(images.device)

@@ -71,7 +71,8 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         answers: list[Answer] = []
         for name, trained in modules.items() if steps else ():
             trained.begun = True
-            trained.ask = _kept(answers, trained.ask)  # type: ignore[assignment,method-assign]
+            step = trained.distillation
+            step.answer = _kept(answers, step.answer)  # type: ignore[assignment,method-assign]
             run.module = trained
             _distill(run, label=f"distilling {name}")
             only = {name: students[name]}
