@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.losses import KDLoss
+import kd
 from kd.optim import OptimSpec, build_optimizer
-from kd.tasks import Classification
 from scripts.bench.harness import measure, options, spread, write
 
 TEMPERATURE, CLASSES = 2.0, 20
@@ -33,18 +32,15 @@ Step = Callable[[Tensor, Tensor], Tensor]
 def kd_step(
     teacher: nn.Module, dtype: torch.dtype, student: nn.Module, autocast: Callable[[], Any]
 ) -> Step:
-    """What DistillationModule does in a step, the teacher's weights in the precision of training."""
-    task, loss, frozen = Classification(), KDLoss(TEMPERATURE), copy.deepcopy(teacher).to(dtype)
-
-    @torch.no_grad()
-    def answers(images: Tensor) -> Tensor:
-        return frozen(images.to(dtype)).to(torch.float32, copy=True)
+    """``kd.Distillation`` itself, the teacher's weights in the precision of training, as in a run."""
+    distillation = kd.Distillation(
+        student, teacher, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(TEMPERATURE)}
+    )
+    distillation.teacher.to(next(student.parameters()).device, dtype)
 
     def step(images: Tensor, target: Tensor) -> Tensor:
-        given = answers(images)
         with autocast():
-            logits = student(images)
-            return task.loss(logits, target) + loss(logits, given, target)
+            return distillation(images, target).loss
 
     return step
 
