@@ -605,3 +605,24 @@ def test_class_ids_of_any_whole_type_are_the_same(dtype: torch.dtype) -> None:
     images = torch.rand(4, 3, 8, 8)
     assert step(images, IDS.to(dtype)).named == step(images, IDS).named
     assert kd.Distillation(Plain(), Plain(), losses=KD, task_loss_weight=0)(images, -IDS).total > 0
+
+
+class Unprojected(kd.losses.FeatureLoss):
+    """Of layers whose shapes differ."""
+
+    def compare(
+        self, student_features: torch.Tensor, teacher_features: torch.Tensor
+    ) -> torch.Tensor:
+        return (student_features - teacher_features).square().mean()
+
+
+def test_an_error_inside_a_users_loss_names_the_loss_its_layers_and_their_shapes() -> None:
+    student, teacher = (timm.create_model("resnet10t", num_classes=4) for _ in range(2))
+    taps = {"near": kd.TapSpec("layer2", "layer3")}
+    step = kd.Distillation(student, teacher, losses={"near": Unprojected()}, taps=taps)
+    said = (
+        r"model.distill_losses.near: Unprojected over the student's layer2 and the teacher's layer3, of the shapes "
+        r"\(2, 128, 8, 8\), \(2, 256, 4, 4\): The size of tensor a"
+    )
+    with pytest.raises(UserError, match=said):
+        step(torch.rand(2, 3, 64, 64), torch.tensor([0, 1]))
