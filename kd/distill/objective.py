@@ -265,9 +265,11 @@ class Objective(nn.Module):
         """
         losses_by_teacher: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
-            if isinstance(loss, LogitLoss):
-                member = self._teacher_of.get(name, ALL)
-                losses_by_teacher[member] = (*losses_by_teacher.get(member, ()), loss)
+            if not isinstance(loss, LogitLoss):
+                continue
+            member = self._teacher_of.get(name, ALL)
+            losses = losses_by_teacher.get(member, ())
+            losses_by_teacher[member] = (*losses, loss)
         shapes: dict[Layer, tuple[int, ...]] = {}
         for layers in self.layers.values():
             shapes.update(zip(layers.teacher, layers.teacher_shapes, strict=True))
@@ -313,7 +315,9 @@ class Objective(nn.Module):
         """
         for name in self.layers:
             loss: Any = self.losses[name]
-            of_each_layer = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
+            of_each_layer = [loss]
+            if isinstance(loss, EachLayer):
+                of_each_layer = list(loss.losses)
             if isinstance(of_each_layer[0], FeatureRegression):
                 student, teacher = self._features(name, features, answer)
                 yield from zip(of_each_layer, student, teacher, strict=True)
@@ -397,7 +401,9 @@ class Objective(nn.Module):
             teacher_logits = self.task.fit(teacher_logits, target)
         compared = self.task.compared
         compared_logits = compared(logits), compared(teacher_logits), compared(target)
-        extra = self._index(loss, batch) if loss.needs_index else {}
+        extra = {}
+        if loss.needs_index:
+            extra = self._index(loss, batch)
         return loss(*compared_logits, **extra)
 
     def _of_features(self, name: str, features: Read, answer: Answer, batch: Batch) -> Tensor:
@@ -417,18 +423,23 @@ class Objective(nn.Module):
         given: tuple[Any, Any] = (student, teacher)
         if not isinstance(loss, LayersLoss):
             given = student[0], teacher[0]
-        extra = self._index(loss, batch) if loss.needs_index else {}
+        extra = {}
+        if loss.needs_index:
+            extra = self._index(loss, batch)
         try:
             return loss(*given, batch["target"], **extra)
+        except torch.OutOfMemoryError:
+            raise
         except (ValueError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or type(loss).__module__.startswith("kd."):
+            if type(loss).__module__.startswith("kd."):
                 raise
             layers = self._layers[name]
-            theirs = [path for _, path, _ in layers.teacher]
-            shapes = [tuple(x.shape) for x in (*student, *teacher)]
+            students = ", ".join(layers.student)
+            teachers = ", ".join(path for _, path, _ in layers.teacher)
+            shapes = ", ".join(str(tuple(x.shape)) for x in (*student, *teacher))
             raise UserError(
-                f"model.distill_losses.{name}: {class_name(loss)} over the student's {', '.join(layers.student)} and the "
-                f"teacher's {', '.join(theirs)}, of the shapes {', '.join(map(str, shapes))}: {error}"
+                f"model.distill_losses.{name}: {class_name(loss)} over the student's {students} and the teacher's "
+                f"{teachers}, of the shapes {shapes}: {error}"
             ) from error
 
     def _features(
@@ -460,18 +471,23 @@ class Objective(nn.Module):
             target: of this batch, ``(N, ...)``.
             window: targets of all batches of the step on this process; None: this batch alone is read.
         """
-        sources: list[Any] = [self.task if x == "task" else self.losses[x] for x in values]
-        counts = torch.stack([source.counted(target) for source in sources])
-        if window is None:
-            shares = share_of_the_step(counts)
-        else:
-            of_window = []
-            for source in sources:
+        counts = []
+        window_counts = []
+        for name in values:
+            source: Any = self.task if name == "task" else self.losses[name]
+            counts.append(source.counted(target))
+            if window is not None:
                 in_each_batch = torch.stack([source.counted(other) for other in window])
-                of_window.append(in_each_batch.sum())
-            shares = share_of_the_step(counts, torch.stack(of_window), len(window))
-        names = zip(values.items(), shares, strict=True)
-        return {name: value * share for (name, value), share in names}
+                window_counts.append(in_each_batch.sum())
+        if window is None:
+            shares = share_of_the_step(torch.stack(counts))
+        else:
+            of_window = torch.stack(window_counts)
+            shares = share_of_the_step(torch.stack(counts), of_window, len(window))
+        shared = {}
+        for (name, value), share in zip(values.items(), shares, strict=True):
+            shared[name] = value * share
+        return shared
 
     def weight_of(self, name: str) -> float:
         """The factor of a distillation loss in the total: its own weight; of a loss over features times its teacher's factor

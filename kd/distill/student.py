@@ -408,9 +408,13 @@ class Student(nn.Module):
             batch: on the student's device.
             answer: the teacher's to the same pictures, with all that :attr:`Objective.wanted` lists; empty without.
         """
-        taps: Any = self.taps if self.objective.layers else nullcontext({})
-        with annotate("student"), training_attention(self.model, batch["image"]), taps as tapped:
-            output = self.model(self.prepare(batch["image"]))
+        images = batch["image"]
+        taps: Any = nullcontext({})
+        if self.objective.layers:
+            taps = self.taps
+        attention = training_attention(self.model, images)
+        with annotate("student"), attention, taps as tapped:
+            output = self.model(self.prepare(images))
         if self.has_two_heads and isinstance(output, tuple):
             logits, distilled_logits = output
         else:

@@ -52,7 +52,8 @@ class PixelKDLoss(_MapLoss):
         temperature = self.temperature
         divergence = kl_per_position(student_logits, teacher_logits, temperature, temperature)
         total = (divergence * valid).sum()
-        return temperature**2 * total / valid.sum().clamp_min(1)
+        count = valid.sum().clamp_min(1)
+        return temperature**2 * total / count
 
     def counted(self, target: Tensor) -> Tensor:
         """How many pixels of the targets ``(N, H, W)`` take part: int64, a scalar."""
@@ -130,7 +131,8 @@ def _channel_wise(student: Tensor, teacher: Tensor, valid: Tensor, temperature: 
     log_ratio = log_p_teacher - log_p_student
     terms_NCP = log_p_teacher.exp() * log_ratio
     divergence_NC = (terms_NCP * valid_N1P).sum(dim=2)
-    pictures = valid_N1P.any(dim=2).sum().clamp_min(1)
+    has_valid_pixel = valid_N1P.any(dim=2)
+    pictures = has_valid_pixel.sum().clamp_min(1)
     channels = student.shape[1]
     return temperature**2 * divergence_NC.sum() / (pictures * channels)
 
@@ -166,10 +168,14 @@ class PairwiseLoss(FeatureLoss):
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> scalar: the mean over pictures and pairs of positions."""
-        heights, widths = zip(
-            student_features.shape[2:], teacher_features.shape[2:], strict=True
-        )  # of both
-        size = (min(self.grid, *heights), min(self.grid, *widths))
-        student = F.adaptive_avg_pool2d(wide(student_features), size)
-        teacher = F.adaptive_avg_pool2d(wide(teacher_features.detach()), size)
-        return (cosines(student) - cosines(teacher)).square().mean()
+        student_height, student_width = student_features.shape[2:]
+        teacher_height, teacher_width = teacher_features.shape[2:]
+        height = min(self.grid, student_height, teacher_height)
+        width = min(self.grid, student_width, teacher_width)
+        size = (height, width)
+        student_wide = wide(student_features)
+        teacher_wide = wide(teacher_features.detach())
+        student = F.adaptive_avg_pool2d(student_wide, size)
+        teacher = F.adaptive_avg_pool2d(teacher_wide, size)
+        difference = cosines(student) - cosines(teacher)
+        return difference.square().mean()

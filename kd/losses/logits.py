@@ -68,8 +68,10 @@ def kl_per_position(
         ``(N, ...)``.
     """
     student, teacher = both(student_logits, teacher_logits, "logits")
-    log_p_student = F.log_softmax(student / temperature, dim=1)
-    log_p_teacher = F.log_softmax(teacher / teacher_temperature, dim=1)
+    scaled_student = student / temperature
+    scaled_teacher = teacher / teacher_temperature
+    log_p_student = F.log_softmax(scaled_student, dim=1)
+    log_p_teacher = F.log_softmax(scaled_teacher, dim=1)
     return kl(log_p_teacher, log_p_student, dim=1)
 
 
@@ -257,9 +259,12 @@ class DKDLoss(LogitLoss):
         # NCKD: KL among the other classes.
         log_ratio_of_others = teacher.others - student.others
         of_each_class = teacher.others.exp() * log_ratio_of_others
-        nckd = of_each_class.masked_fill(is_target, 0).sum(dim=1)
+        of_others = of_each_class.masked_fill(is_target, 0)
+        nckd = of_others.sum(dim=1)
+
         total = self.alpha * tckd + self.beta * nckd
-        return self.temperature**2 * total.mean() * self.warmed_up(self.warmup_epochs)
+        loss = self.temperature**2 * total.mean()
+        return loss * self.warmed_up(self.warmup_epochs)
 
 
 def _is_target(target: Tensor, logits: Tensor) -> Tensor:
@@ -341,9 +346,12 @@ class DISTLoss(LogitLoss):
         student, teacher = self.scaled(student_logits, teacher_logits)
         p_student = F.softmax(student, dim=1)
         p_teacher = F.softmax(teacher, dim=1)
-        between_classes = 1 - _correlation(p_student, p_teacher, dim=1).mean()
-        within_classes = 1 - _correlation(p_student, p_teacher, dim=0).mean()
-        return self.temperature**2 * (self.beta * between_classes + self.gamma * within_classes)
+        row_correlations = _correlation(p_student, p_teacher, dim=1)
+        column_correlations = _correlation(p_student, p_teacher, dim=0)
+        between_classes = 1 - row_correlations.mean()
+        within_classes = 1 - column_correlations.mean()
+        total = self.beta * between_classes + self.gamma * within_classes
+        return self.temperature**2 * total
 
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
@@ -392,10 +400,13 @@ class NKDLoss(LogitLoss):
         of_target = log_p_teacher.exp() * log_p_student
 
         # sum of q(c) log q(c) over the other classes, at T
-        log_q_student = _decouple(student / self.temperature, is_target).others
-        log_q_teacher = _decouple(teacher / self.temperature, is_target).others
+        scaled_student = student / self.temperature
+        scaled_teacher = teacher / self.temperature
+        log_q_student = _decouple(scaled_student, is_target).others
+        log_q_teacher = _decouple(scaled_teacher, is_target).others
         of_each_other = log_q_teacher.exp() * log_q_student
-        of_others = of_each_other.masked_fill(is_target, 0).sum(dim=1)
+        others_alone = of_each_other.masked_fill(is_target, 0)
+        of_others = others_alone.sum(dim=1)
         return -(of_target + self.gamma * self.temperature**2 * of_others).mean()
 
 
@@ -427,8 +438,10 @@ class WSLDLoss(LogitLoss):
         # w_b = 1 - exp(-CE_s / CE_t)
         error_ratio = student_error / teacher_error.clamp_min(1e-7)
         trust = -torch.expm1(-error_ratio)
-        divergence = kl_per_position(student, teacher, self.temperature, self.temperature)
-        return self.temperature**2 * (trust * divergence).mean()
+        temperature = self.temperature
+        divergence = kl_per_position(student, teacher, temperature, temperature)
+        trusted = trust * divergence
+        return temperature**2 * trusted.mean()
 
 
 class MLKDLoss(LogitLoss):
@@ -476,7 +489,8 @@ class MLKDLoss(LogitLoss):
             between_pictures = student_gram - teacher_gram
             batch_term = between_pictures.square().sum() / count
             class_term = _class_distance(p_student, p_teacher) / classes
-            levels.append(kd_loss(student, teacher, temperature) + batch_term + class_term)
+            instance_term = kd_loss(student, teacher, temperature)
+            levels.append(instance_term + batch_term + class_term)
         return torch.stack(levels).mean()
 
 
@@ -519,9 +533,12 @@ class BinaryKDLoss(LogitLoss):
         # sigmoid(x) is the probability of yes, sigmoid(-x) of no
         log_ratio_of_yes = F.logsigmoid(teacher) - F.logsigmoid(student)
         log_ratio_of_no = F.logsigmoid(-teacher) - F.logsigmoid(-student)
-        yes = teacher.sigmoid() * log_ratio_of_yes
-        no = (-teacher).sigmoid() * log_ratio_of_no
-        terms = (yes + no).flatten(1)
+        p_yes = teacher.sigmoid()
+        p_no = (-teacher).sigmoid()
+        yes = p_yes * log_ratio_of_yes
+        no = p_no * log_ratio_of_no
+        both_answers = yes + no
+        terms = both_answers.flatten(1)
         divergence_N = terms.sum(dim=1)
         return self.temperature**2 * divergence_N.mean()
 
@@ -594,9 +611,10 @@ def standardized(logits: Tensor) -> Tensor:
     tensor([[-1.,  0.,  1.]])
     """
     x = wide(logits)
+    num_classes = x.shape[1]
     centred = x - x.mean(dim=1, keepdim=True)
     squares = centred.square()
-    variance = squares.sum(dim=1, keepdim=True) / (x.shape[1] - 1)
+    variance = squares.sum(dim=1, keepdim=True) / (num_classes - 1)
     length = centred.detach().norm(2, 1, keepdim=True)
     varies = length > rounding(x, 1)
     # the root's slope at 0 is infinite: equal logits would have a gradient of NaN

@@ -74,9 +74,13 @@ class RKDLoss(FeatureLoss):
             vertices = own_rows(len(student_features))
             student_features, teacher_features = of_all_ranks(student_features, teacher_features)
         student, teacher = _embeddings(student_features, teacher_features)
-        distance = F.smooth_l1_loss(_distances(student), _distances(teacher))
+        student_distances = _distances(student)
+        teacher_distances = _distances(teacher)
+        distance = F.smooth_l1_loss(student_distances, teacher_distances)
         student, teacher = _embeddings(student_features, teacher_features)
-        angle = F.smooth_l1_loss(_angles(student, vertices), _angles(teacher, vertices))
+        student_angles = _angles(student, vertices)
+        teacher_angles = _angles(teacher, vertices)
+        angle = F.smooth_l1_loss(student_angles, teacher_angles)
         return self.distance_weight * distance + self.angle_weight * angle
 
 
@@ -395,7 +399,8 @@ class GramKLLoss(FeatureLoss):
         teacher_NLL = cosines(teacher) / self.temperature
         log_p_student = student_NLL.log_softmax(dim=2)
         log_p_teacher = teacher_NLL.log_softmax(dim=2)
-        return kl(log_p_teacher, log_p_student, dim=2).mean(dim=1)
+        divergence = kl(log_p_teacher, log_p_student, dim=2)
+        return divergence.mean(dim=1)
 
 
 class PseudoClassLoss(KnownOnHost, _Projected):
