@@ -158,11 +158,13 @@ def usage() -> str:
 
 def _target(place: str) -> Target:
     """The place by its name, whose file is imported here."""
-    module = import_module(f"{places.__name__}.{place}")
+    name = f"{places.__name__}.{place}"
+    module = import_module(name)
     for kind in vars(module).values():
-        if isinstance(kind, type) and kind.__module__ == module.__name__ and Target in kind.__mro__:
+        is_class = isinstance(kind, type)
+        if is_class and kind.__module__ == name and Target in kind.__mro__:
             return kind()
-    raise AttributeError(f"{module.__name__} has no Target")
+    raise AttributeError(f"{name} has no Target")
 
 
 def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]:

@@ -24,10 +24,17 @@ def words() -> dict[str, Any]:
     synonyms: dict[str, list[str]] = {}
     for several, keys in table["keys"].items():
         for word in several.split():
-            synonyms.setdefault(word, []).extend(keys)
-    needless = {word: why for several, why in table["needless"].items() for word in several.split()}
-    lists = {name: table[name].split() for name in ("architecture", "optimizer")}
-    return {**table, **lists, "keys": synonyms, "needless": needless}
+            of_word = synonyms.setdefault(word, [])
+            of_word.extend(keys)
+    needless = {}
+    for several, why in table["needless"].items():
+        for word in several.split():
+            needless[word] = why
+    table["keys"] = synonyms
+    table["needless"] = needless
+    table["architecture"] = table["architecture"].split()
+    table["optimizer"] = table["optimizer"].split()
+    return table
 
 
 def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> list[str]:

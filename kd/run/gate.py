@@ -105,8 +105,11 @@ def _problems(value: object, kind: object, key: str, trusted: list[str]) -> Iter
         yield from _problems_of_class(value, class_kind, key, trusted)
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            below = fields(group)[name].kind if group else inner_kind(kind, dict)
-            yield from _problems(inner, below, f"{key}.{name}".lstrip("."), trusted)
+            below = inner_kind(kind, dict)
+            if group:
+                below = fields(group)[name].kind
+            inner_key = f"{key}.{name}".lstrip(".")
+            yield from _problems(inner, below, inner_key, trusted)
 
 
 def _problems_of_class(

@@ -52,9 +52,10 @@ def texts_of(group: type) -> Mapping[str, str]:
 def _texts(module: str) -> dict[str, dict[str, str]]:
     """What is written below the fields of all classes of a module, by class and field."""
     source = inspect.getsource(sys.modules[module])
-    groups = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     texts: dict[str, dict[str, str]] = {}
-    for node in groups:
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
         of_group = texts[node.name] = {}
         for field, below in pairwise(node.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):

@@ -191,12 +191,15 @@ def options_help(group: type[CommandOptions]) -> str:
     lines = []
     for name in names_of(group):
         default = getattr(defaults, name)
+        shown = str(default)
         if isinstance(default, list):
             shown = ",".join(map(str, default))
         elif isinstance(default, float):
             shown = f"{default:.10g}"
-        else:
-            shown = {"None": "", "False": "true", "True": "false"}.get(str(default), str(default))
+        elif default is None:
+            shown = ""
+        elif isinstance(default, bool):
+            shown = str(not default).lower()
         text = textwrap.wrap(texts[name], 98)
         word = f"{name}={shown}"
         lines.append(f"  {word:<18} {text[0]}" if len(word) < 19 else f"  {word}  {text[0]}")

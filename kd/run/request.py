@@ -119,9 +119,11 @@ class Request:
         """The keys of the arguments of the classes that the recipe, the overlays and the command line name, for
         ``--keys``.
         """
-        files = list(self._contents().values())
-        layers: list[Mapping[str, Any]] = [*files]
-        for key, word in sorted(self._words(files), key=_is_argument):
+        contents = self._contents()
+        layers: list[Mapping[str, Any]] = [*contents.values()]
+        words = self._words(contents.values())
+        words.sort(key=_is_argument)
+        for key, word in words:
             layers.append({key: word})
         return keys_of_classes(layers)
 

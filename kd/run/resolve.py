@@ -525,11 +525,15 @@ NAMELESS = "takes no settings without a class_path"
 @cache
 def whole_settings() -> TypeAdapter[Any]:
     """All settings as one group: those of :mod:`kd.settings`, with Lightning's own ones of its Trainer."""
-    declared = fields(TrainerSettings)
-    kinds = {name: key.kind for name, key in declared.items()}
-    defaults = {name: partial(getattr, key, "value") for name, key in declared.items()}
+    kinds = {}
+    defaults = {}
+    for name, key in fields(TrainerSettings).items():
+        kinds[name] = key.kind
+        defaults[name] = partial(getattr, key, "value")
     trainer = group_of("Trainer", kinds, defaults)
-    return TypeAdapter(group_of("Whole", {"trainer": trainer}, {"trainer": trainer}, Settings))
+    of_trainer = {"trainer": trainer}
+    whole = group_of("Whole", of_trainer, of_trainer, Settings)
+    return TypeAdapter(whole)
 
 
 def _node(before: object) -> Tree:

@@ -64,10 +64,14 @@ def check_read(
     from_a_run = not files or set(files[0]) >= RESOLVED
     if not from_a_run:
         checked.add(0)  # the recipe is the first file
+    patterns = [row[0] for row in READERS]
     for name, value in settings.items():
+        if not value or value == _default(name):
+            continue
         layer = _newest(layers, name)
-        is_set = value and value != _default(name)
-        if is_set and layer in checked and any(re.fullmatch(row[0], name) for row in READERS):
+        if layer not in checked:
+            continue
+        if any(re.fullmatch(pattern, name) for pattern in patterns):
             _check(name, value, layer, settings, layers)
 
 
