@@ -476,9 +476,11 @@ def take_words(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
         optimizer: after its state was loaded.
         settings: what this run made it with, by parameter group: from :func:`settings_of`.
     """
-    for group, own in zip(optimizer.param_groups, settings, strict=True):
+    pairs = zip(optimizer.param_groups, settings, strict=True)
+    for group, own in pairs:
         for name, value in own.items():
-            if value is None or isinstance(value, bool | str):
+            is_word = value is None or isinstance(value, bool | str)
+            if is_word:
                 group[name] = value
 
 
@@ -510,12 +512,14 @@ def settle_resumed(
     schedule._last_lr = [base * factor(position) for base, factor in factors]
 
     taken_over = {*keys, *OF_LR}
-    for group, of_group, lr in zip(
-        optimizer.param_groups, settings, schedule._last_lr, strict=True
-    ):
-        group.update({key: value for key, value in of_group.items() if key in taken_over})
+    groups = zip(optimizer.param_groups, settings, schedule._last_lr, strict=True)
+    for group, of_group, lr in groups:
+        for key, value in of_group.items():
+            if key in taken_over:
+                group[key] = value
         group["lr"] = lr
-    _order_state_as_weights(getattr(optimizer, "optim", optimizer))  # optim: below ZeRO
+    inner = getattr(optimizer, "optim", optimizer)  # below ZeRO
+    _order_state_as_weights(inner)
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:

@@ -51,9 +51,11 @@ class Best(Callback):
         starts (:attr:`kd.distill.student.Student.answers_at_its_start`).
         """
         run = RunContext.of(trainer)
-        begins_well = run.student.is_measured and run.student.answers_at_its_start
+        student = run.student
+        begins_well = student.is_measured and student.answers_at_its_start
         whole = not run.module.resumed and not why_trial(trainer)
-        if from_first(trainer.strategy, begins_well and whole):
+        counts = from_first(trainer.strategy, begins_well and whole)
+        if counts:
             trainer.num_sanity_val_steps = math.inf
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -106,14 +106,20 @@ def _matched(counts: Tensor) -> Tensor:
     columns, classes = counts.nonzero(as_tuple=True)
     frequency = 2 * counts[columns, classes] + (columns == classes)
     ranking = frequency.argsort(descending=True, stable=True)
+    ranked_columns = columns[ranking].tolist()
+    ranked_classes = classes[ranking].tolist()
+    every_column = range(len(counts))
+
     class_of: dict[int, int] = {}
-    free = set(range(len(counts)))
-    pairs = [*torch.stack([columns, classes], 1)[ranking].tolist(), *([c, c] for c in sorted(free))]
-    for column, label in pairs:
+    free = set(every_column)
+    places = [*ranked_columns, *every_column]
+    labels = [*ranked_classes, *every_column]
+    for column, label in zip(places, labels, strict=True):
         if column not in class_of and label in free:
             class_of[column] = label
             free.remove(label)
-    for column in range(len(counts)):
+    for column in every_column:
         if column not in class_of:
             class_of[column] = free.pop()
-    return torch.tensor([class_of[column] for column in range(len(counts))])
+    order = [class_of[column] for column in every_column]
+    return torch.tensor(order)

@@ -54,15 +54,19 @@ class MetricsCSV(Logger):
         for name, value in metrics.items():
             row[name] = value.item() if isinstance(value, Tensor) else value
         if not self._columns:
-            self._columns = _cells(next(iter(self._lines()), ""))
-        if row.keys() <= {*self._columns}:
+            first, *_ = self._lines() or [""]
+            self._columns = _cells(first)
+        new = row.keys() - {*self._columns}
+        if not new:
+            line = _written(self._columns, [row])
             with appended(self._file) as file:
-                file.write(_written(self._columns, [row]))
+                file.write(line)
             return
         earlier = list(csv.DictReader(self._lines()))
-        self._columns = sorted({*self._columns, *row})
-        header = dict(zip(self._columns, self._columns, strict=True))
-        write_text(self._file, _written(self._columns, [header, *earlier, row]))
+        self._columns = sorted({*self._columns, *new})
+        header = {name: name for name in self._columns}
+        text = _written(self._columns, [header, *earlier, row])
+        write_text(self._file, text)
 
     def drop_from(self, step: int) -> None:
         """Drops the rows of ``step`` (optimizer steps from 0) and later, which a resumed run makes again.
@@ -79,8 +83,11 @@ class MetricsCSV(Logger):
         at = names.index("step")
         kept = [header]
         for row in rows:
-            cells = _cells(row) if row.endswith("\n") else []
-            if len(cells) == len(names) and cells[at].isdecimal() and int(cells[at]) < step:
+            cells = _cells(row)
+            is_whole = row.endswith("\n") and len(cells) == len(names)
+            if not is_whole or not cells[at].isdecimal():
+                continue
+            if int(cells[at]) < step:
                 kept.append(row)
         write_text(self._file, "".join(kept))
 

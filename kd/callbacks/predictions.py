@@ -46,10 +46,13 @@ class Predictions(Callback):
         folder = run.folder / "predictions"
         classes = run.student.data.classes
         for i, number in enumerate(numbers.tolist()):
-            answers = {name: column[i].cpu() for name, column in columns.items()}
+            answers = {}
+            for name, column in columns.items():
+                answers[name] = column[i].cpu()
             pixels_HW3 = images[i].permute(1, 2, 0).cpu().numpy()
             drawn = task.drawn(pixels_HW3, answers, classes)
-            write_whole(folder / f"{number:04d}.png", partial(drawn.save, format="PNG"))
+            save = partial(drawn.save, format="PNG")
+            write_whole(folder / f"{number:04d}.png", save)
 
 
 def _decided(task: Task, logits: Tensor, targets: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ class FeatureProbe(Callback):
         if is_trial_validation(trainer) or run.data.probe is None:
             return
         seen = self._look(run, {"": run.student.logits})
-        values = {f"val/{metric}": value for metric, value in seen.accuracy("").items()}
+        values = {}
+        for metric, value in seen.accuracy("").items():
+            values[f"val/{metric}"] = value
         pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:

@@ -50,9 +50,12 @@ class RankWatch(Callback):
     def _note_place(self) -> None:
         """Thread: writes this rank's machine and process to the store."""
         assert self._trainer is not None
-        place = f" on {socket.gethostname()} (process {os.getpid()})"
+        rank = self._trainer.global_rank
+        host = socket.gethostname()
+        place = f" on {host} (process {os.getpid()})"
         with suppress(RuntimeError):
-            _connect().set(_key(f"place/{self._trainer.global_rank}"), place)
+            store = _connect()
+            store.set(_key(f"place/{rank}"), place)
 
     def explain(self, error: BaseException) -> RunError | None:
         """A training's error as one that names the ranks that a collective has waited for; None for any other error.

@@ -81,7 +81,11 @@ class RunFolder(Callback):
         """
         run = RunContext.of(trainer)
         name = by_first(trainer.strategy, self._begin)
-        self.path = run.module.folder = guard(self.resume or self.parent / name)
+        folder = self.parent / name
+        if self.resume:
+            folder = self.resume
+        self.path = guard(folder)
+        run.module.folder = self.path
         self.begun = not self.resume
         _move_paths(trainer, unclaimed(self.parent), self.path)
         self.metrics = MetricsCSV(self.path)

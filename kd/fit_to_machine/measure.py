@@ -157,14 +157,18 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     memory = Memory(run)
     available = available_bytes(device, run.trainer.num_devices)
     most = max(1, data.epoch_length // run.trainer.world_size)
-    size = counted = min(memory.fits(available), most)
-    while device.type == "cuda" and size > 1 and not _goes_through(run, data, device, size):
-        size = max(1, int(0.8 * size))
+    counted = min(memory.fits(available), most)
+    size = counted
+    if device.type == "cuda":
+        while size > 1 and not _goes_through(run, data, device, size):
+            size = max(1, int(0.8 * size))
     fewer = ""
     if size < counted:
         fewer = f"; {counted - size} fewer than counted, as trials have shown"
+    taken = memory.total(size) / 1e6
+    free = available / 1e6
     return size, (
-        f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
+        f"batch size: {size} a process takes {taken:,.0f} MB of {free:,.0f} MB free; "
         f"at most {1 - HEAD_ROOM:.0%} of them, and the training set{fewer}"
     )
 

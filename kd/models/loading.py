@@ -99,8 +99,10 @@ def _state_in(
     if layout.library:
         say(f"{place}: names of {layout.library} brought into timm's")
     state = layout.state
-    state |= _head_beside(tensors, layout, model.state_dict().keys() - state.keys(), model)
-    _say_prefix(layout, len(tensors) - len(state), place)
+    missing = model.state_dict().keys() - state.keys()
+    state |= _head_beside(tensors, layout, missing, model)
+    left_out = len(tensors) - len(state)
+    _say_prefix(layout, left_out, place)
     return state
 
 
@@ -167,8 +169,11 @@ def _check_fit(
     expected = model.state_dict()
     heads = classifier_names(model)
     of_head = _below(expected, heads)
-    needed = [name for name in expected if head or name not in of_head]
-    missing = [name for name in needed if name not in state and not name.endswith(COUNTER)]
+    missing = []
+    for name in expected:
+        is_needed = head or name not in of_head
+        if is_needed and name not in state and not name.endswith(COUNTER):
+            missing.append(name)
     misfits = _misfits(state, expected, missing)
     if not misfits:
         return
@@ -179,8 +184,11 @@ def _check_fit(
         hint = NO_HEAD.format(root=root, path=path)
     elif 2 * len(missing) > len(expected):
         hint = ANOTHER_MODEL.format(root=root)
-    more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
-    raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
+    more = ""
+    if len(misfits) > 3:
+        more = f" (and {len(misfits) - 3} more)"
+    shown = "; ".join(misfits[:3])
+    raise UserError(f"{place} does not fit: {shown}{more}{hint}")
 
 
 def _of_other_classes(spec: str) -> str:

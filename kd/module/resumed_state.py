@@ -164,7 +164,9 @@ def check_optimizers(
         raise UserError(
             f"{place}: must have {len(optimizers)} optimizer_states, got {_shown(states)}"
         )
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = {}
+    for name, parameter in module.named_parameters():
+        names[id(parameter)] = name
     for optimizer, state in zip(optimizers, states, strict=True):
         _check_optimizer(optimizer, state, weights, names, place)
 
@@ -202,9 +204,11 @@ def _check_optimizer(
 
     # torch converts states to the dtype of the parameters, which the checkpoint's weights have had
     converts = not isinstance(optimizer, ZeroRedundancyOptimizer)
-    for number, (group, own) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+    pairs = zip(groups, optimizer.param_groups, strict=True)
+    for number, (group, own) in enumerate(pairs):
         parameters = own["params"]
-        _, settings = _rehearsed(optimizer, own, parameters[0].shape, parameters[0].dtype)
+        first = parameters[0]
+        _, settings = _rehearsed(optimizer, own, first.shape, first.dtype)
         check_form(_settings(group), settings, f"{place} param_groups.{number}")
         states: dict[object, dict[str, Any] | None] = {}  # after a step, by shape and dtype
         for key, parameter in zip(group["params"], parameters, strict=True):

@@ -159,17 +159,24 @@ class Segmentation(Task):
             answers: class ids ``(H, W)`` on the CPU, of the mask under ``truth``, of each model under its name.
             classes: names by class id.
         """
-        known_HW = self._valid(answers["truth"].long()).numpy()
+        truth = answers["truth"].long()
+        known_HW = self._valid(truth).numpy()
+        count = len(classes)
         maps = {}
         for name, ids in answers.items():
-            maps[name] = np.where(known_HW, ids.numpy(), len(classes))  # no class: black
-        panels = side_by_side(picture.astype(np.uint8), maps, len(classes))
+            maps[name] = np.where(known_HW, ids.numpy(), count)  # no class: black
+        pixels = picture.astype(np.uint8)
+        panels = side_by_side(pixels, maps, count)
+
+        # a band with the names above the panels
         height, width = panels.shape[:2]
         sheet = Image.new("RGB", (width, BAND + height), "white")
         sheet.paste(Image.fromarray(panels), (0, BAND))
         draw = ImageDraw.Draw(sheet)
-        for place, name in enumerate(("picture", *maps)):
-            draw.text((place * picture.shape[1] + 2, 2), name, fill="black")
+        left = 2
+        for name in ("picture", *maps):
+            draw.text((left, 2), name, fill="black")
+            left += pixels.shape[1]
         return sheet
 
     def fidelity(self, classes: int) -> Fidelity:

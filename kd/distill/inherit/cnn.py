@@ -146,12 +146,15 @@ def fit_at_places(
         start: the weight's start, of as many numbers as the weight; it is brought into the weight's shape.
     """
     rows = []
-    pairs = shown(list(zip(inputs, targets, strict=True)), "a layer")
-    for part, (positions, outputs) in pairs:
+    pairs = list(zip(inputs, targets, strict=True))
+    for part, (positions, outputs) in shown(pairs, "a layer"):
         with caught([layer]) as read:
             run(part)
-        rows.append((under_kernel(layer, read[layer], positions), outputs))
-    fit_layer(layer, norm, rows, start.reshape(layer.weight.shape))
+        maps = read[layer]
+        layer_inputs = under_kernel(layer, maps, positions)
+        rows.append((layer_inputs, outputs))
+    weight_start = start.reshape(layer.weight.shape)
+    fit_layer(layer, norm, rows, weight_start)
 
 
 @dataclass(frozen=True)
@@ -210,15 +213,19 @@ class LayerRow:
     @contextmanager
     def of_part(self, number: int) -> Iterator[None]:
         """Inside, the teacher's layers run on a part of the sample; ``number``: the part's, from 0."""
-        readers = list(self.read) if number < GUIDE_PARTS else []
+        readers = []
+        if number < GUIDE_PARTS:
+            readers = list(self.read)
         with caught(self.outputs, output=True) as outputs, caught(readers) as inputs:
             yield
         for each in self.layers:
             maps = outputs[each.written]
-            self.outputs[each.written].append(drawn_rows(each.layer, maps, number, self.parts))
+            rows = drawn_rows(each.layer, maps, number, self.parts)
+            self.outputs[each.written].append(rows)
         for reader in readers:
-            maps_read = inputs[reader]
-            self.read[reader].append(at(maps_read, positions_in(maps_read, number)))
+            maps = inputs[reader]
+            positions = positions_in(maps, number)
+            self.read[reader].append(at(maps, positions))
 
     def fit(
         self,
@@ -356,10 +363,10 @@ class CNNStart(ABC):
         values = self.largest_maps(student_input.size)
         all_ours, all_theirs = views_of_both(pictures, student_input, teacher_input, values)
         chosen, groups = self._choose(all_theirs)
-        blocks = sum(len(theirs) for _, theirs in self.stages)
+        blocks = sum(len(big) for _, big in self.stages)
+        ours: Sequence[Tensor]
+        theirs: Sequence[Tensor]
         with progress("the student's blocks", blocks) as passed:
-            ours: Sequence[Tensor]
-            theirs: Sequence[Tensor]
             ours, theirs = self.stem(all_ours, all_theirs, chosen[0])
             for number, (before, after) in enumerate(pairwise(chosen)):
                 ours, theirs, before = self.between_stages(number, ours, theirs, before, after)
@@ -403,10 +410,13 @@ class CNNStart(ABC):
                     tensor = at(tensor, positions_in(tensor, number))
                 rows[layer].append(tensor)
             for block in blocks:
-                before, after = read[block], written[block]
-                if before.shape == after.shape:
-                    change = (after - before).norm()
-                    changes[block] += float(change / before.norm().clamp(min=1e-12))
+                before = read[block]
+                after = written[block]
+                if before.shape != after.shape:
+                    continue
+                change = (after - before).norm()
+                size = before.norm().clamp(min=1e-12)
+                changes[block] += float(change / size)
 
         chosen = []
         for stream in streams:
@@ -420,9 +430,14 @@ class CNNStart(ABC):
 
         groups = []
         for small, big in self.stages:
-            numbers = groups_by_change([changes[block] for block in big], len(small))
-            followed = [[big[number] for number in group] for group in numbers]
-            groups.append(list(zip(small, followed, strict=True)))
+            of_stage = [changes[block] for block in big]
+            numbers = groups_by_change(of_stage, len(small))
+            followed = []
+            for group in numbers:
+                blocks_of_group = [big[number] for number in group]
+                followed.append(blocks_of_group)
+            pairs = zip(small, followed, strict=True)
+            groups.append(list(pairs))
         return chosen, groups
 
     def _fit_block(
@@ -459,13 +474,27 @@ class CNNStart(ABC):
                 for each in followed:
                     current = each(current.clone())
             outputs.append(current)
-            totals.append((current if end is None else at_end[end])[:, after])
+            total = current
+            if end is not None:
+                total = at_end[end]
+            totals.append(total[:, after])
 
-        passed = self.passed_on(block, followed[0], ours, theirs, before, after)
-        missing = [total - stream for total, stream in zip(totals, passed, strict=True)]
-        kept = self.channels_inside(row, block, followed[0], after)
-        row.fit(lambda part: block(part.clone()), ours, before, kept, missing)
-        return [block(part.clone()) for part in shown(ours, "the student's block")], outputs
+        first = followed[0]
+        passed = self.passed_on(block, first, ours, theirs, before, after)
+        missing = []
+        for total, stream in zip(totals, passed, strict=True):
+            missing.append(total - stream)
+        kept = self.channels_inside(row, block, first, after)
+
+        def run(part: Tensor) -> Tensor:
+            """The student's block, which may change what it reads."""
+            return block(part.clone())
+
+        row.fit(run, ours, before, kept, missing)
+        after_block = []
+        for part in shown(ours, "the student's block"):
+            after_block.append(run(part))
+        return after_block, outputs
 
 
 def inherits_classifier(student: CNN, teacher: CNN) -> bool:

@@ -109,8 +109,10 @@ class ConvNeXtStart(CNNStart):
     def __init__(self, student: CNN, teacher: CNN) -> None:
         """Stores the arguments, which are the base's; the student's scales are reset."""
         super().__init__(student, teacher)
-        stages = zip(student.stages, teacher.stages, strict=True)
-        self.stages = [(small.blocks, big.blocks) for small, big in stages]
+        stages = []
+        for small, big in zip(student.stages, teacher.stages, strict=True):
+            stages.append((small.blocks, big.blocks))
+        self.stages = stages
         self.stem_is_first_stage = isinstance(teacher.stages[0].downsample, nn.Identity)
         with torch.no_grad():
             _reset_scales(student)
@@ -157,7 +159,8 @@ class ConvNeXtStart(CNNStart):
         teacher_layer, teacher_norm = self.teacher.stem
         patches = [teacher_layer(part) for part in theirs]
         targets = [maps[:, after] for maps in patches]
-        fit_to_maps(layer, None, layer, ours, targets, teacher_layer.weight[after])
+        start = teacher_layer.weight[after]
+        fit_to_maps(layer, None, layer, ours, targets, start)
 
         count = rows_needed(layer) // len(ours)
         normed = []
@@ -167,7 +170,8 @@ class ConvNeXtStart(CNNStart):
             given = norm(layer(part))
             normed.append(at(given, positions))
             wished = teacher_norm(teacher_maps)
-            wanted.append(at(wished, positions)[:, after])
+            rows = at(wished, positions)
+            wanted.append(rows[:, after])
         fit_scale_and_shift(norm, torch.cat(normed), torch.cat(wanted))
         after_stem = [norm(layer(part)) for part in ours]
         after_teachers = [teacher_norm(maps) for maps in patches]
@@ -191,7 +195,8 @@ class ConvNeXtStart(CNNStart):
         weight = convolution.weight * norm.weight[:, None, None]
         start = weight[after][:, before]
         targets = [maps[:, after] for maps in outputs]
-        fit_to_maps(small[1], None, small, ours, targets, start)
+        layer = small[1]
+        fit_to_maps(layer, None, small, ours, targets, start)
         after_layer = [small(part) for part in ours]
         return after_layer, outputs, after
 

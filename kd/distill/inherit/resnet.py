@@ -202,15 +202,18 @@ class ResNetStart(CNNStart):
         self, ours: Sequence[Tensor], theirs: Sequence[Tensor], after: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Fits the convolutions before the first stage."""
-        row = LayerRow(_row(stem_layers(self.student), stem_layers(self.teacher)), len(theirs))
+        layers = _row(stem_layers(self.student), stem_layers(self.teacher))
+        row = LayerRow(layers, len(theirs))
         outputs = []
         for number, part in enumerate(theirs):
             with row.of_part(number):
                 outputs.append(_stem(self.teacher, part))
         colours = torch.arange(ours[0].shape[1])
+        kept = _chosen_inside(row, after)
         run = partial(_stem, self.student)
-        row.fit(run, ours, colours, _chosen_inside(row, after))
-        return [run(part) for part in ours], outputs
+        row.fit(run, ours, colours, kept)
+        after_stem = [run(part) for part in ours]
+        return after_stem, outputs
 
     def layers_of(self, block: Part, of_teacher: Part) -> list[RowLayer]:
         """A block's convolutions, each with the norm after it."""
@@ -268,10 +271,13 @@ def _chosen_inside(row: LayerRow, after: Tensor) -> list[Tensor]:
     kept = [after]
     for number in reversed(range(1, len(row.layers))):
         reader = row.layers[number]
-        spread = covariance(torch.cat(row.read[reader.of_teacher]))
-        reading = Readout(spread, as_reader(reader.weight[kept[0]]))
-        width = row.layers[number - 1].layer.out_channels
-        kept.insert(0, chosen_channels([reading], width))
+        rows = torch.cat(row.read[reader.of_teacher])
+        spread = covariance(rows)
+        weight = reader.weight[kept[0]]
+        reading = Readout(spread, as_reader(weight))
+        before = row.layers[number - 1]
+        chosen = chosen_channels([reading], before.layer.out_channels)
+        kept.insert(0, chosen)
     return kept
 
 
