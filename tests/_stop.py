@@ -11,6 +11,8 @@ from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 
+from kd.callbacks.context import RunContext
+
 
 class StopAfterEpoch(Callback):
     """Sends SIGTERM to its own process in the last step of an epoch."""
@@ -88,7 +90,7 @@ class Deaf(Callback):
     ) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        Path(trainer.loggers[0].log_dir, "deaf").touch()
+        (RunContext.of(trainer).folder / "deaf").touch()
         time.sleep(600)
 
 

@@ -57,6 +57,8 @@ def run(request: Request) -> int | None:
     if "help" in request.flags or not request.recipe:
         return None
     refuse_words(request)
+    if request.value_of("network") is not None:
+        raise UserError("network: is not assumed any more; gpus=N predicts from what was measured")
     options = take_options(ScaleOptions, request, "run")
     processes = sorted({1, *options.processes})
     if len(processes) < 2:

@@ -112,9 +112,11 @@ def _efficiency(measured: Sequence[Mapping[str, Any]]) -> Chart:
     series: dict[str, dict[int, float]] = {}
     for m in measured[1:]:
         name = f"{m['strategy']}, {m['kind']}"
+        percent = 100 * m["efficiency"]
         by_processes = series.setdefault(name, {1: 100.0})
-        by_processes[m["processes"]] = round(100 * m["efficiency"], 2)
-    x = sorted({m["processes"] for m in measured})
+        by_processes[m["processes"]] = round(percent, 2)
+    counts = {m["processes"] for m in measured}
+    x = sorted(counts)
     lines = {}
     for name, by_processes in series.items():
         lines[name] = [by_processes.get(n) for n in x]

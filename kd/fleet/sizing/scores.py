@@ -61,12 +61,16 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         modules, data = _built(run, group, steps)
         students = {name: module.student for name, module in modules.items()}
         module = run.module
-        begin(list(students.values()), module.teacher, cache(data.sample_pictures), data.sample)
+        pictures = cache(data.sample_pictures)
+        begin(list(students.values()), module.teacher, pictures, data.sample)
         drawn = {candidate.name for candidate in group if not candidate.inherits}
-        scores = {}
-        for name, value in measured(students, data, module.device, module.teacher).items():
-            # of others, with drawn or pre-trained weights, none is kept before a distillation
-            scores[name] = {} if name in drawn else {"before": value}
+        scores: dict[str, dict[str, float]] = {}
+        before = measured(students, data, module.device, module.teacher)
+        for name, value in before.items():
+            scores[name] = {}
+            # of drawn or pre-trained weights none is kept before a distillation
+            if name not in drawn:
+                scores[name]["before"] = value
         keep(scores)
         answers: list[Answer] = []
         for name, trained in modules.items() if steps else ():
@@ -76,7 +80,8 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
             run.module = trained
             _distill(run, label=f"distilling {name}")
             only = {name: students[name]}
-            scores[name]["after"] = measured(only, data, trained.device)[name]
+            after = measured(only, data, trained.device)
+            scores[name]["after"] = after[name]
             keep({name: scores[name]})
 
 

@@ -292,13 +292,17 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
     for key, most in budget.items():
         measured = [row for row in rows if key in row]
         least = min(measured, key=lambda row: row[key], default=None)
-        if least and least[key] > most:
+        if least is None:
+            continue
+        value = least[key]
+        if value > most:
             raise UserError(
                 f"{key}: no candidate is within {most:g}: the smallest is {least['name']} with "
-                f"{least[key]:.4g} {BUDGETS[key]}"
+                f"{value:.4g} {BUDGETS[key]}"
             )
-    budgets = " ".join(f"{key}={value:g}" for key, value in budget.items())
-    raise UserError(f"{next(iter(budget))}: no candidate is within {budgets} at once")
+    words = [f"{key}={value:g}" for key, value in budget.items()]
+    first = next(iter(budget))
+    raise UserError(f"{first}: no candidate is within {' '.join(words)} at once")
 
 
 def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:

@@ -69,16 +69,23 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
 
     def compared(name: str, values: list[float]) -> Confirmation:
         """The winner's values, then the default's."""
-        of_winner, of_default = tuple(values[: len(seeds)]), tuple(values[len(seeds) :])
+        of_winner = tuple(values[: len(seeds)])
+        of_default = tuple(values[len(seeds) :])
         return Confirmation(name, objective.maximize, seeds, of_winner, of_default)
 
-    confirmations = [compared(objective.name, [objective.value(job.run) for job in jobs])]
+    validated = [objective.value(job.run) for job in jobs]
+    confirmations = [compared(objective.name, validated)]
     metric = objective.name.removeprefix("val/")
-    if metric != objective.name and has_test_split(plan):
-        tested = [split_metrics(job.run, TEST, job.slot) for job in jobs]
-        if all(metric in metrics for metrics in tested):
-            values = [metrics[metric] for metrics in tested]
-            confirmations.append(compared(f"{TEST}/{metric}", values))
+    is_metric = metric != objective.name
+    if is_metric and has_test_split(plan):
+        tested = []
+        for job in jobs:
+            metrics = split_metrics(job.run, TEST, job.slot)
+            if metric in metrics:
+                tested.append(metrics[metric])
+        if len(tested) == len(jobs):
+            on_test = compared(f"{TEST}/{metric}", tested)
+            confirmations.append(on_test)
     return confirmations
 
 

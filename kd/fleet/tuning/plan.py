@@ -422,9 +422,13 @@ def _as_resolved(request: Request, words: list[str], space: Space) -> list[Any]:
     """
     resolved = []
     for example in space.examples():
-        given = [*request.overrides, *words, item(space.key, example)]
-        config = flatten(Run.of(replace(request, overrides=given)).config)
-        by_short_key = {key.replace(".init_args.", "."): value for key, value in config.items()}
+        tried = item(space.key, example)
+        given = [*request.overrides, *words, tried]
+        run = Run.of(replace(request, overrides=given))
+        by_short_key = {}
+        for key, value in flatten(run.config).items():
+            short_key = key.replace(".init_args.", ".")
+            by_short_key[short_key] = value
         resolved.append(by_short_key.get(space.key))
     return resolved
 

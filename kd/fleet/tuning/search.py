@@ -111,10 +111,12 @@ class Search:
 
     def _new(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
         """A new trial, its values by key, and its lock; None where the search has all its trials."""
-        if self.study.exhausted or len(self.study.trials()) >= self.plan.trials:
+        drawn = len(self.study.trials())
+        if self.study.exhausted or drawn >= self.plan.trials:
             return None
         trial, chosen = self.study.ask(self.plan.space)
-        owner = lock_trial(self.plan.folder_of(trial.number))
+        folder = self.plan.folder_of(trial.number)
+        owner = lock_trial(folder)
         assert owner is not None, "a new trial's folder is nobody's"
         return trial, chosen, owner
 
@@ -206,8 +208,10 @@ class Search:
             result = f"stopped early: {self._values(values[-1:])}"
         else:
             result = self._values(trial.values)
-        settings = " ".join(f"{key}={short(value)}" for key, value in job.chosen.items())
-        return f"trial {trial.number}: {result} ({settings}); {self.progress()}"
+        words = [f"{key}={short(value)}" for key, value in job.chosen.items()]
+        settings = " ".join(words)
+        so_far = self.progress()
+        return f"trial {trial.number}: {result} ({settings}); {so_far}"
 
     def _values(self, values: Sequence[float]) -> str:
         """Values of the objectives, with their names; of a trial that was stopped, the first alone or none."""

@@ -252,7 +252,10 @@ class Pool:
         self.free = list(slots)
         self.running: list[TrialRun] = []
         self.stopped_by: int | None = None  # number of the signal
-        self._ends = math.inf if hours is None else time.monotonic() + 3600 * hours
+        self._ends = math.inf
+        if hours is not None:
+            now = time.monotonic()
+            self._ends = now + 3600 * hours
 
     def run(
         self, begin: Callable[[Slot], TrialRun | None], ended: Callable[[TrialRun], bool]
@@ -272,7 +275,8 @@ class Pool:
             try:
                 while True:
                     self._look(ended)
-                    is_over = self.stopped_by is not None or time.monotonic() > self._ends
+                    is_late = time.monotonic() > self._ends
+                    is_over = is_late or self.stopped_by is not None
                     while self.free and not is_over:
                         job = begin(self.free[0])
                         if job is None:

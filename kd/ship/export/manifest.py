@@ -72,8 +72,9 @@ class ExportManifest:
         """Raises a ValueError where the classes do not fit the task or the facts."""
         if not self.classes and self.task != "features":
             raise ValueError(f"classes: {self.task} needs their names")
-        if any(len(values) != len(self.classes) for values in self.facts.values()):
-            raise ValueError("facts: must be a number for each class")
+        for values in self.facts.values():
+            if len(values) != len(self.classes):
+                raise ValueError("facts: must be a number for each class")
 
     @property
     def shape(self) -> tuple[int, int, int]:

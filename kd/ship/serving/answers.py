@@ -83,10 +83,13 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     """
     places = np.arange(len(values))
     if count < len(values):
-        least = np.partition(values, -count)[-count]
+        partly_sorted = np.partition(values, -count)
+        least = partly_sorted[-count]
         places = np.flatnonzero(values >= least)
-    falling = np.argsort(-values[places], kind="stable")
-    return places[falling[:count]]
+    candidates = values[places]
+    falling = np.argsort(-candidates, kind="stable")
+    largest_first = places[falling]
+    return largest_first[:count]
 
 
 def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:

@@ -356,7 +356,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["tags=food"], "tags: must be KEY=VALUE with commas between, got 'food'"),
     (["hours=5", "max_wait_hours=9"], "max_wait_hours: needs spot=true, and at least hours (5), got 9"),
     (["spot=true", "hours=5", "max_wait_hours=4"], "max_wait_hours: needs spot=true, and at least hours (5), got 4"),
-    (["wait=no"], "wait: must be true or false, got 'no'"),
+    (["wait=maybe"], "wait: must be true or false, got 'maybe'"),
     (["config=smddp_4x8", "instances=4xml.p4d.24xlarge"], "trainer.strategy: no image can have smddp and kd"),
     (["trainer.accelerator=auto", "trainer.devices=8", "instances=1xml.g5.12xlarge"],
      "trainer.devices: 8 processes, but ml.g5.12xlarge has 4 GPUs"),

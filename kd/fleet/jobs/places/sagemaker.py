@@ -364,11 +364,17 @@ def _stop(job: Job) -> dict[str, int]:
 
 def _tags(text: str) -> list[dict[str, str]]:
     """``KEY=VALUE,KEY=VALUE`` as the service takes it; a UserError for an item without ``=``."""
-    pairs = [word.partition("=") for word in text.split(",")]
-    for key, equals, _ in pairs:
+    tags = []
+    for word in text.split(","):
+        key, equals, value = word.partition("=")
         if not equals:
             raise UserError(f"tags: must be KEY=VALUE with commas between, got '{key}'")
-    return [{"Key": key.strip(), "Value": value.strip()} for key, _, value in pairs]
+        tag = {
+            "Key": key.strip(),
+            "Value": value.strip(),
+        }
+        tags.append(tag)
+    return tags
 
 
 def _machines(job: Job) -> dict[str, Any]:

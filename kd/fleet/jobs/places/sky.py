@@ -147,11 +147,15 @@ def _mounts(job: Job) -> dict[str, object]:
     The job's folder in the bucket at :data:`RUNS`, each channel's data below :data:`CHANNELS`, the user's own files
     below :data:`FILES`.
     """
-    runs_url = f"{job.bucket_url(SCHEMES)}/{job.name}"
-    mounts: dict[str, object] = {RUNS: {"source": runs_url, "mode": "MOUNT_CACHED"}}
+    bucket = job.bucket_url(SCHEMES)
+    runs = {"source": f"{bucket}/{job.name}", "mode": "MOUNT_CACHED"}
+    mounts: dict[str, object] = {RUNS: runs}
     for name in job.channels:
-        url = job.need(f"channel.{name}", f"s3://BUCKET/{name}")
-        mounts[f"{CHANNELS}/{name}"] = {"source": url, "mode": "MOUNT"}
+        example = f"s3://BUCKET/{name}"
+        url = job.need(f"channel.{name}", example)
+        place = f"{CHANNELS}/{name}"
+        mounts[place] = {"source": url, "mode": "MOUNT"}
     for name, path in job.files.items():
-        mounts[f"{FILES}/{name}"] = str(path.absolute())
+        place = f"{FILES}/{name}"
+        mounts[place] = str(path.absolute())
     return mounts

@@ -91,13 +91,18 @@ class Torchrun(Target):
             job: its secret is given by the environment: other users see a process's arguments.
             files: the lines by machine.
         """
-        here = [lines for host, lines in files.items() if host == HERE or _is_here(host)]
-        if not here:
+        here = None
+        for host, lines in files.items():
+            if here is None and (host == HERE or _is_here(host)):
+                here = lines
+        if here is None:
             print("kd-launch: none of these is this machine: type each machine's lines there")
             return 0
-        secret = {"RAY_AUTH_TOKEN": job.secret} if job.secret else {}
-        own = here[0].splitlines()[-1]
-        os.execvpe("bash", ["bash", "-c", own], {**os.environ, **secret})
+        environment = dict(os.environ)
+        if job.secret:
+            environment["RAY_AUTH_TOKEN"] = job.secret
+        own = here.splitlines()[-1]
+        os.execvpe("bash", ["bash", "-c", own], environment)
 
 
 def _names(job: Job, key: str, count: int) -> list[str]:
