@@ -109,11 +109,16 @@ def _runs_below(folder: Path) -> list[dict[str, Any]]:
     if is_run(folder):
         return [_described(folder)]
     rows = []
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        is_below_link = path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
-        if not is_below_link and is_run(path):
+    paths = [*folder.glob("*"), *folder.glob("*/*")]
+    for path in sorted(paths):
+        above = path.parent
+        is_below_link = above != folder and above.is_symlink()
+        if path.is_symlink() or is_below_link:
+            continue
+        if is_run(path):
             rows.append(_described(path))
-    return sorted(rows, key=lambda row: -row["changed"])
+    rows.sort(key=lambda row: -row["changed"])
+    return rows
 
 
 def _print_cache(cache: Path, trains: bool) -> None:

@@ -427,13 +427,16 @@ def problem_in(error: ValidationError) -> tuple[str, str]:
         UserError: it is one already.
     """
     first = error.errors()[0]
-    *above, last = map(str, first["loc"] or [""])
+    place = [str(name) for name in first["loc"]] or [""]
     if first["type"] == "missing":
+        *above, last = place
         return ".".join(above), f"needs {last}"
-    mistake = first.get("ctx", {}).get("error")
+    context = first.get("ctx", {})
+    mistake = context.get("error")
     if isinstance(mistake, UserError):
         raise mistake from error
-    return ".".join([*above, last]), str(mistake or first["msg"])
+    problem = str(mistake or first["msg"])
+    return ".".join(place), problem
 
 
 # -- groups of settings --------

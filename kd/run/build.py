@@ -390,11 +390,12 @@ def arguments_of(group: type, given: Mapping[str, Any], key: str, trusted: Trust
         trusted: classes that the user trusts.
     """
     known = keys.fields(group)
-    return {
-        name: built(known[name].kind, value, f"{key}.{name}", trusted)
-        for name, value in given.items()
-        if name in known
-    }
+    arguments = {}
+    for name, value in given.items():
+        if name in known:
+            kind = known[name].kind
+            arguments[name] = built(kind, value, f"{key}.{name}", trusted)
+    return arguments
 
 
 def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Trust) -> object:

@@ -262,10 +262,14 @@ def _left_open(tree: dict[Any, Any], typed: Container[str], key: str = "") -> di
     kept = {}
     for name, value in tree.items():
         path = f"{key}.{name}".lstrip(".")
-        own = [path, f"{path}.root"] if path == "data.source" else [f"{path}.checkpoint"]
+        own = [f"{path}.checkpoint"]
+        if path == "data.source":
+            own = [path, f"{path}.root"]
         if any(word in typed for word in own):
             continue
-        inner = _left_open(value, typed, path) if isinstance(value, dict) else value
+        inner = value
+        if isinstance(value, dict):
+            inner = _left_open(value, typed, path)
         if inner or not value:
             kept[name] = inner
     return kept

@@ -121,7 +121,8 @@ def unknown_class(kind: str, given: str) -> str:
     if not re.fullmatch(r"\w+|kd(\.\w+)+", given) or given in listed.lightnings(kind):
         return ""
     module = given.rpartition(".")[0]
-    if module and not any(one.name.rpartition(".")[0] == module for one in listed.classes()):
+    modules = {one.name.rpartition(".")[0] for one in listed.classes()}
+    if module and module not in modules:
         return ""
     return no_class(kind, given)
 
