@@ -52,8 +52,11 @@ class Codec:
         """Lays out a record; ``record_bytes`` is its size on disk, a multiple of 4, checksum included."""
         self.shape = shape
         self.columns = columns
-        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in columns)
-        self.record_bytes = CRC_BYTES + size + -size % 4
+        size = CRC_BYTES
+        for dtype, column in columns:
+            size += math.prod(column) * dtype.itemsize
+        to_multiple = -size % 4
+        self.record_bytes = size + to_multiple
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records, as plain values: a part of the cache's fingerprint."""
@@ -97,8 +100,10 @@ class Codec:
         columns = []
         start = CRC_BYTES
         for dtype, shape in self.columns:
-            end = start + math.prod(shape) * dtype.itemsize
-            column = records[:, start:end].contiguous().view(dtype)
+            size = math.prod(shape) * dtype.itemsize
+            end = start + size
+            flat = records[:, start:end].contiguous()
+            column = flat.view(dtype)
             columns.append(column.unflatten(1, shape))
             start = end
         return columns
@@ -184,7 +189,10 @@ class TopK(Codec):
         largest = values[:, :1]
         # log of the others' mass at each temperature t, relative to the largest: log sum exp((z_c - z_max) / t)
         others = x.scatter(1, classes, -torch.inf) - largest
-        tails = [(others / temperature).logsumexp(1) for temperature in self.temperatures]
+        tails = []
+        for temperature in self.temperatures:
+            softened = others / temperature
+            tails.append(softened.logsumexp(1))
         columns = [torch.stack(tails, 1), classes, values - largest]
         if self.is_map:
             columns.append(largest)
@@ -193,14 +201,17 @@ class TopK(Codec):
     def _from_columns(self, *columns: Tensor) -> Tensor | TopKLogits:
         tails, classes, values, *largest = columns
         classes = classes.long()
+        values = values.float()
         if not self.is_map:
-            tail_by_temperature = dict(zip(self.temperatures, tails.unbind(1), strict=True))
-            return TopKLogits(values.float(), classes, tail_by_temperature)
+            pairs = zip(self.temperatures, tails.unbind(1), strict=True)
+            return TopKLogits(values, classes, dict(pairs))
         largest_N1hw = largest[0].float()
         count = self.shape[0]
-        other_N1hw = largest_N1hw + tails.float() - math.log(count - self.k)
+        others = count - self.k
+        other_N1hw = largest_N1hw + tails.float() - math.log(others)
         logits_NChw = other_N1hw.expand(-1, count, -1, -1).clone()
-        return logits_NChw.scatter_(1, classes, largest_N1hw + values.float())
+        values_Nkhw = largest_N1hw + values
+        return logits_NChw.scatter_(1, classes, values_Nkhw)
 
 
 def described(kinds: Iterable[tuple[Feature | None, Codec]]) -> dict[str, Any]:

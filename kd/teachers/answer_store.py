@@ -161,10 +161,14 @@ class AnswerStore:
 
     def _open(self) -> None:
         """Opens the file of each view; of a cache of this machine, one is made where it is missing, at its whole size."""
-        flags = os.O_RDONLY if self.kind.published else os.O_RDWR | os.O_CREAT
+        published = self.kind.published
+        flags = os.O_RDWR | os.O_CREAT
+        if published:
+            flags = os.O_RDONLY
         for view in range(self.views):
-            self._files[view] = _plain_file(self.kind.folder / view_file(view), flags)
-            if not self.kind.published:
+            path = self.kind.folder / view_file(view)
+            self._files[view] = _plain_file(path, flags)
+            if not published:
                 self._grow(view)
 
     def _grow(self, view: int) -> None:
@@ -221,10 +225,13 @@ class AnswerStore:
         size = self.record_bytes
         records = np.empty((len(index), size), dtype=np.uint8)
         for record, number in zip(records, index.tolist(), strict=True):
+            offset = number * size
             if self._remote is not None:
-                data = self._remote.read(view_file(view), number * size, size)
+                data = self._remote.read(view_file(view), offset, size)
                 record[:] = np.frombuffer(data, np.uint8)
-            elif os.preadv(self._files[view], [record.data], number * size) < size:  # it was cut
+                continue
+            bytes_read = os.preadv(self._files[view], [record.data], offset)
+            if bytes_read < size:  # the file was cut
                 record[:] = 0
         return records, self._are_whole(view, index, records)
 

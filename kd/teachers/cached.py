@@ -272,8 +272,12 @@ def records_of(
         answers.append(answer.logits[ALL] if feature is None else answer.features[ALL, *feature])
 
     # one copy from the device for all kinds of answers
-    are_finite = [x.flatten(1).isfinite().all(1) for x in answers]
-    finite_N = torch.stack(are_finite).all(0).cpu().numpy()
+    are_finite = []
+    for x in answers:
+        is_finite = x.flatten(1).isfinite()
+        are_finite.append(is_finite.all(1))
+    all_finite_N = torch.stack(are_finite).all(0)
+    finite_N = all_finite_N.cpu().numpy()
     if not finite_N.all():
         first = numbers[~finite_N][0]
         raise UserError(f"{live.key}: its answer to training picture {first} is not finite")

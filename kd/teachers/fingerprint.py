@@ -140,8 +140,10 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     present = json_of(json.dumps(here))  # with lists for tuples, as in the file
     sentences = {}
     for name in dict.fromkeys([*present, *there]):
-        if there.get(name) != present.get(name):
-            sentences[name] = f"{name} is {there.get(name)} there, {present.get(name)} here"
+        stored = there.get(name)
+        value = present.get(name)
+        if stored != value:
+            sentences[name] = f"{name} is {stored} there, {value} here"
     return sentences
 
 

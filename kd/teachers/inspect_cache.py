@@ -32,9 +32,13 @@ class Held:
         """The lines of ``kd-cache --describe``: folder and what is filled, then a line for each part that is not empty."""
         yield f"{self.folder}: {self.filled}"
         for part, values in self.parts.items():
-            said = ", ".join(f"{name} {json.dumps(value)}" for name, value in values.items())
-            if said:
-                yield f"  {part}: {said}"
+            named = []
+            for name, value in values.items():
+                text = json.dumps(value)
+                named.append(f"{name} {text}")
+            if named:
+                listed = ", ".join(named)
+                yield f"  {part}: {listed}"
 
 
 def held_in(place: str) -> list[Held]:

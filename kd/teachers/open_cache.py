@@ -243,7 +243,10 @@ def check_cacheable(
     mean_is_read = len(teacher.members) > 1 and ALL in wanted.logits
     for name, member in members.items():
         _check_teacher(member, data, wanted.of(name), several=mean_is_read)
-    views = {name: member.cache_views for name, member in members.items() if member.cache_views}
+    views = {}
+    for name, member in members.items():
+        if member.cache_views is not None:
+            views[name] = member.cache_views
     if len(set(views.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(

@@ -96,7 +96,8 @@ class AnswerServer:
         about = self._json("GET", self.path)
         outputs = {}
         for output in about.get("outputs") or []:
-            outputs[output.get("name")] = output.get("shape")
+            name = output.get("name")
+            outputs[name] = output.get("shape")
         if self.output not in outputs:
             names = ", ".join(map(str, outputs))
             raise UserError(f"from: {self.url} has no output '{self.output}' ({names})")
@@ -108,8 +109,10 @@ class AnswerServer:
         ramp = np.arange(3 * 64 * 64, dtype=np.uint32) % 251
         picture = ramp.astype(np.uint8).reshape(1, 64, 64, 3)
         answer = self._infer(picture, exact=False)
-        probe = hashlib.sha256(answer.tobytes()).hexdigest()[:16]
-        return {"arch": self.path.rpartition("/")[2], "answers_to_a_fixed_picture": probe}
+        digest = hashlib.sha256(answer.tobytes())
+        probe = digest.hexdigest()[:16]
+        _, _, name = self.path.rpartition("/")
+        return {"arch": name, "answers_to_a_fixed_picture": probe}
 
     def logits_of(self, views: np.ndarray) -> np.ndarray:
         """Logits (or probabilities) float32 ``(N, C)`` of views uint8 ``(N, H, W, 3)``, at most :attr:`batch` of them.
