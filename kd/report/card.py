@@ -187,8 +187,10 @@ def _goodness(best: dict[str, float], teacher: dict[str, float]) -> Table:
     """Each metric of teacher and student."""
     rows = []
     for key, title in METRICS.items():
+        of_teacher = teacher.get(key)
+        of_student = best.get(key)
         if key in best or key in teacher:
-            values = [format_metric(key, model.get(key)) for model in (teacher, best)]
+            values = [format_metric(key, of_teacher), format_metric(key, of_student)]
             rows.append([title, *values])
     return Table("", ["", "teacher", "student"], rows)
 

@@ -75,14 +75,19 @@ def _settings(runs: Sequence[Facts]) -> list[list[str]]:
 
     Between a run of kd and another training only settings that both have are compared.
     """
-    settings = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
+    settings: list[dict[str, str]] = []
+    keys: dict[str, None] = {}  # in their order
+    for facts in runs:
+        of_run = dict(flat(facts.run.config)) if facts.run.config else {}
+        settings.append(of_run)
+        keys |= dict.fromkeys(of_run)
     only_common = len({facts.of_kd for facts in runs}) > 1
     rows = []
-    for key in dict.fromkeys(key for of_run in settings for key in of_run):
+    for key in keys:
         values = [of_run.get(key, "not set") for of_run in settings]
-        if key in NO_DIFFERENCE or len(set(values)) == 1:
-            continue
-        if not (only_common and "not set" in values):
+        different = len(set(values)) > 1
+        missing = only_common and "not set" in values
+        if different and not missing and key not in NO_DIFFERENCE:
             rows.append([key, *values])
     return rows
 
@@ -217,22 +222,30 @@ def headline(explained: Sequence[Explained]) -> list[str]:
         reached = f"val {facts.run.primary} {value}, " if value else ""
         taken = duration(_product(_hours(facts), 3600)) or "an unknown time"
         lines.append(f"{name}: {reached}in {taken}")
-    first, last = runs[0], runs[-1]
+    first = runs[0]
+    last = runs[-1]
     changes = []
-    if first.run.primary == last.run.primary:
-        changes.append(difference(first.run.primary, first.best_val(), last.best_val()))
+    metric = first.run.primary
+    if metric == last.run.primary:
+        change = difference(metric, first.best_val(), last.best_val())
+        changes.append(change)
     factor = times(_hours(first), _hours(last))
-    changes.append(f"{factor} the time" if factor else "")
+    if factor:
+        changes.append(f"{factor} the time")
     in_words = ", ".join(filter(None, changes)) or "unknown"
     lines.append(f"{names[-1]} against {names[0]}: {in_words}")
-    of_data = [facts.run.config.get("data") or {} for facts in (first, last)]
+    of_first = first.run.config.get("data") or {}
+    of_last = last.run.config.get("data") or {}
     for key in ("source", "val_fraction"):
-        if of_data[0].get(key) != of_data[1].get(key):
+        if of_first.get(key) != of_last.get(key):
             lines.append(
                 f"they have different data.{key}: judged by other pictures, their metrics can't be compared"
             )
             break
-    return [*lines, f"{_differences(_settings(runs))}; {_speed(first, last)}"]
+    settings = _settings(runs)
+    differing = _differences(settings)
+    speed = _speed(first, last)
+    return [*lines, f"{differing}; {speed}"]
 
 
 def _speed(before: Facts, after: Facts) -> str:
@@ -246,18 +259,23 @@ def _speed(before: Facts, after: Facts) -> str:
     hours = _hours_per_epoch(before), _hours_per_epoch(after)
     if more_devices != 1 and hours[0] and hours[1]:
         faster = ratio(hours[0], hours[1])
-        on_gpus = "cuda" in (before.header.get("device"), after.header.get("device"))
-        what = "GPU" if on_gpus else "process"
+        devices = before.header.get("device"), after.header.get("device")
+        what = "GPU" if "cuda" in devices else "process"
         count = f"{more_devices:.3g}x"
         if more_devices < 1:
-            count = f"1 / {ratio(1, more_devices):.3g} of"
-        each = f"{ratio(faster, more_devices):.2f}x per {what}-hour"
+            fewer = ratio(1, more_devices)
+            count = f"1 / {fewer:.3g} of"
+        of_one = ratio(faster, more_devices)
+        each = f"{of_one:.2f}x per {what}-hour"
         epochs = f"{hours[0]:.3g} hours an epoch before, {hours[1]:.3g} after"
         return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {each}{change}"
     if not before.images_per_s or not after.images_per_s:
         return "one of the runs has no steps to compare"
     speed = ratio(after.images_per_s, before.images_per_s)
-    each = f" ({ratio(speed, more_devices):.2f}x per device)" if more_devices != 1 else ""
+    each = ""
+    if more_devices != 1:
+        of_one = ratio(speed, more_devices)
+        each = f" ({of_one:.2f}x per device)"
     speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after"
     return f"{speeds}: {speed:.2f}x{each}{change}"
 
@@ -270,9 +288,13 @@ def _largest_change(before: Facts, after: Facts) -> str:
     for name in PHASES:
         ms_before = before.phases.get(name, 0.0)
         ms_after = after.phases.get(name, 0.0)
-        comparable = same_kind or (name in before.phases and name in after.phases)
-        if comparable and abs(ms_before - ms_after) > abs(first - last):
-            largest, first, last = name, ms_before, ms_after
-    if abs(first - last) <= 0.02 * max(before.step_ms, after.step_ms):
+        in_both = name in before.phases and name in after.phases
+        larger = abs(ms_before - ms_after) > abs(first - last)
+        if larger and (same_kind or in_both):
+            largest = name
+            first = ms_before
+            last = ms_after
+    longer_step = max(before.step_ms, after.step_ms)
+    if abs(first - last) <= 0.02 * longer_step:
         return ""
     return f"; most of the difference: {largest} went from {first:.0f} to {last:.0f} ms a step"

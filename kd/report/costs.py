@@ -158,8 +158,12 @@ def present(facts: Facts) -> DataMachines | None:
     if tier is None or not tier.makers or not tier.total("batches"):
         return None
     count = len(tier.present)
+    cores = tier.cores / count
     paid, hourly = _paid_tier(facts)
-    return DataMachines(count, tier.cores / count, hourly / paid if hourly is not None else None)
+    price = None
+    if hourly is not None:
+        price = hourly / paid
+    return DataMachines(count, cores, price)
 
 
 def _paid_tier(facts: Facts) -> tuple[int, float | None]:
@@ -306,12 +310,15 @@ def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int |
     Where ``workers`` is None, the ``data.num_workers`` of a run that has a tier counts.
     """
     cores = machines.count * machines.cores
+    share = cores / processes
     if workers is None and facts.tier is not None:
-        setting = (facts.run.config.get("data") or {}).get("num_workers")
+        of_data = facts.run.config.get("data") or {}
+        setting = of_data.get("num_workers")
         workers = setting if isinstance(setting, int) else None
     if workers:
-        return min(workers, cores / processes)
-    return float(cores // processes or cores / processes)
+        return min(workers, share)
+    whole = cores // processes
+    return float(whole or share)
 
 
 def _tier_step(
@@ -348,17 +355,24 @@ def _local_step(facts: Facts, phases: Mapping[str, float], change: Change) -> fl
     if change.workers is None and facts.workers == 0 and facts.tier is None:
         return rest + phases.get("data", 0.0)
     cores = facts.cores / facts.processes
-    loader_ms, busy, count = batch_ms(facts), facts.loading_busy, facts.workers
+    loader_ms = batch_ms(facts)
+    busy = facts.loading_busy
+    count = facts.workers
     if facts.tier is not None:
-        loader_ms, busy, count = 1000 * facts.tier.batch_s, 1.0, max(1, int(cores - facts.threads))
+        loader_ms = 1000 * facts.tier.batch_s
+        busy = 1.0
+        count = max(1, int(cores - facts.threads))
+    if change.workers is not None:
+        count = change.workers
     loader_ms *= change.larger(facts)
-    count = count if change.workers is None else change.workers
     if count == 0:
         return rest + loader_ms
     cpu_limit = 0.0
     if facts.cpu or count > cores:
-        cpu_limit = (busy * loader_ms + facts.threads * rest) / cores
-    return max(rest, loader_ms / count, cpu_limit)
+        cpu_ms = busy * loader_ms + facts.threads * rest
+        cpu_limit = cpu_ms / cores
+    of_loaders = loader_ms / count
+    return max(rest, of_loaders, cpu_limit)
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -390,7 +404,8 @@ def predict(facts: Facts, change: Change) -> Outlook:
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
-    more = change.processes(facts) / facts.devices * change.larger(facts)  # pictures a step
+    more_processes = change.processes(facts) / facts.devices
+    more = more_processes * change.larger(facts)  # pictures a step
     step = facts.step_ms
     if replace(change, price=None) != Change():
         step = _mean_step(facts, change, epochs)
@@ -399,13 +414,19 @@ def predict(facts: Facts, change: Change) -> Outlook:
     # Seconds of the run that its records do not explain, where it is not longer than it was.
     unexplained_s = 0.0
     if facts.length == facts.epochs_done:
-        unexplained_s = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
+        wall_s = 3600 * (facts.hours or 0.0)
+        unexplained_s = max(0.0, wall_s - facts.recorded_s)
     validation_ms = facts.phases.get("validation", 0.0)
     steps_s = steps * (step + validation_ms) / 1000
-    hours = (facts.startup["s"] + steps_s + unexplained_s) / 3600
+    seconds = facts.startup["s"] + steps_s + unexplained_s
+    hours = seconds / 3600
     pictures = facts.header["batch_size"] * facts.devices * more
+    images_per_s = 1000 * pictures / step
     price = _price(facts, change)
-    return Outlook(step, 1000 * pictures / step, hours, None if price is None else price * hours)
+    cost = None
+    if price is not None:
+        cost = price * hours
+    return Outlook(step, images_per_s, hours, cost)
 
 
 def _check_known(facts: Facts, change: Change) -> None:
@@ -646,8 +667,12 @@ def _larger(facts: Facts, rest: float) -> Iterator[Way]:
     cores leave room for; ``rest``: ms of a step beside waiting for data.
     """
     machines = facts.header.get("input_machines") or {}
-    instances = machines_of((facts.run.config.get("monitor") or {}).get("instances") or [])
-    trains_on = [(n, name) for n, name in instances if (machines.get(name) or {}).get("gpus")]
+    monitor = facts.run.config.get("monitor") or {}
+    trains_on = []
+    for number, name in machines_of(monitor.get("instances") or []):
+        known = machines.get(name) or {}
+        if known.get("gpus"):
+            trains_on.append((number, name))
     if not trains_on:
         return
     count, present_name = trains_on[0]
@@ -655,11 +680,13 @@ def _larger(facts: Facts, rest: float) -> Iterator[Way]:
     cpu_ms = facts.loading_busy * batch_ms(facts) + facts.threads * rest
     for name, machine in machines.items():
         cores = machine["vcpus"]
-        if _kind(name, machine) != _kind(present_name, now) or cores <= now["vcpus"]:
+        alike = _kind(name, machine) == _kind(present_name, now)
+        if not alike or cores <= now["vcpus"]:
             continue
         price = None
         if facts.price is not None:
-            price = facts.price + count * (machine["price"] - now["price"])
+            dearer = machine["price"] - now["price"]
+            price = facts.price + count * dearer
         workers = int(cores // facts.processes) - facts.threads
         step_ms = max(rest, facts.processes * cpu_ms / cores)
         yield f"{name} with data.num_workers={workers}", step_ms, price

@@ -221,12 +221,16 @@ def _numbers(content: Mapping[str, Any], counted: str) -> Table:
     """Agreement, divergence (nats), outcomes and calibration errors; without a teacher, the last alone."""
     rows = []
     if "agreement" in content:
-        rows.append(["the same answer", f"{content['agreement']:.1%}"])
-        rows.append(["mean KL(teacher || student), nats", f"{content['kl']:.3f}"])
+        agreement = content["agreement"]
+        divergence = content["kl"]
+        rows.append(["the same answer", f"{agreement:.1%}"])
+        rows.append(["mean KL(teacher || student), nats", f"{divergence:.3f}"])
         for outcome, text in OUTCOMES.items():
-            rows.append([text, f"{content['outcomes'][outcome]:.1%}"])
+            share = content["outcomes"][outcome]
+            rows.append([text, f"{share:.1%}"])
     for name, error in content["ece"].items():
-        rows.append([f"expected calibration error of the {name}", f"{error:.3f}"])
+        what = f"expected calibration error of the {name}"
+        rows.append([what, f"{error:.3f}"])
     note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
     return Table("How faithful the student is", ["", "value"], rows, note)
 
@@ -248,27 +252,43 @@ def class_parts(
         confusions: what it is, what it is called, how often by the student and by the teacher (None: not known); the
             largest first.
     """
+    if not per_class:
+        return []
     mistakes: dict[str, str] = {}
     pairs: list[list[Cell]] = []
     for true, called, times, taught in confusions:
-        part = f"{ratio(times, counts.get(true, 0)):.0%}"
+        count = counts.get(true, 0)
+        share = ratio(times, count)
+        part = f"{share:.0%}"
         mistakes.setdefault(true, f"{called} {part}")
         pairs.append([true, called, times, part, taught])
+    parts: list[Part] = [_scores_table(title, per_class, counted, mistakes)]
+    if pairs:
+        names = ["is", "called", "times", "of the class", "by the teacher"]
+        shown = pairs[:PAIRS]
+        confused = Table("Most frequent confusions", names, shown, folded=True)
+        parts.append(confused)
+    return parts
+
+
+def _scores_table(
+    title: str, per_class: Sequence[Mapping[str, Any]], counted: str, mistakes: Mapping[str, str]
+) -> Table:
+    """Each class's scores and its most frequent mistake; arguments are those of :func:`class_parts`."""
     models = [model for model in MODELS if any(model in row for row in per_class)]
     order = "those that lost most first" if "teacher" in models else "the worst first"
     rows: list[list[Cell]] = []
     for row in sorted(per_class, key=_gain_and_score):
+        name = row["name"]
+        mistake = mistakes.get(name, "")
         scores = [f"{row[model]:.1%}" for model in models]
-        rows.append([row["name"], row["count"], *scores, mistakes.get(row["name"], "")])
+        rows.append([name, row["count"], *scores, mistake])
     note = f"{len(rows)} classes occur in the validation pictures."
-    if len(rows) > CLASSES:
-        note += f" {len(rows) - CLASSES} more lost less, or are better."
+    left_out = len(rows) - CLASSES
+    if left_out > 0:
+        note += f" {left_out} more lost less, or are better."
     columns = ["class", counted, *models, "most often taken for"]
-    parts: list[Part] = [Table(f"{title}, {order}", columns, rows[:CLASSES], note, folded=True)]
-    if pairs:
-        names = ["is", "called", "times", "of the class", "by the teacher"]
-        parts.append(Table("Most frequent confusions", names, pairs[:PAIRS], folded=True))
-    return parts if rows else []
+    return Table(f"{title}, {order}", columns, rows[:CLASSES], note, folded=True)
 
 
 def _gain_and_score(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -433,14 +453,20 @@ def disputed_parts(found: Mapping[str, Any], images: Sequence[str]) -> list[Part
     )
     rows = []
     items = []
-    for number, row in enumerate(found["labels"][: max(10, len(images))]):
+    shown = max(10, len(images))
+    for number, row in enumerate(found["labels"][:shown]):
+        picture = row["picture"]
         label = f"{row['label']} ({row['p_label']:.0%})"
         suggested = f"{row['suggested']} ({row['p_suggested']:.0%})"
-        rows.append([row["picture"], label, suggested])
+        rows.append([picture, label, suggested])
+        if number >= len(images):
+            continue
         lines = [("label", label), ("rather", suggested)]
-        lines += [(f"the {model}", str(row[model])) for model in MODELS if model in row]
-        if number < len(images):
-            items.append(Picture(images[number], row["picture"], lines))
+        for model in MODELS:
+            if model in row:
+                lines.append((f"the {model}", str(row[model])))
+        item = Picture(images[number], picture, lines)
+        items.append(item)
     parts: list[Part] = [Table("Disputed labels", ["picture", "its label", "rather"], rows, note)]
     if items:
         more = "All are in disputed_labels.csv. A dispute is not yet an error: look."

@@ -102,9 +102,13 @@ def _steady_growth(values: Sequence[float], increase: float, least: float) -> Ev
     last = tenths[-1]
     rises = [after - before for before, after in pairwise(tenths)]
     rises.sort()
-    steady = rises[1] > 0 and percentile(rises, 50) >= mean(rises) / 2
-    grown = last - first >= max(increase * first, least)
-    return {"first": first, "last": last} if steady and grown else None
+    second_least = rises[1]
+    median = percentile(rises, 50)
+    steady = second_least > 0 and median >= mean(rises) / 2
+    enough = max(increase * first, least)
+    if steady and last - first >= enough:
+        return {"first": first, "last": last}
+    return None
 
 
 def unbalanced(gpus: Sequence[Sequence[float]], imbalance: float, skip: int) -> Evidence:
@@ -337,13 +341,17 @@ def ignored_teacher(
         return None
     for loss in long.values():
         before = loss[-1 - patience]
-        if loss[-1] < before - flat * abs(before):
+        enough = flat * abs(before)
+        if loss[-1] < before - enough:
             return None  # it falls
     recent = agreement[-patience - 1 :]
-    if max(recent) - min(recent) > flat or recent[-1] >= below:
+    last = recent[-1]
+    moved = max(recent) - min(recent)
+    if moved > flat or last >= below:
         return None
+    names = ", ".join(long)
     falls = "falls" if len(long) == 1 else "fall"
-    return {"agreement": recent[-1], "names": ", ".join(long), "falls": falls}
+    return {"agreement": last, "names": names, "falls": falls}
 
 
 def entropy_above(entropy: Sequence[float], high: float) -> Evidence:
@@ -376,15 +384,19 @@ def overtrained(
     delta: float,
 ) -> Evidence:
     """For ``patience`` epochs the metric has not risen by ``delta``, nor the divergence (nats) fallen by it."""
-    if len(val) <= patience or max(val[-patience:]) >= max(val[:-patience]) + delta:
+    if len(val) <= patience:
+        return None
+    highest = max(val[:-patience])
+    if max(val[-patience:]) >= highest + delta:
         return None
     no_lower = ""
     if len(kl) > patience:
         least = min(kl[:-patience])
-        if -min(kl[-patience:]) >= -least + delta:
+        recent = min(kl[-patience:])
+        if -recent >= -least + delta:
             return None
         no_lower = f", val/kl no lower than {least:.3f}"
-    best = format_metric(metric, max(val[:-patience]))
+    best = format_metric(metric, highest)
     return {"metric": metric, "best": best, "no_lower": no_lower}
 
 
@@ -406,9 +418,12 @@ def worse_than_start(
     if start is None or last is None or not math.isfinite(start + last):
         return None
     loss = last - start if less_is_better(metric) else start - last
-    is_accuracy = metric.endswith("acc1") and pictures
-    error = math.sqrt(ratio(start * (1 - start), pictures)) if is_accuracy else 0.0
-    if loss <= max(drop * abs(start), error):
+    error = 0.0
+    if metric.endswith("acc1") and pictures:
+        variance = start * (1 - start)
+        error = math.sqrt(ratio(variance, pictures))
+    enough = max(drop * abs(start), error)
+    if loss <= enough:
         return None
     kept = "the start itself is exported"
     if exported_epoch:
@@ -433,10 +448,14 @@ def under_trained(
 
     Of a run of ``least`` epochs or more; ``start`` says where the student's first weights came from.
     """
-    epochs = max(2, round(part * len(val)))
-    if len(val) < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
+    count = len(val)
+    epochs = max(2, round(part * count))
+    fewest = max(least, epochs + 1)
+    if count < fewest or not agreement or agreement[-1] >= below:
         return None
-    before, since, last = max(val[:-epochs]), max(val[-epochs:]), val[-1]
+    before = max(val[:-epochs])
+    since = max(val[-epochs:])
+    last = val[-1]
     if last < before + gain:
         return None
     rise = f"{format_metric(metric, before)} to {format_metric(metric, since)} in the last {epochs} epochs"

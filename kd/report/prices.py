@@ -39,9 +39,10 @@ def read_prices(file: Path, key: str = "monitor.prices") -> Prices:
     prices = {}
     for name, value in content.items():
         numbers = value if isinstance(value, dict) else {"on_demand": value}
+        keys = numbers.keys()
         known = {"on_demand", "spot", *PARTS}
         whole = all(isinstance(n, int | float) and n >= 0 for n in numbers.values())
-        if not whole or not numbers.keys() <= known or numbers.keys() <= {*PARTS}:
+        if not whole or not keys <= known or keys <= {*PARTS}:
             raise UserError(
                 f"{key}: {file}: {name}: must be a price, or on_demand and spot, got {value}"
             )

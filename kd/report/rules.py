@@ -483,20 +483,30 @@ class Explained:
         """
         monitor = self.run.config.get("monitor") or {}
         thresholds = monitor.get("thresholds") or {}
-        findings = findings_of(self._scopes(), thresholds, self.failures)
+        scopes = self._scopes()
+        findings = findings_of(scopes, thresholds, self.failures)
         steps = attempt("the number of steps", self.failures, lambda: self.facts.steps_counted)
-        if 0 < (steps or 0) < FEWEST:
-            findings = [finding for finding in findings if not RULES[finding.rule].needs_steps]
-        return [self._worded(finding) for finding in findings]
+        has_few_steps = 0 < (steps or 0) < FEWEST
+        worded = []
+        for finding in findings:
+            rule = RULES[finding.rule]
+            if not (has_few_steps and rule.needs_steps):
+                worded.append(self._worded(finding))
+        return worded
 
     def _scopes(self) -> list[object]:
         """What has series: the run, each machine and each of its GPUs; one that fails is named and left out."""
         first = self.limits[0].bound if self.limits else ""
         free = first not in ("host", "data", "communication")
-        scopes: list[object] = [OfRun(self.facts)]
+        of_run = OfRun(self.facts)
+        scopes: list[object] = [of_run]
         for node, samples in self.run.samples.items():
             of_machine = partial(OfMachine, samples, free)
             machine = attempt(f"rules of the machine {node}", self.failures, of_machine)
-            if machine is not None:
-                scopes += [machine, *map(OfGpu, machine.readings)]
+            if machine is None:
+                continue
+            scopes.append(machine)
+            for reading in machine.readings:
+                gpu = OfGpu(reading)
+                scopes.append(gpu)
         return scopes

@@ -94,11 +94,16 @@ def _results(run: RunRecords) -> list[Part]:
     how its worth is measured, where that was not done.
     """
     results = results_of(run.folder, run.notes.append)
-    parts = [part for of_one in results.values() for part in of_one]
-    student = (run.config.get("model") or {}).get("student") or {}
+    parts: list[Part] = []
+    for of_one in results.values():
+        parts += of_one
+    model = run.config.get("model") or {}
+    student = model.get("student") or {}
     ended_well = run.summary.get("status") == "done"
-    if "pays" not in results and ended_well and not student.get("head", True):
-        parts.append(sentences("Does it pay?", [NOT_MEASURED]))
+    has_classifier = student.get("head", True)
+    if "pays" not in results and ended_well and not has_classifier:
+        how = sentences("Does it pay?", [NOT_MEASURED])
+        parts.append(how)
     return parts
 
 

@@ -160,12 +160,14 @@ def markdown(parts: Sequence[Part], level: str = "###") -> str:
 
 def _markdown_rows(table: Table) -> str:
     """A table in Markdown; of one column a list."""
+    width = len(table.columns)
     lines = []
+    if width > 1:
+        names = " | ".join(map(in_markdown, table.columns))
+        rules = " | ".join(["---"] * width)
+        lines = [f"| {names} |", f"| {rules} |"]
     for row in table.rows:
         cells = [in_markdown(text_of_cell(cell)) for cell in row]
-        lines.append(f"- {cells[0]}" if len(cells) == 1 else f"| {' | '.join(cells)} |")
-    if len(table.columns) > 1:
-        names = " | ".join(in_markdown(name) for name in table.columns)
-        rules = " | ".join("---" for _ in table.columns)
-        lines = [f"| {names} |", f"| {rules} |", *lines]
+        line = " | ".join(cells)
+        lines.append(f"| {line} |" if width > 1 else f"- {line}")
     return "\n".join(lines)

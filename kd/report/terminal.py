@@ -41,15 +41,19 @@ def print_parts(parts: Iterable[Part]) -> None:
 def _print(table: Table) -> None:
     """Prints one table; of a single column its lines alone."""
     if len(table.columns) == 1:
-        for row in table.rows:
-            print(on_terminal(text_of_cell(row[0])))
+        for (cell,) in table.rows:
+            text = text_of_cell(cell)
+            print(on_terminal(text))
     else:
         shown = table.rows[:MOST_ROWS] if table.folded else table.rows
-        rows = [[text_of_cell(cell) for cell in row] for row in shown]
+        rows = []
+        for row in shown:
+            rows.append([text_of_cell(cell) for cell in row])
         left = [name for place, name in enumerate(table.columns) if is_text(table, place)]
         print_table(table.title or None, table.columns, rows, left)
-        if len(shown) < len(table.rows):
-            print(f"and {len(table.rows) - len(shown)} more rows (report.html)")
+        more = len(table.rows) - len(shown)
+        if more:
+            print(f"and {more} more rows (report.html)")
     for line in table.note.splitlines():
         print(on_terminal(line))
 
@@ -148,10 +152,12 @@ def without_common_folders(names: list[str]) -> list[str]:
     """Names without the leading folders that all of them share; each keeps its last part."""
     paths = [Path(name).parts for name in names]
     while all(len(path) > 1 for path in paths):
-        if len({path[0] for path in paths}) > 1:
+        first_folders = {path[0] for path in paths}
+        if len(first_folders) > 1:
             break
         paths = [path[1:] for path in paths]
-    return [str(Path(*path)) for path in paths]
+    shorter = [Path(*path) for path in paths]
+    return [str(path) for path in shorter]
 
 
 # -- a run's end -------------------------------------------------------------------------------------------------------
