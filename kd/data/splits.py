@@ -260,8 +260,10 @@ class Splits:
         from kd.data.scan import facts_of_machine
 
         if id(split) not in self._facts:
-            self._facts[id(split)] = split, facts_of_machine(split, self._began)
-        return self._facts[id(split)][1]
+            facts = facts_of_machine(split, self._began)
+            self._facts[id(split)] = split, facts  # with the split its id stays taken
+        _, facts = self._facts[id(split)]
+        return facts
 
     def _checked(self, split: Split, name: str) -> Split:
         """A part of a split without its damaged pictures, which are added to ``skipped``, or refused
@@ -314,11 +316,14 @@ class Splits:
         of_train: Iterable[str] = self._digests["train"]
         of_val: Iterable[str] = self._digests["val"]
         if not (of_train and of_val):
-            if not all(isinstance(self.listed(name)[0], FileSplit) for name in ("train", "val")):
-                return []
-            count = len(train.targets) - self.unlabelled()
-            of_train = (train.name(i) for i in range(count))
-            of_val = (val.name(i) for i in range(len(val.targets)))
+            for name in ("train", "val"):
+                first, *_ = self.listed(name)
+                if not isinstance(first, FileSplit):
+                    return []
+            labelled_count = len(train.targets) - self.unlabelled()
+            val_count = len(val.targets)
+            of_train = map(train.name, range(labelled_count))
+            of_val = map(val.name, range(val_count))
         numbers: dict[str, list[int]] = {}  # in validation, by the picture's identity
         for i, picture in enumerate(of_val):
             numbers.setdefault(picture, []).append(i)
@@ -424,7 +429,7 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 2])
     column = Column.of(targets)
     ids = np.zeros(len(targets), np.int32)
-    if isinstance(column, Column) and column.ends is None and column.values.ndim == 1:
+    if isinstance(column, Column) and column.holds_ids:
         ids = column.values
     chosen = []
     for numbers in sorted(by_value(ids), key=lambda group: group[0]):

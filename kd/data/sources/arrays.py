@@ -81,8 +81,12 @@ class Names(Sequence[str]):
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         i %= len(self)
-        name = self.names[self.ends[i] : self.ends[i + 1]].tobytes()
-        return self.folders[self.folder_of[i]] + name.decode("utf-8", "surrogatepass")
+        start = self.ends[i]
+        end = self.ends[i + 1]
+        content = self.names[start:end].tobytes()
+        name = content.decode("utf-8", "surrogatepass")
+        folder = self.folders[self.folder_of[i]]
+        return folder + name
 
     def share(self) -> None:
         """Moves the arrays to where other processes share them (:func:`shared`)."""
@@ -121,6 +125,11 @@ class Column(Sequence[Target]):
             ids.extend(one)
             lengths.append(len(one))
         return cls(np.asarray(ids), _ends(lengths))
+
+    @property
+    def holds_ids(self) -> bool:
+        """Whether each target is one class id."""
+        return self.ends is None and self.values.ndim == 1
 
     def __len__(self) -> int:
         return len(self.values) if self.ends is None else len(self.ends) - 1
@@ -167,11 +176,12 @@ def chosen(targets: Sequence[Any], numbers: np.ndarray) -> Sequence[Any]:
 
 def chained(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
     """Targets one after another: as one column where both are class ids."""
-    both = (first, second)
-    if all(
-        isinstance(part, Column) and part.values.ndim == 1 and part.ends is None for part in both
-    ):
-        return Column(np.concatenate([np.asarray(part) for part in both]))
+    columns = []
+    for part in (first, second):
+        if isinstance(part, Column) and part.holds_ids:
+            columns.append(part.values)
+    if len(columns) == 2:
+        return Column(np.concatenate(columns))
     return [*first, *second]
 
 

@@ -168,17 +168,22 @@ class ImageFolder(Source):
         if train is None:
             train = self._choose(holders, "train") or self._choose(named, "train") or "train"
             train = self._inner(root, train)
-        first = train.split("/")[0]
-        if train != "." and val is None:
-            val = self._choose([name for name in holders if name != first], "val")
-            flat = [name for name in named if name not in holders]
-            val = val or self._choose([name for name in flat if split_of(name) == "val"], "val")
-            val = self._inner(root, val) if val else None
-        if train != ".":
-            used = {first, (val or "").split("/")[0], *holders}
-            unread = [printable(name) for name in names if name not in used]
-            if unread:
-                self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
+        if train == ".":
+            return SplitFolders(train, val)
+        first, _, _ = train.partition("/")
+        if val is None:
+            with_classes = [name for name in holders if name != first]
+            flat = [name for name in named if name not in holders and split_of(name) == "val"]
+            # one without class folders is refused where it is read
+            val = self._choose(with_classes, "val") or self._choose(flat, "val")
+            if val is not None:
+                val = self._inner(root, val)
+        used = {first, *holders}
+        if val is not None:
+            used.add(val.split("/")[0])
+        unread = [printable(name) for name in names if name not in used]
+        if unread:
+            self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
         return SplitFolders(train, val)
 
     def _doubt(self, root: str, named: Sequence[str], others: Sequence[str]) -> None:
@@ -194,10 +199,14 @@ class ImageFolder(Source):
         if len(named) == 1:
             suspects = [name for name in others if self._has_pictures(joined(root, name))]
         elif not named:
-            inner = {name: tuple(_visible(self.place, joined(root, name))) for name in others}
-            usual, count = Counter(inner.values()).most_common(1)[0] if inner else ((), 0)
-            if len(usual) > 1 and 2 * count > max(2, len(others)):
-                suspects = [name for name in others if inner[name] == usual]
+            alike: dict[tuple[str, ...], list[str]] = {}
+            for name in others:
+                inner = _visible(self.place, joined(root, name))
+                alike.setdefault(tuple(inner), []).append(name)
+            for folders, holders in alike.items():
+                count = len(holders)
+                if len(folders) > 1 and 2 * count > max(2, len(others)):
+                    suspects = holders
         if suspects:
             among = ", ".join(map(printable, [*named, *suspects][:3]))
             says = "expected train/<class>/*.jpg and val/<class>/*.jpg"
@@ -219,9 +228,13 @@ class ImageFolder(Source):
 
         ``seg_train/seg_train``, as some archives unpack.
         """
+        split = split_of(name)
         folders = _visible(self.place, joined(root, name))
-        if len(folders) == 1 and split_of(folders[0]) == split_of(name) is not None:
-            return f"{name}/{folders[0]}"
+        if split is None or len(folders) != 1:
+            return name
+        (inner,) = folders
+        if split_of(inner) == split:
+            return f"{name}/{inner}"
         return name
 
     def _folder(self, split: str) -> str:

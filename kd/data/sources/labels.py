@@ -193,7 +193,8 @@ def numbered(
     """
     listed = list(pictures)
     if not any(train):
-        return Numbered(declared or [], np.full(len(listed), -1, np.int32), [])
+        unlabelled = np.full(len(listed), -1, np.int32)
+        return Numbered(declared or [], unlabelled, [])
     for name, label in listed:
         if not label:
             raise UserError(
@@ -204,8 +205,10 @@ def numbered(
     check_known(((name, [label]) for name, label in listed), ids, key)
     notes = doubts(classes)
     if declared:
-        notes += unused(classes, (ids[label] for label in train if label in ids))
-    return Numbered(classes, np.array([ids[label] for _, label in listed], np.int32), notes)
+        used = [ids[label] for label in train if label in ids]
+        notes += unused(classes, used)
+    targets = [ids[label] for _, label in listed]
+    return Numbered(classes, np.array(targets, np.int32), notes)
 
 
 # -- several labels in one cell --------------------------------------------------------------------------------------

@@ -178,14 +178,17 @@ class Manifest(Source):
             if not path:
                 raise Unfit(f"has no path in row {number}")
             paths, cells, left_out = parts.setdefault(splits.of(row), ([], [], Counter()))
-            if ending_of(path) in UNUSABLE:
-                left_out[ending_of(path)] += 1
+            ending = ending_of(path)
+            if ending in UNUSABLE:
+                left_out[ending] += 1
                 continue
             cell = row.get(self.label_column)
             if self.targets:
-                cell = [row.get(name) for name in self.targets]
+                cell = list(map(row.get, self.targets))
+            elif isinstance(cell, str):
+                cell = same.setdefault(cell, cell)
             paths.append(path)
-            cells.append(same.setdefault(cell, cell) if isinstance(cell, str) else cell)
+            cells.append(cell)
         splits.check()
         if None in parts and len(parts) > 1:
             count = len(parts[None][0])
@@ -193,13 +196,23 @@ class Manifest(Source):
                 f"names no split in {count} of its rows; data.source.split_column=none takes all rows"
             )
         has_paths_alone = label_columns == ["label"] and len(columns) == 1
-        for name in label_columns:
-            if columns and name not in columns and name is not None and not has_paths_alone:
-                raise _no_column(name, columns, "targets" if self.targets else "label_column")
-        return {
-            split: Rows(Names(paths), [] if has_paths_alone else cells, dict(left_out))
-            for split, (paths, cells, left_out) in parts.items()
-        }
+        if columns and not has_paths_alone and label_columns != [None]:
+            self._check_columns(label_columns, columns)
+        rows: dict[str | None, Rows] = {}
+        for split, (paths, cells, left_out) in parts.items():
+            if has_paths_alone:
+                cells = []
+            rows[split] = Rows(Names(paths), cells, dict(left_out))
+        return rows
+
+    def _check_columns(self, wanted: list[Any], columns: Mapping[Any, Any]) -> None:
+        """Refuses, by Unfit, a list without one of the columns of labels or numbers."""
+        setting = "label_column"
+        if self.targets:
+            setting = "targets"
+        for name in wanted:
+            if name not in columns:
+                raise _no_column(name, columns, setting)
 
     def _records(self, text: str, suffix: str) -> Iterator[Mapping[Any, Any]]:
         """The rows of a list by column: of a table, of a JSON list, or of one JSON object a line.
@@ -309,22 +322,24 @@ class Manifest(Source):
             return paths, Column(np.full(len(paths), UNLABELLED, np.int32))
         if split == "train" and self.separator is None:
             self.separator = separator_of(cells, self._several)
-        labels = [labels_in(cell, self.separator or "none") for cell in cells]
-        for path, one in zip(paths, labels, strict=True):
-            if len(one) != 1 and not self._several:
-                count = f"{len(one)} labels ({', '.join(one[:3])}), which data.source.multi_label=true takes"
-                raise Unfit(
-                    f"is no list of one label each: {printable(path)} has {count if one else 'no label'}"
-                )
+        separator = self.separator or "none"
+        labels = [labels_in(cell, separator) for cell in cells]
+        if not self._several:
+            _check_one_each(paths, labels)
         paths, labels = self._joined(paths, labels)
         if split == "train":
-            self.classes = in_order({label for one in labels for label in one})
+            different: set[str] = set()
+            for labels_of_picture in labels:
+                different.update(labels_of_picture)
+            self.classes = in_order(different)
             self.note(*doubts(self.classes))
         ids = {label: i for i, label in enumerate(self.classes)}
-        check_known(zip(map(printable, paths), labels, strict=True), ids, f"data.source.{split}")
-        if self._several:
-            return paths, Column.of_sets([ids[label] for label in one] for one in labels)
-        return paths, Column(np.array([ids[label] for (label,) in labels], np.int32))
+        names = map(printable, paths)
+        check_known(zip(names, labels, strict=True), ids, f"data.source.{split}")
+        targets = Column.of_sets([ids[label] for label in of_picture] for of_picture in labels)
+        if not self._several:
+            targets = Column(targets.values)
+        return paths, targets
 
     def _joined(self, paths: Names, labels: list[list[str]]) -> tuple[Names, list[list[str]]]:
         """The rows, those of one picture joined where it may have several labels.
@@ -357,19 +372,26 @@ class Manifest(Source):
             Unfit: a field is no number, or a column has none in this split.
         """
         self.classes = list(self.targets or [])
-        texts = [["" if field is None else str(field).strip() for field in row] for row in cells]
-        self._joined(paths, texts)
-        numbers = np.empty((len(texts), len(self.classes)))
-        for i, row in enumerate(texts):
-            for k, text in enumerate(row):
+        rows = []
+        for path, fields in zip(paths, cells, strict=True):
+            row = []
+            for name, field in zip(self.classes, fields, strict=True):
+                text = ""
+                if field is not None:
+                    text = str(field).strip()
                 try:
-                    numbers[i, k] = number_of(text)
+                    row.append(number_of(text))
                 except ValueError as error:
-                    what = f"'{text[:40]}' for {self.classes[k]} of {printable(paths[i])}"
+                    what = f"'{text[:40]}' for {name} of {printable(path)}"
                     raise Unfit(f"has {what}, which is not a number") from error
-        for name, column in zip(self.classes, numbers.T, strict=True):
-            if np.isnan(column).all():
-                raise Unfit(f"has no value of {name} (data.source.targets)")
+            rows.append(row)
+        texts = [list(map(str, row)) for row in rows]
+        self._joined(paths, texts)
+        numbers = np.array(rows)
+        has_none = np.isnan(numbers).all(axis=0)
+        if has_none.any():
+            name = self.classes[has_none.argmax()]
+            raise Unfit(f"has no value of {name} (data.source.targets)")
         return Column(numbers)
 
     # -- where the pictures are --------------------------------------------------------------------------------------
@@ -381,28 +403,47 @@ class Manifest(Source):
         """The rows' paths from where they start, with their endings; an ending that was found is noted."""
         root = self._folder(split)
         whole = Names(joined(root, expanded(path)) for path in paths)
-        without = next((path for path in whole if not _has_ending(path)), None)
-        if without is None:
+        lacking = [path for path in whole if not _has_ending(path)]
+        if not lacking:
             return whole
-        ending = _ending_of_file(without, key) if self.ending is None else self.ending
-        if ending:
-            name = printable(posixpath.basename(without))
-            self.note(f"{split}: paths lack the ending {ending}: '{name}' is {name}{ending}")
+        ending = self.ending
+        if ending is None:
+            ending = _ending_of_file(lacking[0], key)
+        if not ending:
+            return whole
+        name = printable(posixpath.basename(lacking[0]))
+        self.note(f"{split}: paths lack the ending {ending}: '{name}' is {name}{ending}")
         return Names(path if _has_ending(path) else path + ending for path in whole)
 
     def check_listed(self, split: Split, name: str, key: str) -> None:
         """Refuses a split of which no file is on this disk, by a UserError; not where its pictures have URLs."""
         assert isinstance(split, FileSplit)
-        if split.store is None and not any(Path(path).exists() for path in split.paths):
-            start = printable(os.path.abspath(self._folder(name)))  # noqa: PTH100 - Path has no ".."
-            raise UserError(
-                f"{key}: none of the {len(split.paths)} files exists: relative paths start at {start} (the first is "
-                f"{printable(split.paths[0])}); data.source.image_dir=FOLDER says where they start"
-            )
+        if split.store is not None or any(Path(path).exists() for path in split.paths):
+            return
+        folder = self._folder(name)
+        start = printable(os.path.abspath(folder))  # noqa: PTH100 - Path has no ".."
+        count = len(split.paths)
+        first = printable(split.paths[0])
+        raise UserError(
+            f"{key}: none of the {count} files exists: relative paths start at {start} (the first is {first}); "
+            "data.source.image_dir=FOLDER says where they start"
+        )
 
     def describe(self) -> str:
         """The files of the lists."""
         return f"Manifest {', '.join(self.lists.values())}"
+
+
+def _check_one_each(paths: Names, labels: list[list[str]]) -> None:
+    """Refuses, by Unfit, a picture without a label or with several."""
+    for path, of_picture in zip(paths, labels, strict=True):
+        if len(of_picture) == 1:
+            continue
+        count = "no label"
+        if of_picture:
+            some = ", ".join(of_picture[:3])
+            count = f"{len(of_picture)} labels ({some}), which data.source.multi_label=true takes"
+        raise Unfit(f"is no list of one label each: {printable(path)} has {count}")
 
 
 def _no_column(name: object, names: Mapping[Any, Any], setting: str) -> Unfit:

@@ -181,21 +181,27 @@ def check_head(head: object) -> None:
     Raises:
         ValueError: the first thing that is wrong, in one line.
     """
+    if not isinstance(head, dict):
+        raise ValueError("it must be an object")
     lists = ("classes", "shards", "checksums")
-    if not isinstance(head, dict) or not all(isinstance(head.get(name), list) for name in lists):
-        raise ValueError(f"it must hold the lists {', '.join(lists)}")
-    if not all(isinstance(name, str) for name in head["classes"]):
-        raise ValueError("classes must be names")
+    for name in lists:
+        if not isinstance(head.get(name), list):
+            raise ValueError(f"it must hold the lists {', '.join(lists)}")
+    for name in head["classes"]:
+        if not isinstance(name, str):
+            raise ValueError("classes must be names")
     for shard in head["shards"]:
         if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.tar", shard):
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
-    counts = len(head["checksums"]), len(head["shards"])
-    if counts[0] != counts[1]:
-        raise ValueError(f"checksums must be one for each of {counts[1]} shard(s), got {counts[0]}")
+    checksums = len(head["checksums"])
+    shards = len(head["shards"])
+    if checksums != shards:
+        raise ValueError(f"checksums must be one for each of {shards} shard(s), got {checksums}")
     if not isinstance(head.get("masks"), bool) or not isinstance(head.get("index"), str):
         raise ValueError("it must say whether there are masks, and the index's hash")
     ignored = head.setdefault("ignore_index", None)
-    if ignored is not None and not (type(ignored) is int and 0 <= ignored <= 255):
+    is_value = type(ignored) is int and 0 <= ignored <= 255
+    if ignored is not None and not is_value:
         raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
 
 
@@ -212,20 +218,31 @@ def check_table(table: np.ndarray, shards: int, classes: int) -> None:
     """
     if not len(table):
         raise ValueError("it names no pictures")
-    is_wrong = (table["shard"] < 0) | (table["shard"] >= shards)
-    for name in ("", "mask_")[: 1 + (table.dtype == MASK)]:
-        offset, size = table[f"{name}offset"], table[f"{name}size"]
-        is_wrong |= (offset < 0) | (offset >= LARGEST_OFFSET) | (size <= 0) | (size > MAX_BYTES)
+    is_wrong = _outside(table["shard"], 0, shards - 1)
+    kinds = [""]
+    if table.dtype == MASK:
+        kinds.append("mask_")
+    for kind in kinds:
+        is_wrong |= _outside(table[f"{kind}offset"], 0, LARGEST_OFFSET - 1)
+        is_wrong |= _outside(table[f"{kind}size"], 1, MAX_BYTES)
     if is_wrong.any():
         i = int(is_wrong.argmax())
         raise ValueError(f"sample {i} lies at no place in {shards} shard(s): {table[i]}")
-    first, last = (0, classes - 1) if classes else (UNLABELLED, UNLABELLED)
-    is_wrong = (table["target"] < first) | (table["target"] > last)
+    first = last = UNLABELLED
+    if classes:
+        first = 0
+        last = classes - 1
+    is_wrong = _outside(table["target"], first, last)
     if is_wrong.any():
         i = int(is_wrong.argmax())
         raise ValueError(
             f"target {i} must be a class id, {first} to {last}, got {table['target'][i]}"
         )
+
+
+def _outside(numbers: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Which numbers are not between two, both included; bool ``(N,)``."""
+    return (numbers < first) | (numbers > last)
 
 
 class ShardSplit:
@@ -343,8 +360,11 @@ class ShardSplit:
     def ends(self) -> list[int]:
         """Where the last picture or mask of this split ends in each shard, in bytes."""
         ends = np.zeros(len(self.shards), np.int64)
-        np.maximum.at(ends, self.samples["shard"], self.samples["offset"] + self.samples["size"])
+        shard = self.samples["shard"]
+        picture_ends = self.samples["offset"] + self.samples["size"]
+        np.maximum.at(ends, shard, picture_ends)
         if self.masks is not None:
             mask_ends = self.masks["mask_offset"] + self.masks["mask_size"]
-            np.maximum.at(ends, self.samples["shard"], mask_ends)
-        return [int(end) for end in ends]
+            np.maximum.at(ends, shard, mask_ends)
+        numbers: list[int] = ends.tolist()
+        return numbers

@@ -82,11 +82,15 @@ class WebDataset(Source):
             raise ValueError(f"label must be cls, txt, json.FIELD, none or auto, got '{label}'")
         self.places: dict[str, list[str]] = {}
         for split, given in (("train", train), ("val", val)):
-            places = [given] if isinstance(given, str) else given or []
+            places = given or []
+            if isinstance(places, str):
+                places = [places]
             if places:
-                self.places[split] = [expanded(place) for place in places]
+                self.places[split] = list(map(expanded, places))
         self.label = label
-        self.names = [plain(name) for name in classes] if classes else None
+        self.names = None
+        if classes:
+            self.names = list(map(plain, classes))
         self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def check_there(self) -> None:
@@ -211,13 +215,21 @@ class TarSplit(ShardSplit):
 
     def __init__(self, shards: dict[str, Shard], targets: np.ndarray) -> None:
         """Takes the samples of all shards in order; the arguments are the class's."""
-        self.names = Names(name for shard in shards.values() for name in shard.names)
-        counts = [len(shard.names) for shard in shards.values()]
-        table = np.zeros(len(self.names), PICTURE)
-        table["shard"] = np.repeat(np.arange(len(counts)), counts)
-        places = [place for shard in shards.values() for place in shard.places]
-        table["offset"], table["size"] = np.array(places, np.int64).T
-        super().__init__("", [*shards], table, targets, digest="")
+        names: list[str] = []
+        places: list[list[int]] = []
+        numbers: list[int] = []  # of each sample's shard
+        for number, shard in enumerate(shards.values()):
+            names += shard.names
+            places += shard.places
+            numbers += [number] * len(shard.names)
+        self.names = Names(names)
+        starts_and_sizes = np.array(places, np.int64)
+        table = np.zeros(len(names), PICTURE)
+        table["shard"] = numbers
+        table["offset"] = starts_and_sizes[:, 0]
+        table["size"] = starts_and_sizes[:, 1]
+        files = list(shards)
+        super().__init__("", files, table, targets, digest="")
         self.left_out = _left_out(shards)
         self.check = None  # nobody has looked at the pictures yet
 
@@ -278,12 +290,21 @@ def braces(pattern: str, key: str = "") -> list[str]:
     match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if match is None:
         return [pattern]
-    start, rests = pattern[: match.start()], braces(pattern[match.end() :], key)
-    numbers = range(int(match[1]), int(match[2]) + 1)
-    if not 0 < len(numbers) * len(rests) <= MOST_SHARDS:
+    start = pattern[: match.start()]
+    rests = braces(pattern[match.end() :], key)
+    first = int(match[1])
+    last = int(match[2])
+    count = (last - first + 1) * len(rests)
+    if not 0 < count <= MOST_SHARDS:
         raise UserError(f"{key}: {match[0]} must count up, at most {MOST_SHARDS:,} shards")
-    width = len(match[1]) if match[1].startswith("0") else 1
-    return [f"{start}{number:0{width}d}{rest}" for number in numbers for rest in rests]
+    width = 1
+    if match[1].startswith("0"):
+        width = len(match[1])
+    names = []
+    for number in range(first, last + 1):
+        text = f"{number:0{width}d}"
+        names += [start + text + rest for rest in rests]
+    return names
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
