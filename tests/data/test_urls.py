@@ -257,7 +257,7 @@ def test_mistakes_by_url_are_told_in_a_line(
             Pictures("s3://no-such-bucket/x"),
             "data.source.root: folder s3://no-such-bucket/x not found",
         ),
-        (ImageFolder(f"{s3}/none"), "data.source.root: folder s3://food/none not found"),
+        (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
         (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
         (Pictures("nix://x"), "data.source.root: must be a URL of s3"),
         (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: folder s3://food/no not found"),
