@@ -81,8 +81,6 @@ LINES = [
     (["train", *DISTIL, "trainer.max_epochs=0"], "trainer.max_epochs: must be >= 1, or -1 for no limit"),
     (["train", *DISTIL, "optim.warmup_epochs=30"],
      "optim.warmup_epochs: must be < trainer.max_epochs=30, as the whole run would be warm-up, got 30"),
-    (["train", *DISTIL, "model.teacher.img_size=9"],
-     "model.teacher.img_size: must be a multiple of 14 for the patches of vit_small_patch14_dinov2, got 9: 14 for example"),
 ]  # fmt: skip
 
 FOLDER = ["data.source=ImageFolder"]
