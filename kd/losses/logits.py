@@ -169,7 +169,8 @@ class KDLoss(LogitLoss):
         teacher_logits = torch.cat([scaled_values, tail_N1], 1).detach()
         log_p_teacher = F.log_softmax(teacher_logits, dim=1)
         divergence_N = kl(log_p_teacher, log_p_student, dim=1)
-        return self.temperature**2 * divergence_N.mean()
+        mean_divergence = divergence_N.mean()
+        return self.temperature**2 * mean_divergence
 
 
 class HardKDLoss(LogitLoss):

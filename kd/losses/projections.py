@@ -206,9 +206,11 @@ class OrthogonalProjection(Float32, Projection):
         """
         x = inputs.flatten(0, -2).double()
         y = outputs.flatten(0, -2).double()
-        x = x - x.mean(0)
-        y = y - y.mean(0)
-        cross = y.T @ x
+        mean_x = x.mean(0)
+        mean_y = y.mean(0)
+        centred_x = x - mean_x
+        centred_y = y - mean_y
+        cross = centred_y.T @ centred_x
         left, _, right = torch.linalg.svd(cross, full_matrices=False)
         rotation = left @ right
         self.layers.weight = rotation.to(self.layers.weight)
