@@ -9,8 +9,7 @@ from kd.distill.fitting import among, check_batch
 from kd.distill.objective import Objective
 from kd.errors import UserError
 from kd.losses import CRDLoss, EachLayer, KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
-from kd.tasks import Classification, Features, Regression
-from kd.teachers.answer import Answer
+from kd.tasks import Classification, Regression
 
 
 def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
@@ -32,10 +31,9 @@ def test_a_loss_over_pairs_of_layers_needs_as_many_pictures_as_over_one() -> Non
 
 def test_a_loss_over_pairs_of_layers_goes_by_the_name_in_the_settings() -> None:
     loss = EachLayer(CRDLoss())
-    objective = Objective(Features(), {"crd": loss}, 0.0)
     batch: Batch = {"target": torch.zeros(2)}
     with pytest.raises(UserError, match=r"^CRDLoss needs the samples' numbers"):
-        objective._term("crd", loss, torch.zeros(2, 1), lambda *_: [], Answer(), batch)
+        Objective._index(loss, batch)
 
 
 def test_names_are_listed_in_brackets() -> None:
