@@ -39,7 +39,8 @@ class Confusions(ExactMetric):
             target: class ids ``(N,)``; a picture without a label (-1) does not count.
             index: the pictures' numbers ``(N,)``; even ones are one half, odd ones the other.
         """
-        half_N = index.to(target.device, non_blocking=True) % 2
+        index_N = index.to(target.device, non_blocking=True)
+        half_N = index_N % 2
         # a count of 0 at class 0 for those without a label: a mask would wait for the device
         count_N = (target >= 0).long()
         class_N = target.clamp_min(0).long()

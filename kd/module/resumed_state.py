@@ -384,7 +384,8 @@ def _check_tensor(value: object, expected: Tensor, place: str) -> None:
     _check_finite(value, place)
     is_counter = expected.dim() == 0 and bool(expected > 0)
     if is_counter and value < 0:
-        raise UserError(f"{place}: must not be negative, got {float(value):g}")
+        number = float(value)
+        raise UserError(f"{place}: must not be negative, got {number:g}")
 
 
 def _check_finite(value: Tensor, place: str) -> None:

@@ -246,10 +246,15 @@ def _with_steps(size: float, pictures: int) -> float:
             :data:`AUTO_STAYS`.
         pictures: that one process trains on in an epoch.
     """
-    most = AUTO_STAYS if math.isinf(size) else size
-    if size <= 4 or pictures >= LEAST_STEPS * most:
+    most = size
+    if math.isinf(size):
+        most = AUTO_STAYS
+    enough = LEAST_STEPS * most
+    if size <= 4 or pictures >= enough:
         return size
-    return 2 ** max(2, int(math.log2(max(1, pictures // LEAST_STEPS))))
+    largest = max(1, pictures // LEAST_STEPS)
+    power = int(math.log2(largest))
+    return 2 ** max(2, power)
 
 
 def _batch(config: dict[str, Any]) -> float:

@@ -210,14 +210,16 @@ class Task(KeepsDtype):
             UserError: names the form that is expected, and what was given.
         """
         wanted = self.wanted_targets(training)
-        if not wanted or (isinstance(target, Tensor) and self.takes(target, pictures, training)):
+        if not wanted:
             return
         given = type(target).__name__
         if isinstance(target, Tensor):
-            given = f"{str(target.dtype).removeprefix('torch.')} {tuple(target.shape)}"
-            if target.numel() and target.device.type == "cpu":
-                given += f" with values from {target.min():g} to {target.max():g}"
-        split = "training" if training else "validation"
+            if self.takes(target, pictures, training):
+                return
+            given = _described(target)
+        split = "validation"
+        if training:
+            split = "training"
         raise UserError(f"{split} targets: must be {wanted}; got {given} for {pictures} pictures")
 
     def wanted_targets(self, training: bool) -> str:
@@ -347,6 +349,15 @@ class Task(KeepsDtype):
             pictures: that the teacher has seen.
         """
         return pictures >= FEWEST_PICTURES
+
+
+def _described(target: Tensor) -> str:
+    """Dtype and shape of targets in words, and the range of their values where they are in the host's memory."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    words = f"{dtype} {tuple(target.shape)}"
+    if target.numel() and target.device.type == "cpu":
+        words += f" with values from {target.min():g} to {target.max():g}"
+    return words
 
 
 def within(values: Tensor, low: float, high: float) -> bool:

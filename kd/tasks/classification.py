@@ -136,8 +136,13 @@ class Classification(Task):
         """Whether targets are class ids of N pictures or, in training, shares ``(N, C)``."""
         if target.is_floating_point():
             return training and target.shape == (pictures, self.num_classes)
-        lowest = -1 if training else 0
-        return target.shape == (pictures,) and within(target, lowest, self.num_classes - 1)
+        if target.shape != (pictures,):
+            return False
+        lowest = 0
+        if training:
+            lowest = -1
+        highest = self.num_classes - 1
+        return within(target, lowest, highest)
 
     @staticmethod
     def _known(target: Tensor) -> Tensor:

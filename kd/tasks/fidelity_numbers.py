@@ -95,9 +95,12 @@ def _result_of(
     if known.any():
         for model, error in errors.items():
             result["mae"][model] = float(error[known].mean())
-    if len(errors) == len(MODELS) and student.std() and teacher.std():
-        result["correlation"] = float(np.corrcoef(student, teacher)[0, 1])
-        result["difference"] = float(np.abs(student - teacher).mean())
+    both = len(errors) == len(MODELS)
+    if both and student.std() and teacher.std():
+        correlations = np.corrcoef(student, teacher)
+        differences = np.abs(student - teacher)
+        result["correlation"] = float(correlations[0, 1])
+        result["difference"] = float(differences.mean())
     result["deciles"] = _deciles(target, errors)
     return result
 

@@ -170,8 +170,11 @@ class MultiLabel(Task):
             total: pictures.
         """
         occurs = counts > 0
-        labels = max(1, int(occurs.sum()))
+        occurring = int(occurs.sum())
+        labels = max(1, occurring)
         positives = counts[occurs].sum().item()
         share = positives / labels / total
-        by_luck = share + 0.2 * min(share, 1 - share)
-        return min(by_luck, 1 - 1 / (labels * total))
+        least = min(share, 1 - share)
+        by_luck = share + 0.2 * least
+        below_one = 1 - 1 / (labels * total)
+        return min(by_luck, below_one)

@@ -170,7 +170,7 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
     faithful = json.loads((run / "fidelity.json").read_text())
     assert (faithful["agreement"], round(faithful["kl"], 6)) == (1, best["kl"])
     assert summary["student"]["val"]["kl"] > best["kl"] + 0.1, "damaged since"
-    assert Facts(read_run(run)).best_val("") == best["acc1"]
+    assert Facts(read_run(run)).best_val() == best["acc1"]
     assert SearchObjective("val/agreement", True).value(run) == 1
     exported, whole = load_file(run / "student.safetensors"), load_file(teacher)
     assert all(torch.equal(value, whole[key]) for key, value in exported.items())
