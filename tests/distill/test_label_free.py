@@ -323,7 +323,7 @@ def test_a_probe_that_can_not_be(
         (
             "tiny.yaml",
             ["data.probe.root=/nowhere"],
-            "data.probe.root: folder /nowhere not found (its labelled pictures are train/<class>/",
+            "data.probe.root: folder /nowhere not found",
         ),
         (
             "tiny.yaml",

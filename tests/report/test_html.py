@@ -166,7 +166,10 @@ def test_a_page_is_written_into_a_runs_folder_alone(
     assert not (tmp_path / "demo" / "report.html").exists()
     (folder / "report.html").mkdir()
     assert report_main([str(folder)]) == 2
-    assert f"kd-report: {folder}: the page can't be written: " in capsys.readouterr().err
+    assert (
+        f"kd-report: {folder / 'report.html'}: is a folder; a file is written there"
+        in capsys.readouterr().err
+    )
 
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,7 +271,7 @@ def test_pictures_that_were_distilled_on_are_named(run: Path, pictures: Path) ->
     [
         (["pays=/nowhere"], "pays: "),
         (["pays=true"], "pays: must be a folder of pictures with classes"),
-        (["pays="], "pays: must be a folder of pictures with classes"),
+        (["pays="], "pays: must not be empty"),
         (["pays=PICTURES", "seeds=1"], "seeds: must be >= 2 and <= 20, got 1"),
         (["pays=PICTURES", "pretrained=/nowhere.pth"], "pretrained: /nowhere.pth not found"),
         (["pays=PICTURES", "pretrained=false"], "pretrained: must be true or a weights file"),

@@ -141,8 +141,11 @@ def _manifest(content: dict) -> ExportManifest:
     try:
         return ExportManifest(**{**content, "size": (int(height), int(width))})
     except ValidationError as error:
-        wrong = {
-            str(problem["loc"][0]) if problem["loc"] else problem["msg"]: 0
-            for problem in error.errors()
-        }
+        wrong = []
+        for problem in error.errors():
+            field_or_text = problem["loc"] or problem["msg"].removeprefix("Value error, ").split(
+                ":"
+            )
+            if field_or_text[0] not in wrong:
+                wrong.append(str(field_or_text[0]))
         raise ValueError(f"{', '.join(wrong)}: not what an export says of itself") from error

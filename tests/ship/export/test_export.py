@@ -236,7 +236,7 @@ def test_an_unsupported_operator_is_named(
         (["to=hub", "max_drop=101"], "max_drop: must be >= 0 and <= 100, got 101"),
         (
             ["to=hub", "data.source.root=/nowhere"],
-            "data.source.root: folder /nowhere/train not found",
+            "data.source.root: folder /nowhere not found (ImageFolder reads train/<class>/*.jpg",
         ),
         (["to=hub", "layout=nchw"], "layout: has no effect with to=hub"),
         (["to=backbone", "layout=nhwc"], "layout: has no effect with to=backbone"),

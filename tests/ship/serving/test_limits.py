@@ -576,8 +576,8 @@ def test_other_sites_names_and_pages_are_refused(port: int) -> None:
         ({"crop_ratio": "NaN"}, "crop_ratio: not what an export says"),
         ({"crop_ratio": "1e-300"}, "crop_ratio: not what an export says"),
         ({"crop_ratio": "1.5"}, "crop_ratio: not what an export says"),
-        ({"arch": '"\\u001b[31m"'}, "arch and classes: not what an export says"),
-        ({"arch": "3"}, "arch and classes: not what an export says"),
+        ({"arch": '"\\u001b[31m"'}, "arch: not what an export says"),
+        ({"arch": "3"}, "arch: not what an export says"),
         ({"taken": "FLOAT"}, "does not take uint8 pictures of (8, 8, 3)"),
     ],
 )
