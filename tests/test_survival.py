@@ -71,7 +71,8 @@ def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
     # torch says the one or the other, by who is the first to see it gone
     (line,) = [text for text in log.splitlines() if text.startswith("kd-train: failed:")]
     assert re.search("a loader worker (was killed by signal: Killed|exited unexpectedly)", line)
-    assert_good(folder, *range(2, 7))  # what the loaders had prepared by then is still trained on
+    # what the loaders had prepared by then is still trained on, if the signal does not end the saving of step 2
+    assert_good(folder, *range(1, 7))
 
 
 class ClosesItsPipe:

@@ -60,7 +60,8 @@ class RankWatch(Callback):
     def explain(self, error: BaseException) -> RunError | None:
         """A training's error as one that names the ranks that a collective has waited for; None for any other error.
 
-        It takes 4 s, at most 14. Where the store, which rank 0 holds, does not answer, rank 0 is the missing one.
+        It takes 4 s, at most 14. Where the time is over and the store, which rank 0 holds, does not answer, rank 0 is the
+        missing one; a connection that is lost before is another process that ended.
 
         Args:
             error: that ended the training on this rank.
@@ -69,8 +70,11 @@ class RankWatch(Callback):
             return None
         if not LOST.search(str(error)):
             return None
-        missing = [f"rank 0 did not come to step {self._trainer.global_step}: its store is silent"]
         timed_out = TIMED_OUT.search(str(error)) is not None
+        missing = []
+        if timed_out:
+            step = self._trainer.global_step
+            missing = [f"rank 0 did not come to step {step}: its store is silent"]
         reader = threading.Thread(target=self._find, args=[missing, timed_out], daemon=True)
         reader.start()
         reader.join(NOTED_WITHIN_S + ANSWER_S)

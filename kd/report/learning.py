@@ -96,5 +96,5 @@ def _sizes(run: RunRecords) -> Table | None:
     for name, model in models.items():
         if model.get("params"):
             rows.append([name, model.get("arch", ""), f"{model['params'] / 1e6:.3g}"])
-    note = "kd-latency RUN measures milliseconds."
+    note = "" if run.latency else "kd-latency RUN measures milliseconds."
     return Table("Size", ["", "model", "parameters (M)"], rows, note) if rows else None

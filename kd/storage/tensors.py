@@ -4,6 +4,7 @@ A tensor in such a file is a storage (bytes), a shape and strides. Strides of 0,
 file of some kilobytes describe a tensor of terabytes, which the first copy would allocate.
 """
 
+import pickle
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -73,7 +74,7 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
     for name, part in parts:
         try:
             _written_and_read(part)
-        except Exception as error:
+        except UNREADABLE as error:
             kinds = {type(leaf) for leaf in tree_leaves(part)} - PLAIN
             held = ", ".join(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
             raise UserError(
@@ -84,6 +85,8 @@ def check_readable(checkpoint: Mapping[str, Any]) -> None:
 
 PLAIN = {Tensor, nn.Parameter, int, float, bool, str, bytes, complex, type(None)}
 """Classes of values that every checkpoint may hold."""
+UNREADABLE = (pickle.PickleError, AttributeError, ImportError, KeyError, TypeError, ValueError)
+"""What pickle raises for a value that it can't write or read; a RuntimeError meanwhile tells of a loader that was killed."""
 
 
 def _written_and_read(content: object) -> None:

@@ -78,26 +78,6 @@ def test_decisions_known_of_val_are_not_used_in_a_test() -> None:
     assert module.validation.results()["val/agreement"] == 1
 
 
-class OfFile(OwnTeacher):
-    """Answers by the numbers of the validation pictures, as a file has them."""
-
-    elsewhere = "file"
-
-    def logits(self, images: Tensor, index: Tensor | None) -> dict[str, Tensor]:
-        return {ALL: torch.eye(3)[index]}
-
-
-def test_answers_of_a_file_to_val_are_not_used_in_a_test() -> None:
-    student = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-    module = kd.DistillationModule(student, task=kd.Classification(3))
-    module.validation.teacher = OfFile(nn.Identity())
-    batch = {"image": torch.rand(3, 3, 2, 2), "target": torch.arange(3), "index": torch.arange(3)}
-    module.validation_step(batch, 0)
-    assert "val/agreement" in module.validation.results()
-    module.test_step({**batch, "index": torch.arange(7, 10)}, 0)
-    assert "test/agreement" not in module.validation.results("test")
-
-
 class InShards(OwnTeacher):
     """A teacher that answers only where all processes ask, and counts how often it runs."""
 
@@ -140,7 +120,7 @@ def test_a_preflight_of_padding_alone_knows_decisions_as_other_processes_do() ->
     module = SimpleNamespace(task=kd.Classification(3))
     run = SimpleNamespace(data=data, module=module, teacher=InShards(True), device=None)
     trainer = SimpleNamespace(is_global_zero=False, world_size=2)
-    decided, seen_here = Preflight()._measure(trainer, run, {}, None, {}, {}, None)  # type: ignore[arg-type]
+    decided, seen_here = Preflight()._measure(trainer, run, {}, None, {}, None)  # type: ignore[arg-type]
     assert seen_here == 0
     module = kd.DistillationModule(nn.Linear(1, 3), task=kd.Classification(3))
     module.validation.known = decided

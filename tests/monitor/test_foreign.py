@@ -277,10 +277,10 @@ def test_what_if(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # -- on and off from outside -------------------------------------------------------------------------------------------
-def test_words_reach_a_training_through_an_object_store(
+def test_words_reach_a_training_whose_run_is_in_an_object_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``kd-report URL --set kernels=2`` while it trains: five seconds of a laptop's user, here without a pause."""
+    """``kd-report FOLDER --set kernels=2`` on the machine that trains; the store is refused."""
     url = "memory://foreign/mine/a"
     monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -293,9 +293,11 @@ def test_words_reach_a_training_through_an_object_store(
         deadline = time.monotonic() + 60
         while not files.exists(f"{url}/config.yaml") and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert report_main([url, "--set", "kernels=2", "colour=blue"]) == 2
+        assert report_main([url, "--set", "kernels=2"]) == 2
+        assert "must be a run's folder on the machine that trains" in capsys.readouterr().err
+        assert report_main([str(folder), "--set", "kernels=2", "colour=blue"]) == 2
         assert "'colour=blue' is not known" in capsys.readouterr().err
-        assert report_main([url, "--set", "kernels=2"]) == 0
+        assert report_main([str(folder), "--set", "kernels=2"]) == 0
         deadline = time.monotonic() + 60
         while not (folder / "monitor").exists() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -142,7 +142,7 @@ def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
 
 def test_a_file_in_the_folders_place_is_no_earlier_training(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    with pytest.raises(UserError, match="run: can't be written: File exists"):
+    with pytest.raises(UserError, match="run: can't be written: is a file; a folder must be there"):
         trained(tmp_path / "run", Classifier(), pictures(4))
 
 

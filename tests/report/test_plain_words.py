@@ -13,6 +13,8 @@ OF_KD = re.compile(
     r"\b(data|model|optim|trainer|monitor|checkpoint|config)[.=]\w|kd-|\bkd/|student"
 )
 OF_KD_ALONE = ("teacher", "distillation", "inherit", "cache", "under-trained", "queue_mb", "rankme", "more fit",
+               "gives it a start",
+               "stored answers",
                "by config=")  # fmt: skip
 """Words of sentences that need a teacher, a data tier or counted memory, which such a training does not have."""
 

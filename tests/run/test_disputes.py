@@ -86,7 +86,7 @@ def test_damaged_pictures_are_not_taken_for_more_labels(with_test: Path) -> None
 @pytest.mark.parametrize(
     ("items", "text"),
     [
-        (["disputed=yes"], "disputed: must be true or false, got 'yes'"),
+        (["disputed=maybe"], "disputed: must be true or false, got 'maybe'"),
         (["disputed=true", "margin=1"], "disputed: can't be given together with margin="),
         (["disputed=true", "cascade=true"], "disputed: can't be given together with cascade="),
     ],

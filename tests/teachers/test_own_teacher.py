@@ -193,4 +193,4 @@ def test_a_class_answers_after_the_training_too(
     told = capsys.readouterr()
     assert "not found" not in told.err
     assert "not worse than the teacher by more than 5 points" in told.out
-    assert "student where it is sure, else teacher" in told.out
+    assert "The student where it is sure, else the teacher" in told.out

@@ -137,10 +137,13 @@ class ImageFolder(Source):
         root = joined(self.root)
         tables = [name for name in self.place.files(root) if name.lower().endswith(TABLES)]
         if tables:
-            table = joined(root, min(tables))
+            table = "train.csv" if "train.csv" in tables else min(tables)
+            pictures = joined(root, "train")
+            if not self.place.is_folder(pictures):
+                pictures = "FOLDER"
             return UserError(
-                f"{self.key}: no class folders in {folder}, but tables in {root}: data.source={table} "
-                f"data.source.image_dir=FOLDER reads {min(tables)}"
+                f"{self.key}: no class folders in {folder}, but tables in {root}: "
+                f"data.source={joined(root, table)} data.source.image_dir={pictures} reads {table}"
             )
         return UserError(
             f"{self.key}: no class folders in {folder} (expected train/<class>/*.jpg and val/<class>/*.jpg, or "

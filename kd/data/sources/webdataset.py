@@ -183,7 +183,10 @@ class WebDataset(Source):
         wanted = "test" if split == "val" and "val" not in meanings else split
         chosen = [path for path, meaning in splits.items() if meaning == wanted]
         if folders and not shards:
-            chosen = [file for path in chosen for file in sorted(path.glob("*.tar"))]
+            inside = {path: sorted(path.glob("*.tar")) for path in folders}
+            if not any(inside.values()):
+                return None
+            chosen = [file for path in chosen for file in inside[path]]
         return [*map(str, chosen)]
 
     def _read(self, split: str) -> dict[str, Shard]:
