@@ -70,7 +70,7 @@ BASES = (
 )
 LOSSES = [
     name for name in losses.__all__
-    if issubclass(kind := getattr(losses, name), DistillLoss) and kind not in BASES
+    if isinstance(kind := getattr(losses, name), type) and issubclass(kind, DistillLoss) and kind not in BASES
 ]  # fmt: skip
 SAMPLE = {"CRDLoss"}
 LATER = pytest.mark.slow
@@ -467,7 +467,7 @@ def test_the_preflight_and_the_progress_bar_wait_for_no_batch() -> None:
         with mock.patch.object(HostCopies, "take", lambda self, wait=False: copies(self, False)):
             for _ in range(2):
                 waits.found.clear()
-                given._measure(trainer_at(0), run, {"": judge}, seen, orders, {}, KeptLogits())  # type: ignore[arg-type]
+                given._measure(trainer_at(0), run, {"": judge}, seen, orders, KeptLogits())  # type: ignore[arg-type]
         progress = Progress()
         progress._bar = SimpleNamespace(
             mininterval=0.0, update=lambda count: None, set_postfix_str=lambda *_, **__: None

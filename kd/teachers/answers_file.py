@@ -4,12 +4,13 @@ import csv
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kd.errors import UserError, did_you_mean, needs_extra
+from kd.errors import UserError, did_you_mean, first_line, needs_extra
 from kd.storage.dataset_folder import check_parquet
 from kd.storage.elsewhere import (
     LARGEST_LIST,
@@ -145,7 +146,23 @@ def _number(value: object, where: str) -> float:
 
 def _csv(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
     reader = csv.DictReader(lines_of(file, LARGEST_LIST))
-    return list(reader.fieldnames or []), iter(reader)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with _as_user_error(file):
+            yield from reader
+
+    with _as_user_error(file):
+        columns = list(reader.fieldnames or [])
+    return columns, rows()
+
+
+@contextmanager
+def _as_user_error(file: str) -> Iterator[None]:
+    """What is no table in UTF-8 as a UserError that names the file."""
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"from: {file} is no table in UTF-8: {first_line(error)}") from error
 
 
 def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
