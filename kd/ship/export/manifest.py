@@ -141,11 +141,8 @@ def _manifest(content: dict) -> ExportManifest:
     try:
         return ExportManifest(**{**content, "size": (int(height), int(width))})
     except ValidationError as error:
-        wrong = []
+        wrong: dict[str, None] = {}  # names in their order
         for problem in error.errors():
-            field_or_text = problem["loc"] or problem["msg"].removeprefix("Value error, ").split(
-                ":"
-            )
-            if field_or_text[0] not in wrong:
-                wrong.append(str(field_or_text[0]))
+            mistake = problem["loc"][0] if problem["loc"] else problem["ctx"]["error"]
+            wrong[str(mistake).partition(":")[0]] = None
         raise ValueError(f"{', '.join(wrong)}: not what an export says of itself") from error
