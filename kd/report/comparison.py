@@ -131,7 +131,7 @@ def _numbers_table(runs: Sequence[Facts], names: Sequence[str]) -> Table:
 def _outcome(facts: Facts) -> Numbers:
     """What the student has reached, its size, and its measured latency."""
     run = facts.run
-    student = run.model_of("")
+    student = run.student
     params = student.get("params")
     numbers = {
         f"val {run.primary}": facts.best_val(),

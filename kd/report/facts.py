@@ -315,7 +315,7 @@ class Facts(StepFacts):
         None where it was not validated.
         """
         metric = self.run.primary
-        exported = self.run.model_of("").get("best_val") or {}
+        exported = self.run.student.get("best_val") or {}
         if "status" in self.run.summary and metric in exported:
             return exported[metric]
         column = f"val/{metric}"
@@ -327,7 +327,7 @@ class Facts(StepFacts):
         """Whether the student is exported as it was before the first step, as each epoch was worse by more than the metric's
         error.
         """
-        student = self.run.model_of("")
+        student = self.run.student
         best = student.get("best_val") or {}
         return bool(student.get("start_val")) and best.get("epoch") == 0
 

@@ -20,7 +20,7 @@ def faithful(run: RunRecords) -> list[Part]:
 
 def _counted(run: RunRecords) -> list[Part]:
     """The classes of the student alone, as its newest validation has counted; [] where it has counted nothing."""
-    newest = run.confusion_of("")
+    newest = run.newest_confusion
     if newest is None:
         return []
     rows = []

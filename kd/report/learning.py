@@ -81,7 +81,7 @@ def headline(facts: Facts) -> Section | None:
         text = f"{who} keeps {kept:.1%} of its teacher's {metric} ({shown} of {shown_of_teacher})"
     else:
         text = f"{who} has {metric} {shown}, its teacher {shown_of_teacher}"
-    small, large = run.model_of("").get("params"), run.teacher.get("params")
+    small, large = run.student.get("params"), run.teacher.get("params")
     if small and large:
         times = ratio(small, large)
         part = f"{part_in_words(times)} of" if small < large else f"{times:.1f} times"
@@ -91,7 +91,7 @@ def headline(facts: Facts) -> Section | None:
 
 def _sizes(run: RunRecords) -> Table | None:
     """Parameters of teacher and student; None where no size is known."""
-    models = {"teacher": run.teacher, "student": run.model_of("")}
+    models = {"teacher": run.teacher, "student": run.student}
     rows = []
     for name, model in models.items():
         if model.get("params"):

@@ -225,11 +225,7 @@ class RunRecords:
         return self.summary.get("primary") or "acc1"
 
     @property
-    def students(self) -> list[str]:
-        """The name of the student, which has none."""
-        return [""]
-
-    def model_of(self, student: str) -> dict[str, Any]:
+    def student(self) -> dict[str, Any]:
         """The student's part of ``summary.json``; before that is written its architecture and size; {} without both."""
         return self.summary.get("student") or self._from_header("student")
 
@@ -247,11 +243,6 @@ class RunRecords:
             if header.get(name):
                 return header[name]
         return {}
-
-    def health_of(self, student: str) -> list[dict[str, Any]]:
-        """A student's health records; those without a name are the first's."""
-        first = self.students[0]
-        return [record for record in self.health if record.get("student", first) == student]
 
     @property
     def tensors(self) -> list[TensorSeries]:
@@ -277,20 +268,16 @@ class RunRecords:
                     append(record, layer, statistic, value)
         return list(by_key.values())
 
-    def confusion_of(self, student: str) -> dict[str, Any] | None:
-        """The newest count of a student's mistakes; None without one, or where the classes have no names.
+    @property
+    def newest_confusion(self) -> dict[str, Any] | None:
+        """The newest count of the student's mistakes; None without one, or where the classes have no names.
 
         ``epoch`` (from 0), ``pairs`` (``[class, the class it is taken for, how often]`` by id, the most frequent
         first), ``right`` (share of each class, None without pictures) and ``counts`` (pictures of each class).
         """
-        first = self.students[0]
-        counts = []
-        for record in self.confusion:
-            if record.get("student", first) == student:
-                counts.append(record)
-        if not counts or not self.classes:
+        if not self.confusion or not self.classes:
             return None
-        return counts[-1]
+        return self.confusion[-1]
 
 
 def is_kept(number: int, share: float) -> bool:

@@ -174,7 +174,7 @@ def _result_cards(facts: Facts) -> list[Card]:
     if teacher_value and score is not None and is_share(metric):
         kept = f"{ratio(score, teacher_value):.1%}"
     return [
-        ("student", format_metric(metric, score), _about(which, run.model_of(""))),
+        ("student", format_metric(metric, score), _about(which, run.student)),
         ("teacher", format_metric(metric, teacher_value), _about(f"val {metric}", run.teacher)),
         ("student keeps", kept, "of its teacher"),
     ]

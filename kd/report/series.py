@@ -231,7 +231,7 @@ class OfRun:
 
     @property
     def _student(self) -> dict[str, Any]:
-        return self.run.model_of("")
+        return self.run.student
 
     @cached_property
     def start_value(self) -> float | None:
@@ -275,14 +275,14 @@ class OfRun:
     @cached_property
     def confusions(self) -> list[tuple[str, str, int]]:
         """Class, the class it is taken for, and how often, in the newest validation."""
-        newest = self.run.confusion_of("") or {"pairs": []}
+        newest = self.run.newest_confusion or {"pairs": []}
         names = self.run.classes
         return [(names[true], names[called], count) for true, called, count in newest["pairs"]]
 
     @cached_property
     def val_counts(self) -> dict[str, int]:
         """Validation pictures by class."""
-        newest = self.run.confusion_of("") or {"counts": []}
+        newest = self.run.newest_confusion or {"counts": []}
         return dict(zip(self.run.classes, newest["counts"], strict=False))
 
 

@@ -284,7 +284,7 @@ def test_mistakes_between_classes_are_counted(plain: RunRecords) -> None:
     run = plain
     assert run.classes == ["apple", "bread", "cake", "dates"]
     assert [c["epoch"] for c in run.confusion] == [0, 1]
-    newest_one = run.confusion_of("")
+    newest_one = run.newest_confusion
     assert newest_one is not None
     assert newest_one["counts"] == [4, 4, 4, 4]
     right = sum(
