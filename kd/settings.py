@@ -635,8 +635,8 @@ class MonitorSettings(Checked):
     """Record at all."""
 
     interval_s: Annotated[float, Range(">= 0.05")] = 0.5
-    """Seconds between two samples of the machine; SIGUSR2 turns the sampling off and on. Words in
-    the run folder's file ``monitor`` change this, the next two and ``nvtx`` in a running job.
+    """Seconds between two samples of the machine. Words in the run folder's file ``monitor``
+    change this, the next two and ``nvtx`` in a running job, and turn the sampling off and on.
     """
 
     health_every: Annotated[int, Range(">= 0")] = 50

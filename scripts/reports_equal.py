@@ -40,16 +40,19 @@ def explain(folder: Path, change: list[str]) -> dict[str, Any]:
         ``limits``: (bound, gain or None, text) of each, the headline first; ``findings``: (rule, text) of each;
         ``what_if``: lines; ``notes``: what could not be read or worked out.
     """
+    from kd.commands.report import WhatIf
     from kd.errors import UserError
-    from kd.report.costs import outlook_table, read_change
+    from kd.report.costs import outlook_table
     from kd.report.records import read_run
     from kd.report.rules import Explained
+    from kd.run.options import options_of
 
     explained = Explained(read_run(folder))
     limits = [(x.bound, x.gain, f"{x.text}; {x.lever}") for x in explained.limits]
     findings = [(x.rule, f"{x.text}; {x.lever}") for x in explained.findings]
     try:
-        what_if = [*map(str, outlook_table(explained.facts, read_change(change)).rows)]
+        wanted = options_of(WhatIf, dict(word.split("=", 1) for word in change))
+        what_if = [*map(str, outlook_table(explained.facts, wanted).rows)]
     except UserError as error:
         what_if = [str(error)]
     notes = [explained.verdict["text"], *explained.run.notes, *explained.failures]
@@ -121,7 +124,7 @@ class Draw:
     def files(self) -> Drawn:
         """Text, or the records of a ``.jsonl``, by name."""
         files: Drawn = {"records/health.jsonl": self._health()}
-        files["records/confusion.jsonl"] = self._confusion()
+        files["fidelity.json"] = json.dumps(self._fidelity())
         header, phases = self._header(), self._phases()
         slow = self.often(0.04)  # some of many steps
         for rank in range(self.ranks):
@@ -338,18 +341,14 @@ class Draw:
             })  # fmt: skip
         return lines
 
-    def _confusion(self) -> list[Drawn]:
+    def _fidelity(self) -> Drawn:
         """Mistakes among four classes."""
-        pairs = [[0, 1, self.one_of((2, 12, 30))], [2, 3, self.one_of((1, 11))]]
+        pairs = [("ant", "bee", self.one_of((2, 12, 30))), ("cat", "dog", self.one_of((1, 11)))]
         counts = [self.one_of((5, 40)), 40, self.one_of((5, 30)), 40]
-        newest = {
-            "kind": "confusion",
-            "epoch": 1,
-            "pairs": pairs,
-            "right": [0.5] * 4,
-            "counts": counts,
-        }
-        return [self.head("confusion", classes=["ant", "bee", "cat", "dog"]), newest]
+        names = ("ant", "bee", "cat", "dog")
+        rows = [{"name": n, "count": c, "student": 0.5} for n, c in zip(names, counts, strict=True)]
+        confusions = [{"is": a, "called": b, "student": n, "teacher": 0} for a, b, n in pairs]
+        return {"kind": "classification", "per_class": rows, "confusions": confusions}
 
     def _metrics(self) -> list[dict[str, float]]:
         """Rows of ``metrics.csv``: two steps and a validation an epoch; flat, rising or falling."""

@@ -88,11 +88,11 @@ def write_run(
         *({"kind": "health", "step": n, "grad_norm": 1.0 + n / 100, "update_ratio": 1e-3, "agreement": 0.8,
            "teacher_entropy": 0.5, "loss_shares": {"kd": 0.6, "task": 0.4}} for n in range(0, steps, 50)),
     ])  # fmt: skip
-    save("confusion.jsonl", [
-        {**head, "of": "confusion", "classes": ["bibimbap", "bread"]},
-        {"kind": "confusion", "epoch": 0, "right": [0.0, 0.0], "counts": [5, 5], "pairs": [[0, 1, 5], [1, 0, 5]]},
-        {"kind": "confusion", "epoch": 1, "right": [1.0, 0.6], "counts": [5, 5], "pairs": [[1, 0, 2]]},
-    ])  # fmt: skip
+    (folder / "fidelity.json").write_text(json.dumps({
+        "kind": "classification", "pictures": 10, "score": "accuracy", "ece": {"student": 0.1}, "reliability": {},
+        "per_class": [{"name": "bibimbap", "count": 5, "student": 1.0}, {"name": "bread", "count": 5, "student": 0.6}],
+        "confusions": [{"is": "bread", "called": "bibimbap", "student": 2, "teacher": 0}],
+    }))  # fmt: skip
     save("kernels.rank0.jsonl", [
         {**head, "of": "kernels"},
         {"kind": "kernels", "first": 10, "last": 14, "busy": 0.9, "top": [

@@ -173,7 +173,7 @@ def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> N
 
 
 def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
-    """``kd-train ... | head -1``, and the monitor's switch before there is a monitor."""
+    """``kd-train ... | head -1``, and a signal that warns jobs alone."""
     log = recipe.parent / "log"
     os.mkfifo(log)
     pid = start([f"recipe={recipe}", "trainer.max_epochs=1", disturb("Slow", seconds=0.01)], log)

@@ -44,7 +44,6 @@ from kd.losses import (
 from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
 from kd.monitor import health
-from kd.monitor.confusion import Confusion
 from kd.monitor.own_run import OwnRun
 from kd.optim import OptimSpec, build_optimizer
 from kd.settings import Augment, TapSpec
@@ -430,11 +429,7 @@ def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
         place(module, waits)
         fidelity = FidelityRecord(SimpleNamespace(keep_as_it_comes=lambda run: None), None)  # type: ignore[arg-type]
         run = SimpleNamespace(module=module, student=module.student, device=CUDA)
-        confusion = Confusion()
-        with mock.patch("kd.callbacks.fidelity.RunContext.of", lambda trainer: run), mock.patch(
-                "kd.monitor.confusion.RunContext.of", lambda trainer: run):  # fmt: skip
-            confusion.on_validation_epoch_start(SimpleNamespace(sanity_checking=False), module)  # type: ignore[arg-type]
-            assert bool(confusion._counts) is module.task.one_class
+        with mock.patch("kd.callbacks.fidelity.RunContext.of", lambda trainer: run):
             for _ in range(2):
                 waits.found.clear()
                 batch = {**batch_of(target), "real": N - padding}
@@ -446,7 +441,6 @@ def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
                 out = module.validation_step(batch, 0)
                 if kind != "masks":  # whose maps are compared where they are
                     fidelity.on_validation_batch_end(None, module, out, batch, 0)  # type: ignore[arg-type]
-                confusion.on_validation_batch_end(None, module, out, batch, 0)  # type: ignore[arg-type]
     assert lines(waits) == set()
 
 
@@ -516,7 +510,7 @@ def test_a_read_value_planted_in_a_loss_is_found(
     assert waits_of_third_step(module, target) != set()
 
 
-def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
+def test_a_reading_of_the_health_waits_for_one_copy() -> None:
     module = pair({"kd": kd.KDLoss()})
     module.teacher.identity()
     with gpu() as waits:
@@ -524,7 +518,7 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
         student, batch = module.student, batch_of("ids")
         layers = list(health._layers_to_read(student.model))
         trained = list(student.parameters())
-        reading = health._Reading("", student.model, trained, layers)
+        reading = health._Reading(student.model, trained, layers)
         out = module.training_step(batch, 0)
         backward(out["loss"], waits)
         waits.found.clear()
@@ -533,7 +527,7 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
         health._inputs(batch["image"])
         trainer: Any = SimpleNamespace(lightning_module=module)
         with torch.no_grad():
-            scalars = OwnRun().answers(trainer, "", out, reading.answer) | reading.scalars()
+            scalars = OwnRun().answers(trainer, out, reading.answer) | reading.scalars()
         reading.record(health._on_host(scalars))
     assert lines(waits) == set(STILL_WAIT["health"])
 

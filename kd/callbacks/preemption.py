@@ -54,7 +54,7 @@ class Preemption(Closing):
     A second SIGINT ends the run at once, by a KeyboardInterrupt.
 
     Schedulers warn a job before they end it: SLURM by what ``--signal`` names, as Lightning's guide does SIGUSR1 and
-    submitit SIGUSR2. Outside of a job SIGUSR2 is the monitor's (:class:`kd.monitor.system.System`).
+    submitit SIGUSR2. Outside of a job SIGUSR2 is ignored.
 
     The ranks agree every few batches, so that all save at the same step. After an epoch's last batch the run first
     validates and writes the epoch's usual checkpoint. A loader worker that dies after the signal is no failure.

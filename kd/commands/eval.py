@@ -96,8 +96,8 @@ def evaluated(request: Request) -> "Evaluation":
     options = _options(request)
     from kd.run.measure import evaluate_models, evaluate_pays
 
-    if options.pays_wish is not None:
-        return evaluate_pays(request, options.pays_wish, options)
+    if options.pays:
+        return evaluate_pays(request, options)
     return evaluate_models(request, options)
 
 
@@ -114,16 +114,15 @@ def _options(request: Request) -> EvalOptions:
     options = take_options(EvalOptions, request, "data")
     options.of_files = of_files
     _check_out(options)
-    pays = options.pays_wish
-    if pays is not None:
+    if options.pays:
         for item in of_files:
             raise UserError(f"{_group_of(item)}: can't be given together with pays=")
         check_models(request.rest)
-        if not (is_url(pays.folder) or Path(pays.folder).expanduser().is_dir()):
-            raise UserError(f"pays: folder {pays.folder} not found")
+        if not (is_url(options.pays) or Path(options.pays).expanduser().is_dir()):
+            raise UserError(f"pays: folder {options.pays} not found")
         from kd.run.pictures import list_to_compare
 
-        list_to_compare(pays)
+        list_to_compare(options.pays)
         return options
     words = request.rest
     request.rest = [str(run_at(word)) if is_url(word) else word for word in words]  # fetched once

@@ -2,14 +2,19 @@
 
 import sys
 import webbrowser
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from kd.config.kinds import checked_group
 from kd.errors import UserError
+from kd.report.costs import Change
 from kd.report.records import is_run, not_a_run, read_run
+from kd.run.options import CommandOptions, names_of, take_options
 from kd.run.request import Request
 from kd.storage.run_urls import latest_hint, run_at
+from kd.storage.shown import on_terminal
 
 if TYPE_CHECKING:
     from kd.report.rules import Explained
@@ -30,6 +35,24 @@ kd-report: what limits a run, as one page.
 
 Needs neither torch nor a network.
 """
+
+
+@checked_group
+class WhatIf(Change, CommandOptions):
+    """The words after ``--what-if``."""
+
+    EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {
+        "machines": ("gpus",),
+        "data_cores": ("data_instance",),
+    }
+
+    def __post_init__(self) -> None:
+        """Refuses changes that contradict each other."""
+        super().__post_init__()
+        if self.data_machines == 0 and (self.data_cores or self.data_instance):
+            raise UserError("data_machines: must be >= 1 with data_cores or data_instance, got 0")
+
+
 FLAGS = ("--open", "--what-if", "--set", "--traces")
 """Options that take no value."""
 
@@ -86,9 +109,9 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
     Returns:
         The file in it: ``report.html`` of one run, ``comparison.html`` of several.
     """
-    from kd.report.comparison import headline
+    from kd.report.comparison import in_words, numbers_table
     from kd.report.html import write_comparison, write_report
-    from kd.report.terminal import print_diagnosis
+    from kd.report.terminal import print_diagnosis, print_parts
 
     if len(explained) == 1:
         (of_one,) = explained
@@ -97,19 +120,22 @@ def _write_page(explained: "list[Explained]", folder: Path) -> Path:
         print_diagnosis(findings, of_one.verdict)
         return file
     file = write_comparison(explained, folder / "comparison.html")
-    print("\n".join(headline(explained)))
+    for line in in_words(explained):
+        print(on_terminal(line))
+    print_parts([numbers_table([one.facts for one in explained])])
     return file
 
 
 def _what_if(request: Request) -> int:
     """``--what-if RUN_FOLDER KEY=VALUE ...``: prints the time and cost of the run as it is, and with these changes."""
-    from kd.report.costs import KEYS, outlook_table, read_change
+    from kd.report.costs import outlook_table
     from kd.report.facts import Facts
     from kd.report.terminal import print_parts
 
     if len(request.rest) != 1 or not request.overrides:
-        raise UserError(f"--what-if takes one run's folder and changes: {KEYS}")
-    change = read_change(request.overrides)
+        keys = ", ".join(f"{name}=" for name in names_of(WhatIf))
+        raise UserError(f"--what-if takes one run's folder and changes: {keys}")
+    change = take_options(WhatIf, request)
     facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
     print_parts([outlook_table(facts, change)])
     return 0

@@ -111,10 +111,7 @@ def run(request: Request) -> int:
     check_secret(cluster)
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
-    if (
-        not in_job()
-    ):  # in a job the signal warns of the end, and may kill: nothing is lost before the first step
-        # until the monitor handles it, it must not kill
+    if not in_job():  # in a job the signal warns of the end
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     gc.disable()  # collections during the imports take 1.2 s and find nothing
     try:

@@ -28,7 +28,7 @@ LAYERS = 8  # of each kind, whose activations are read, spread evenly over the m
 
 
 class Health(Recording):
-    """Writes ``records/health.jsonl`` on rank 0, a record a model every ``every`` batches; between them it is free.
+    """Writes ``records/health.jsonl`` on rank 0, a record every ``every`` batches; between them it is free.
 
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
     optimizer step; ``spread`` the activations' standard deviation and ``dead`` the share of a ReLU's units that never
@@ -52,11 +52,11 @@ class Health(Recording):
         self.watched = watched
         self.every = every
         self.activations = activations
-        self._readings: list[_Reading] = []
+        self._reading: _Reading | None = None
         self._due = False  # the next batch that ends with an optimizer step is read
         self._eager = False  # a compiled model runs as it is written, for the batch that is read
-        self.newest: dict[str, dict[str, Any]] = {}
-        """By student ("" for a single one): the record that was made last, on every rank."""
+        self.newest: dict[str, Any] = {}
+        """The record that was made last, on every rank."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tries the patterns of ``activations``, so that a wrong one is reported before anything is written.
@@ -66,9 +66,9 @@ class Health(Recording):
         Raises:
             UserError: a pattern of ``monitor.activations`` that matches no layer.
         """
-        if self.activations is not None:
-            for model in self.watched.models(trainer).values():
-                self._chosen(model)
+        model = self.watched.model(trainer)
+        if self.activations is not None and model is not None:
+            self._chosen(model)
 
     def _chosen(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
         """The layers whose activations are read, with their paths in the model; a UserError for a pattern without any."""
@@ -107,20 +107,17 @@ class Health(Recording):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Hooks into the models for a batch that is due; compiled models run eagerly in it.
+        """Hooks into the model for a batch that is due; a compiled one runs eagerly in it.
 
         On every rank: which batch is due follows from its number alone.
         """
-        if not self._reads(trainer, batch_idx):
+        model = self.watched.model(trainer) if self._reads(trainer, batch_idx) else None
+        if model is None:
             return
-        models = self.watched.models(trainer)
-        self._eager = any(is_compiled(model) for model in models.values())
+        self._eager = is_compiled(model)
         if self._eager:  # hooks don't run in a compiled graph, or make it another one
             torch.compiler.set_stance("force_eager")
-        for name, model in models.items():
-            trained = self.watched.trained(trainer, name)
-            layers = self._chosen(model)
-            self._readings.append(_Reading(name, model, trained, layers))
+        self._reading = _Reading(model, self.watched.trained(trainer), self._chosen(model))
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -129,12 +126,9 @@ class Health(Recording):
 
         Lightning calls it before gradients are clipped.
         """
-        parameters: list[Tensor] = []
-        if self._readings:
-            for group in optimizer.param_groups:
-                parameters += group["params"]
-        for reading in self._readings:
-            reading.before_step(parameters)
+        if self._reading is not None:
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            self._reading.before_step(parameters)
 
     def on_train_batch_end(
         self,
@@ -144,41 +138,38 @@ class Health(Recording):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """Writes the reading of a batch that was hooked: a record of kind ``health`` for each student, which reports read.
+        """Writes the reading of a batch that was hooked: a record of kind ``health``, which reports read.
 
         Every rank must call it; the host waits for the device here.
         """
-        if not self._readings:
+        reading = self._reading
+        if reading is None:
             return
         self._stop_listening()
-        step: dict[str, Any] = {"step": trainer.fit_loop.epoch_loop.total_batch_idx}
+        step = trainer.fit_loop.epoch_loop.total_batch_idx
+        record: dict[str, Any] = {"kind": "health", "step": step}
         pictures = self.watched.pictures(batch)
         if pictures is not None:
-            step["inputs"] = _inputs(pictures)
-        for reading in self._readings:
-            record = {"kind": "health", **step}
-            if reading.name:
-                record["student"] = reading.name
-            with torch.no_grad():
-                scalars = self.watched.answers(trainer, reading.name, outputs, reading.answer)
-                scalars |= reading.scalars()
-            numbers = _on_host(scalars)
-            shares = self.watched.loss_shares(trainer, reading.name, numbers.pop("terms"))
-            record |= reading.record(numbers)
-            if shares:
-                record["loss_shares"] = shares
-            self.newest[reading.name] = record
-            self._write(trainer, record)
-        self._readings = []
+            record["inputs"] = _inputs(pictures)
+        with torch.no_grad():
+            scalars = self.watched.answers(trainer, outputs, reading.answer) | reading.scalars()
+        numbers = _on_host(scalars)
+        shares = self.watched.loss_shares(trainer, numbers.pop("terms"))
+        record |= reading.record(numbers)
+        if shares:
+            record["loss_shares"] = shares
+        self.newest = record
+        self._write(trainer, record)
+        self._reading = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drops the reading of a batch that was not trained: the module's ``on_train_batch_start`` returned -1.
 
         The next batch that ends with an optimizer step is read instead.
         """
-        if self._readings:
+        if self._reading is not None:
             self._stop_listening()
-            self._readings = []
+            self._reading = None
             self._due = True
 
     def _stop_listening(self) -> None:
@@ -186,13 +177,13 @@ class Health(Recording):
         if self._eager:
             torch.compiler.set_stance("default")
             self._eager = False
-        for reading in self._readings:
-            reading.stop_listening()
+        if self._reading is not None:
+            self._reading.stop_listening()
 
     def close(self, trainer: Trainer) -> None:
         """Removes the hooks and closes the file."""
         self._stop_listening()
-        self._readings = []
+        self._reading = None
         super().close(trainer)
 
 
@@ -208,21 +199,15 @@ class _Reading:
     """What one batch shows of a model: hooks note its outputs, the optimizer's step its gradients and weights."""
 
     def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        trained: Sequence[Tensor],
-        layers: list[tuple[str, nn.Module]],
+        self, model: nn.Module, trained: Sequence[Tensor], layers: list[tuple[str, nn.Module]]
     ) -> None:
         """Hooks a model for one batch; :meth:`stop_listening` removes the hooks.
 
         Args:
-            name: of the student; "" for a single one.
-            model: the student's.
+            model: the student.
             trained: its trained parameters.
             layers: path and module of the layers whose activations are read.
         """
-        self.name = name
         self.answer: Tensor | None = None
         """The model's logits ``(N, C, ...)``; None where it gave none."""
         self._trained = {id(parameter) for parameter in trained}

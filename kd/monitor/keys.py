@@ -7,7 +7,7 @@ from typing import Any
 
 from kd.config.kinds import checked_group
 from kd.errors import UserError
-from kd.report.prices import Prices, by_kind, input_machines, price_of, read_prices
+from kd.report.prices import Prices, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, counts_of, thresholds_of
 from kd.settings import MonitorSettings
 
@@ -52,15 +52,11 @@ class MonitorSpec(MonitorSettings):
         Returns:
             ``price_per_hour``: what the job costs an hour, as set or by the table. ``input_machines``: by name price, cores
             and GPUs (``price``, ``vcpus``, ``gpus``) of the table's machines with known cores; those without GPUs could
-            make the batches, those with GPUs train instead. ``prices``: the job's hour by kind of
-            purchase (on demand, spot, half of each).
+            make the batches, those with GPUs train instead.
         """
-        table = self.price_table()
-        prices = by_kind(self.instances or [], table)
         costs = {
             "price_per_hour": self.price_per_hour,
-            "input_machines": input_machines(table),
-            "prices": prices,
+            "input_machines": input_machines(self.price_table()),
         }
         return {name: value for name, value in costs.items() if value not in (None, {})}
 

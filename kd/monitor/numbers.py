@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytorch_lightning import LightningModule, Trainer
 
@@ -50,158 +50,133 @@ class RunNumbers:
         Called from the threads of :class:`Outlet`'s classes while the training writes the same objects: what grows is
         copied before it is read.
         """
-        numbers = {name: gauge.read(self) for name, gauge in GAUGES.items()}
+        numbers: dict[str, Values] = {}
+        for source in dict.fromkeys(gauge.source for gauge in GAUGES.values()):
+            numbers |= source(self)
         return {name: values for name, values in numbers.items() if values}
 
-    def steps(self) -> list[dict[str, Any]]:
-        """Records of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch; [] before the first."""
-        return list(self.phases.recent)
 
-    def told(self) -> dict[str, Any]:
-        """What the rules said last (:attr:`kd.monitor.watch.Watch.newest`); {} before, and on other ranks than 0."""
-        return self.watch.newest if self.watch else {}
-
-
-def _logged(numbers: RunNumbers) -> Values:
-    if numbers.trainer is None:
+def _of_steps(numbers: RunNumbers) -> dict[str, Values]:
+    """Of the newest steps (:data:`kd.monitor.phases.RECENT`), each of one batch; {} before the first."""
+    steps = list(numbers.phases.recent)
+    if not steps:
         return {}
+    newest = steps[-1]
+    seconds = mean([step["ms"] for step in steps]) / 1000
+    phases: Values = {}
+    for name in sorted({name for step in steps for name in step["p"]}):
+        phases[(name,)] = mean([step["p"].get(name, 0.0) for step in steps]) / 1000
+    pictures = numbers.phases.images_per_step
     return {
-        (name,): float(value) for name, value in numbers.trainer.callback_metrics.copy().items()
+        "step": {(): float(newest["step"] + 1)},
+        "epoch": {(): float(newest["epoch"])},
+        "step_seconds": {(): seconds},
+        "images_per_second": {(): pictures / max(seconds, 1e-9)} if pictures else {},
+        "phase_seconds": phases,
     }
 
 
-def _health(numbers: RunNumbers) -> Values:
-    values: Values = {}
-    for student, reading in list(numbers.health.newest.items()):
-        for name in HEALTH:
-            if reading.get(name) is not None:
-                values[name, student] = float(reading[name])
+def _of_training(numbers: RunNumbers) -> dict[str, Values]:
+    """What was logged, and the newest health record."""
+    logged: Values = {}
+    if numbers.trainer is not None:
+        for name, value in numbers.trainer.callback_metrics.copy().items():
+            logged[(name,)] = float(value)
+    reading = numbers.health.newest
+    health: Values = {
+        (name,): float(reading[name]) for name in HEALTH if reading.get(name) is not None
+    }
+    return {"metric": logged, "health": health}
+
+
+def _of_rules(numbers: RunNumbers) -> dict[str, Values]:
+    """What the rules said last; {} before, and on other ranks than 0."""
+    said = numbers.watch.newest if numbers.watch else {}
+    if not said:
+        return {}
+    verdict = said["verdict"]
+    gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
+    gains[verdict["bound"]] = verdict["predicted_speedup"]
+    fired = {finding["rule"] for finding in said.get("findings", [])}
+    return {
+        "verdict": {(name,): float(name == verdict["bound"]) for name in NAMES},
+        "limit_speedup": {(bound,): float(gain) for bound, gain in gains.items() if gain},
+        # an alarm needs the 0 of the other rules too
+        "rule_fired": {(rule,): float(rule in fired) for rule in RULES},
+    }
+
+
+def _of_machine(numbers: RunNumbers) -> dict[str, Values]:
+    """The newest sample."""
+    sample = numbers.system.newest
+    values: dict[str, Values] = {
+        "cpu_percent": {(str(core),): float(use) for core, use in enumerate(sample.get("cpu", []))}
+    }
+    for key, (gauge, labels, factor) in SAMPLED.items():
+        if key in sample:
+            reading = sample[key]
+            largest = max(reading) if isinstance(reading, list) else reading
+            values.setdefault(gauge, {})[labels] = factor * float(largest)
+    for number, gpu in enumerate(sample.get("gpu", [])):
+        for key, gauge in OF_GPUS.items():
+            if key in gpu:
+                values.setdefault(gauge, {})[(str(number),)] = float(gpu[key])
     return values
 
 
-def _newest_step(key: str, add: int = 0) -> Callable[[RunNumbers], Values]:
-    """Reads ``key`` of the newest step, and adds ``add``."""
-
-    def read(numbers: RunNumbers) -> Values:
-        steps = numbers.steps()
-        return {(): float(steps[-1][key] + add)} if steps else {}
-
-    return read
-
-
-def _step_seconds(numbers: RunNumbers) -> Values:
-    steps = numbers.steps()
-    return {(): mean([step["ms"] for step in steps]) / 1000} if steps else {}
-
-
-def _images_per_second(numbers: RunNumbers) -> Values:
-    seconds = _step_seconds(numbers).get((), 0.0)
-    pictures = numbers.phases.images_per_step
-    return {(): pictures / max(seconds, 1e-9)} if numbers.steps() and pictures else {}
-
-
-def _phase_seconds(numbers: RunNumbers) -> Values:
-    steps = numbers.steps()
-    names = {name for step in steps for name in step["p"]}
-    return {
-        (name,): mean([step["p"].get(name, 0.0) for step in steps]) / 1000 for name in sorted(names)
-    }
-
-
-def _verdict(numbers: RunNumbers) -> Values:
-    told = numbers.told()
-    return {(name,): float(name == told["verdict"]["bound"]) for name in NAMES} if told else {}
-
-
-def _speedups(numbers: RunNumbers) -> Values:
-    verdict = numbers.told().get("verdict", {})
-    gains = {}
-    for other in verdict.get("others", []):
-        gains[other["bound"]] = other["gain"]
-    if verdict:
-        gains[verdict["bound"]] = verdict["predicted_speedup"]
-    return {(bound,): float(gain) for bound, gain in gains.items() if gain}
-
-
-def _fired(numbers: RunNumbers) -> Values:
-    """1 or 0 of each rule: an alarm needs the 0 of the others too."""
-    told = numbers.told()
-    fired = {finding["rule"] for finding in told.get("findings", [])}
-    return {(rule,): float(rule in fired) for rule in RULES} if told else {}
-
-
-def _cores(numbers: RunNumbers) -> Values:
-    use = numbers.system.newest.get("cpu", [])
-    return {(str(core),): float(percent) for core, percent in enumerate(use)}
-
-
-def _sampled(factor: float = 1, **keys: str) -> Callable[[RunNumbers], Values]:
-    """Reads keys of the newest sample, ``factor`` times; each key's value is its label, "" where it has none."""
-
-    def read(numbers: RunNumbers) -> Values:
-        sample = numbers.system.newest
-        values: Values = {}
-        for key, label in keys.items():
-            if key in sample:
-                reading = sample[key]
-                largest = max(reading) if isinstance(reading, list) else reading
-                values[(label,) if label else ()] = factor * float(largest)
-        return values
-
-    return read
-
-
-def _of_gpus(key: str) -> Callable[[RunNumbers], Values]:
-    """Reads ``key`` of each GPU in the newest sample."""
-
-    def read(numbers: RunNumbers) -> Values:
-        readings = enumerate(numbers.system.newest.get("gpu", []))
-        return {(str(number),): float(gpu[key]) for number, gpu in readings if key in gpu}
-
-    return read
+SAMPLED: dict[str, tuple[str, tuple[str, ...], float]] = {
+    "iowait": ("iowait_percent", (), 1),
+    "mem": ("memory_percent", (), 1),
+    "rss_mb": ("training_memory_bytes", (), MB),
+    "swap_mb": ("swap_bytes", (), MB),
+    "thread_wait": ("thread_wait_percent", (), 1),
+    "net_r": ("network_bytes_per_second", ("received",), MB),
+    "net_w": ("network_bytes_per_second", ("sent",), MB),
+    "disk_r": ("disk_bytes_per_second", ("read",), MB),
+    "disk_w": ("disk_bytes_per_second", ("written",), MB),
+}
+"""A key of the sample -> its gauge, the values of the gauge's labels, and the factor to the gauge's unit."""
+OF_GPUS = {"util": "gpu_percent", "mem": "gpu_memory_percent", "w": "gpu_watts"}
+"""A key of a GPU's reading -> its gauge."""
 
 
 class Gauge(NamedTuple):
-    """One number: what it is, and how it is read."""
+    """One number: what it is, and who reads it."""
 
     text: str
     """What it is, for people."""
     unit: str
     """Unit of the values, as OpenTelemetry writes units."""
-    read: Callable[[RunNumbers], Values]
-    """Reads its values now; {} where there are none."""
+    source: Callable[[RunNumbers], dict[str, Values]]
+    """Reads the values of several gauges now, by their names; a name may be missing, or without values."""
     labels: tuple[str, ...] = ()
     """Names of the keys of its values."""
 
 
 GAUGES: dict[str, Gauge] = {
-    "step": Gauge("Batches done", "1", _newest_step("step", add=1)),
-    "epoch": Gauge("Epoch, from 0", "1", _newest_step("epoch")),
-    "step_seconds": Gauge("Mean of the last steps", "s", _step_seconds),
-    "images_per_second": Gauge("Of all processes", "1/s", _images_per_second),
-    "phase_seconds": Gauge("Mean of the last steps", "s", _phase_seconds, ("phase",)),
-    "metric": Gauge("Logged losses and metrics", "1", _logged, ("name",)),
-    "health": Gauge("The newest reading of each student", "1", _health, ("name", "student")),
-    "verdict": Gauge("1 for what the run is bound by", "1", _verdict, ("bound",)),
-    "limit_speedup": Gauge("Predicted gain without each limit", "1", _speedups, ("bound",)),
-    "rule_fired": Gauge("1 for rules that fire now", "1", _fired, ("rule",)),
-    "cpu_percent": Gauge("Of each core", "%", _cores, ("core",)),
-    "iowait_percent": Gauge("Of the machine", "%", _sampled(iowait="")),
-    "memory_percent": Gauge("Of the machine", "%", _sampled(mem="")),
-    "training_memory_bytes": Gauge("Training and loader processes", "By", _sampled(MB, rss_mb="")),
-    "swap_bytes": Gauge("Of the machine", "By", _sampled(MB, swap_mb="")),
-    "thread_wait_percent": Gauge("Ready but without a core", "%", _sampled(thread_wait="")),
-    "network_bytes_per_second": Gauge(
-        "Of the machine", "By/s", _sampled(MB, net_r="received", net_w="sent"), ("direction",)
-    ),
-    "disk_bytes_per_second": Gauge(
-        "Of the machine", "By/s", _sampled(MB, disk_r="read", disk_w="written"), ("direction",)
-    ),
-    "gpu_percent": Gauge("Of each GPU", "%", _of_gpus("util"), ("gpu",)),
-    "gpu_memory_percent": Gauge("Of each GPU", "%", _of_gpus("mem"), ("gpu",)),
-    "gpu_watts": Gauge("Of each GPU", "W", _of_gpus("w"), ("gpu",)),
+    "step": Gauge("Batches done", "1", _of_steps),
+    "epoch": Gauge("Epoch, from 0", "1", _of_steps),
+    "step_seconds": Gauge("Mean of the last steps", "s", _of_steps),
+    "images_per_second": Gauge("Of all processes", "1/s", _of_steps),
+    "phase_seconds": Gauge("Mean of the last steps", "s", _of_steps, ("phase",)),
+    "metric": Gauge("Logged losses and metrics", "1", _of_training, ("name",)),
+    "health": Gauge("Newest reading of the student", "1", _of_training, ("name",)),
+    "verdict": Gauge("1 for what the run is bound by", "1", _of_rules, ("bound",)),
+    "limit_speedup": Gauge("Predicted gain without each limit", "1", _of_rules, ("bound",)),
+    "rule_fired": Gauge("1 for rules that fire now", "1", _of_rules, ("rule",)),
+    "cpu_percent": Gauge("Of each core", "%", _of_machine, ("core",)),
+    "iowait_percent": Gauge("Of the machine", "%", _of_machine),
+    "memory_percent": Gauge("Of the machine", "%", _of_machine),
+    "training_memory_bytes": Gauge("Training and loader processes", "By", _of_machine),
+    "swap_bytes": Gauge("Of the machine", "By", _of_machine),
+    "thread_wait_percent": Gauge("Ready but without a core", "%", _of_machine),
+    "network_bytes_per_second": Gauge("Of the machine", "By/s", _of_machine, ("direction",)),
+    "disk_bytes_per_second": Gauge("Of the machine", "By/s", _of_machine, ("direction",)),
+    "gpu_percent": Gauge("Of each GPU", "%", _of_machine, ("gpu",)),
+    "gpu_memory_percent": Gauge("Of each GPU", "%", _of_machine, ("gpu",)),
+    "gpu_watts": Gauge("Of each GPU", "W", _of_machine, ("gpu",)),
 }
-"""What is served and sent: a number is added here alone."""
+"""What is served and sent: one table for Prometheus, OpenTelemetry and CloudWatch."""
 
 
 class Outlet(Closing, ABC):

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pytorch_lightning import Trainer
 
 from kd.errors import UserError, needs_extra
-from kd.monitor.numbers import GAUGES, Gauge, Outlet, RunNumbers
+from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 
 TIMEOUT_S = 5
 """Seconds of one sending; a collector that is gone holds the run's end up for no longer."""
@@ -66,7 +66,7 @@ class Otlp(Outlet):
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)
         meter = self._provider.get_meter("kd")
         for name, gauge in GAUGES.items():
-            observe = [lambda _options, gauge=gauge: self._observed(gauge)]
+            observe = [lambda _options, name=name: self._observed(name)]
             meter.create_observable_gauge(f"kd.{name}", observe, gauge.unit, gauge.text)
 
     def _reporting(self, send: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,11 +83,12 @@ class Otlp(Outlet):
 
         return export
 
-    def _observed(self, gauge: Gauge) -> Iterator[Any]:
+    def _observed(self, name: str) -> Iterator[Any]:
         """A gauge's present values as OpenTelemetry's observations; its exporter calls this."""
         from opentelemetry.metrics import Observation
 
-        for labels, value in gauge.read(self.numbers).items():
+        gauge = GAUGES[name]
+        for labels, value in gauge.source(self.numbers).get(name, {}).items():
             yield Observation(value, dict(zip(gauge.labels, labels, strict=True)))
 
     def close(self, trainer: Trainer) -> None:

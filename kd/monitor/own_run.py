@@ -18,7 +18,6 @@ from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
 from kd.models import count_parameters
 from kd.models.taps import TRIAL
-from kd.monitor.confusion import Confusion
 from kd.monitor.tier import TierRecord
 from kd.monitor.watched import Watched, device_of, logits_of
 from kd.teachers.answer import ALL
@@ -40,8 +39,8 @@ class OwnRun(Watched):
         return RunContext.of(trainer).folder
 
     def parts(self) -> list[Callback]:
-        """The callbacks that record the data tier, and which classes are mixed up."""
-        return [TierRecord(), Confusion()]
+        """The callback that records the data tier."""
+        return [TierRecord()]
 
     def header(self, trainer: Trainer) -> dict[str, Any]:
         """Batch, loaders, cache, validation set, models, and how many more pictures fit on a GPU; for each rank's file.
@@ -80,11 +79,11 @@ class OwnRun(Watched):
             facts |= room_for(memory, data.batch_size, available, trainer.world_size)
         return facts
 
-    def models(self, trainer: Trainer) -> dict[str, nn.Module]:
+    def model(self, trainer: Trainer) -> nn.Module | None:
         """The student."""
-        return {"": RunContext.of(trainer).student.model}
+        return RunContext.of(trainer).student.model
 
-    def trained(self, trainer: Trainer, name: str) -> Sequence[Tensor]:
+    def trained(self, trainer: Trainer) -> Sequence[Tensor]:
         """The student's parameters, those of its losses included."""
         return list(RunContext.of(trainer).student.parameters())
 
@@ -98,14 +97,11 @@ class OwnRun(Watched):
         counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
         return {split: counted for split, counted in counts.items() if counted}
 
-    def answers(
-        self, trainer: Trainer, name: str, outputs: object, answer: Tensor | None
-    ) -> dict[str, Any]:
+    def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> dict[str, Any]:
         """Entropy of the (first) teacher's answers, the student's agreement with them, the terms of the loss.
 
         Args:
             trainer: of the run.
-            name: not read: a run has one student.
             outputs: what the training step returned.
             answer: the student's logits of this batch, ``(N, C, ...)``; None: not known.
 
@@ -128,14 +124,11 @@ class OwnRun(Watched):
             values["agreement"] = same_N.float().mean()
         return values
 
-    def loss_shares(
-        self, trainer: Trainer, name: str, terms: Mapping[str, float]
-    ) -> dict[str, float]:
+    def loss_shares(self, trainer: Trainer, terms: Mapping[str, float]) -> dict[str, float]:
         """Each weighted term's share of the sum of all, without their signs, in [0, 1]; {} where that is 0, NaN or infinite.
 
         Args:
             trainer: of the run.
-            name: not read: a run has one student.
             terms: unweighted, by name (``kd_loss``); others than weighted terms are passed over.
         """
         student = RunContext.of(trainer).student

@@ -1,7 +1,6 @@
 """Samples the machine while a run trains: cores, memory, disks, network, loader workers, GPUs."""
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -14,7 +13,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.machine import core_ids, cores, in_job
+from kd.machine import core_ids, cores
 from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
@@ -293,14 +292,13 @@ class System(Callback):
         self.on = True
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._before: Any = None
         self._said = ("", 0)
         self.newest: dict[str, Any] = {}
         """The last sample, with what is read seldom (:data:`SELDOM`) from the sample that had it last; {} before the first,
         and on other processes than a machine's first."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on.
+        """Starts the sampling in the first process of each machine.
 
         Every process must call it: they exchange their hosts, process ids and GPUs.
         """
@@ -314,18 +312,10 @@ class System(Callback):
                 gpus.append(gpu_of_rank)
         if trainer.local_rank != 0:
             return
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        can_switch = hasattr(signal, "SIGUSR2") and not in_job()  # a job's SIGUSR2 warns of its end
-        if in_main_thread and can_switch:
-            self._before = signal.signal(signal.SIGUSR2, self._switch)
         self._stop.clear()
         of = self.watched.folder(trainer), trainer.node_rank, ranks, gpus
         self._thread = threading.Thread(target=self._run, args=of, name="kd-system", daemon=True)
         self._thread.start()
-
-    def _switch(self, *_: object) -> None:
-        """Turns the sampling off, or on again."""
-        self.on = not self.on
 
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
         """Thread, one a machine: writes a sample every ``interval_s`` seconds while :attr:`on`, until the training ends.
@@ -386,12 +376,9 @@ class System(Callback):
         self._end()
 
     def _end(self) -> None:
-        """Ends the thread, for which it waits up to 5 s, and restores the signal handler from before; safe to call again."""
+        """Ends the thread, for which it waits up to 5 s; safe to call again."""
         if self._thread is None:
             return
         self._stop.set()
         self._thread.join(timeout=5)
         self._thread = None
-        if self._before is not None:
-            signal.signal(signal.SIGUSR2, self._before)
-            self._before = None

@@ -75,14 +75,13 @@ class Watched:
                 return len(tensor)
         return 0
 
-    def models(self, trainer: Trainer) -> dict[str, nn.Module]:
-        """The models whose gradients, weights and activations are read, by name; "" names the only one."""
-        module = trainer.lightning_module
-        return {"": module} if module is not None else {}
+    def model(self, trainer: Trainer) -> nn.Module | None:
+        """The model whose gradients, weights and activations are read; None in a plain loop."""
+        return trainer.lightning_module
 
-    def trained(self, trainer: Trainer, name: str) -> Sequence[Tensor]:
-        """The parameters that belong to a model of :meth:`models`."""
-        return list(self.models(trainer)[name].parameters())
+    def trained(self, trainer: Trainer) -> Sequence[Tensor]:
+        """The trained parameters of :meth:`model`."""
+        return list(trainer.lightning_module.parameters())
 
     def pictures(self, batch: object) -> Tensor | None:
         """The pictures ``(N, 1 or 3, H, W)`` of a batch: its first tensor of that shape; None without one."""
@@ -95,14 +94,11 @@ class Watched:
         """How many pictures each class has, by split; {} where that is not known."""
         return {}
 
-    def answers(
-        self, trainer: Trainer, name: str, outputs: object, answer: Tensor | None
-    ) -> dict[str, Any]:
-        """What a model's answer to a training batch says, as scalars on the device.
+    def answers(self, trainer: Trainer, outputs: object, answer: Tensor | None) -> dict[str, Any]:
+        """What the model's answer to a training batch says, as scalars on the device.
 
         Args:
             trainer: of the run.
-            name: of the model.
             outputs: what the training step returned.
             answer: the model's logits ``(N, C, ...)``; None where it gave none.
 
@@ -111,10 +107,8 @@ class Watched:
         """
         return {"terms": {}}
 
-    def loss_shares(
-        self, trainer: Trainer, name: str, terms: Mapping[str, float]
-    ) -> dict[str, float]:
-        """The shares, 0 to 1, that weighted terms have of a model's loss; {} without terms."""
+    def loss_shares(self, trainer: Trainer, terms: Mapping[str, float]) -> dict[str, float]:
+        """The shares, 0 to 1, that weighted terms have of the loss; {} without terms."""
         return {}
 
 

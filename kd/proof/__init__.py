@@ -1,1 +1,1 @@
-"""What pictures prove about two models: exact counts, bounds and words. NumPy alone; nothing here reads a file."""
+"""What pictures prove about two models: exact counts, bounds and words. NumPy and SciPy; nothing here reads a file."""

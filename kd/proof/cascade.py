@@ -3,23 +3,18 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import scipy
 
-from kd.proof.binomial import at_least, both_bounds, lower_bound
+from kd.proof.binomial import both_bounds, lower_bound
 from kd.proof.paired import PairedCounts, loss_p_value
 
-Score = Literal["probability", "margin", "entropy", "head"]
-SCORES: tuple[Score, ...] = ("probability", "margin", "entropy", "head")
-"""How sure a student is: its largest probability, the distance to the next one, 1 less the entropy over its maximum, or
-what a small classifier makes of its largest probabilities and the entropy (:func:`fit_head`)."""
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 """Shares of pictures that the teacher is asked for, in the table."""
 THRESHOLDS = tuple(1 / (1 + np.exp(-np.linspace(-8, 14, 111)))) + (1.01,)
 """Fixed before any picture is seen, as fixed-sequence testing needs; a score below one of them asks the teacher."""
-TOP = 5
-"""Probabilities that the head reads."""
 SEED = 0
 """Of the draw that divides the pictures into the half that chooses and the half that checks."""
 
@@ -80,22 +75,6 @@ def curve(measured: Measured) -> list[dict[str, float]]:
     return [measured.at(threshold_of(measured.scores, share)) for share in SHARES]
 
 
-def gain_area(measured: Measured) -> float:
-    """What the cascade gains over asking for as many pictures at random, mean over all shares; a share of the pictures.
-
-    Below 0 where the score is worse than chance. With k of N pictures asked, the least sure first, accuracy rises by
-    ``(1/N) sum_{i<=k} (teacher_i - student_i)``; at random it rises by ``k/N`` of the whole.
-    """
-    least_sure_first = np.argsort(measured.scores, kind="stable")
-    gain_N = measured.teacher_right.astype(float) - measured.student_right
-    summed_N = gain_N[least_sure_first].cumsum()
-    summed_K = np.concatenate([[0.0], summed_N])  # from none asked to all
-    reached_K = summed_K / len(gain_N)
-    at_random_K = np.linspace(0, reached_K[-1], len(reached_K))
-    above_random_K = reached_K - at_random_K
-    return float(above_random_K.mean())
-
-
 # -- the threshold ---------------------------------------------------------------------------------------------------
 Test = Callable[[Measured, float], float]
 """The p-value, at a threshold, of the cascade not being what it should be."""
@@ -133,7 +112,7 @@ def at_least_accurate(accuracy: float) -> Test:
     def p_value(measured: Measured, threshold: float) -> float:
         """The p-value at ``threshold``, by how many pictures the cascade gets right."""
         right = measured.right(threshold)
-        return float(at_least(int(right.sum()), len(right), accuracy))
+        return float(scipy.stats.binom.sf(int(right.sum()) - 1, len(right), accuracy))
 
     return p_value
 
@@ -148,9 +127,7 @@ def at_most_asked(share: float) -> Test:
         """The p-value at ``threshold``, by how many pictures the teacher is asked."""
         if share >= 1:
             return 0.0
-        asked = measured.asked(threshold)
-        more = at_least(asked + 1, len(measured.scores), share)
-        return 1 - float(more)
+        return float(scipy.stats.binom.cdf(measured.asked(threshold), len(measured.scores), share))
 
     return p_value
 
@@ -230,169 +207,61 @@ class Goal:
         return first_to_last(goal.test, measured, error, limits_share)
 
 
-# -- how sure --------------------------------------------------------------------------------------------------------
-def features_of(probabilities: np.ndarray) -> np.ndarray:
-    """What the scores are made of: of probabilities ``(N, C)`` the largest five and the entropy, ``(N, 6)``.
-
-    The largest probability is the first; where C is below five, 0 stands for those that are missing. The entropy is over
-    its maximum, in 0..1.
-    """
-    classes = probabilities.shape[1]
-    falling = -np.sort(-probabilities, axis=1)
-    top = falling[:, :TOP]
-    missing = max(0, TOP - classes)
-    top = np.pad(top, ((0, 0), (0, missing)))
-
-    # the entropy over its maximum, log C
-    clipped = np.clip(probabilities, 1e-12, 1)
-    information = clipped * np.log(clipped)
-    maximum = np.log(max(2, classes))
-    entropy = -information.sum(1) / maximum
-    return np.column_stack([top, entropy])
-
-
-def score_of(features: np.ndarray, score: Score, head: list[float] | None = None) -> np.ndarray:
-    """How sure the student is, ``(N,)`` in 0..1; 0 where all its probabilities are NaN: the teacher is asked.
-
-    Args:
-        features: of :func:`features_of`, ``(N, 6)``.
-        score: which; ``head`` is 1 less the probability that the teacher alone is right.
-        head: the seven weights of :func:`fit_head`; read for ``head`` alone.
-    """
-    if score == "probability":
-        sureness = features[:, 0]
-    elif score == "margin":
-        sureness = features[:, 0] - features[:, 1]
-    elif score == "entropy":
-        sureness = np.clip(1 - features[:, TOP], 0, 1)
-    else:
-        assert head is not None
-        sureness = 1 / (1 + np.exp(_inputs(features) @ np.asarray(head)))
-    return np.nan_to_num(sureness, nan=0.0)
-
-
-def _inputs(features: np.ndarray) -> np.ndarray:
-    """The head's inputs, of :func:`features_of` ``(N, 6)``: 1, five log-probabilities (at least log 1e-6), the entropy.
-
-    ``(N, 7)``.
-    """
-    ones = np.ones(len(features))
-    top = features[:, :TOP]
-    entropy = features[:, TOP]
-    log_probabilities = np.log(np.clip(top, 1e-6, 1))
-    return np.column_stack([ones, log_probabilities, entropy])
-
-
-def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> list[float]:
-    """A logistic regression of "the teacher is right and the student is wrong", by Newton's method.
-
-    It minimises ``-sum_n [y_n log p_n + (1 - y_n) log(1 - p_n)] + |w|^2 / 2`` with ``p = 1 / (1 + exp(-X w))``.
-
-    Args:
-        features: of :func:`features_of`, ``(N, 6)``.
-        student: whether it is right, bool ``(N,)``.
-        teacher: likewise.
-
-    Returns:
-        The seven weights w, one for each of :func:`_inputs`.
-    """
-    x_ND = _inputs(features)
-    teacher_alone = teacher & ~student
-    y_N = teacher_alone.astype(float)
-    weights = np.zeros(x_ND.shape[1])
-    ridge = np.eye(len(weights))
-    for _ in range(30):
-        logits_N = np.clip(x_ND @ weights, -30, 30)
-        p_N = 1 / (1 + np.exp(-logits_N))
-        gradient = x_ND.T @ (p_N - y_N) + weights
-        variance_N = p_N * (1 - p_N)
-        weighted_ND = x_ND * variance_N[:, None]
-        hessian = weighted_ND.T @ x_ND + ridge
-        weights -= np.linalg.solve(hessian, gradient)
-    return weights.tolist()
-
-
 # -- all together ----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class CascadePlan:
-    """How a cascade is chosen."""
-
-    goal: Goal
-    """What it should reach."""
-    confidence: float = 0.95
-    """One-sided, in 0.5..1, that it reaches it on new pictures."""
-    score: Score = "probability"
-    """How sure a student is."""
+def sureness(probabilities: np.ndarray) -> np.ndarray:
+    """How sure the student is: the largest of its probabilities ``(N, C)``, ``(N,)``; 0 where it is NaN."""
+    return np.nan_to_num(probabilities.max(1), nan=0.0)
 
 
-def choose(
-    features: np.ndarray, student: np.ndarray, teacher: np.ndarray, plan: CascadePlan
-) -> dict[str, Any]:
+def choose(measured: Measured, goal: Goal, confidence: float) -> dict[str, Any]:
     """Chooses the threshold on one half of the pictures and checks it on the other.
 
     ``cascade.json`` keeps what it returns; ``kd-serve`` and ``kd-export`` read their rule there
     (:func:`kd.ship.cascade_rule.read_rule`).
 
-    The ``head`` is fitted to one quarter of the pictures in any case, to be compared; where it is the plan's score, only
-    the other quarter of that half chooses.
-
     Args:
-        features: of :func:`features_of`, ``(N, 6)``.
-        student: whether it is right, bool ``(N,)``.
-        teacher: likewise.
-        plan: the goal, the confidence, and the score.
+        measured: the N pictures.
+        goal: what the cascade should reach.
+        confidence: one-sided, in 0.5..1, that it reaches it on new pictures.
 
     Returns:
-        Always: ``threshold`` (None: no threshold is sure to meet the goal), ``score`` and ``confidence`` of the plan,
-        ``head`` (its weights; None for other scores), ``pictures`` (N) and ``chosen_on`` (how many of them chose), the
-        accuracies of ``student`` and ``teacher`` on all, ``curve`` (:func:`curve`), ``compared`` (by score
-        :func:`gain_area` on the second half), and ``scores``: the percentiles 0 to 100 of the plan's score on all.
+        Always: ``threshold`` (None: no threshold is sure to meet the goal), ``confidence``, ``pictures`` (N) and
+        ``chosen_on`` (how many of them chose), the accuracies of ``student`` and ``teacher`` on all, ``curve``
+        (:func:`curve`), and ``scores``: the percentiles 0 to 100 of the scores of all.
 
         With a threshold also: ``chosen`` and ``checked``, :meth:`Measured.at` on the pictures that chose and on the second
         half (``checked`` also has its ``pictures``, the accuracy of the ``teacher``, and ``least_accuracy``, the lower bound
         of the cascade's); ``asked``, how many of all N pictures, and ``share_interval``, two-sided, of their share among
         new pictures.
     """
-    order = np.random.default_rng(SEED).permutation(len(student))
-    half = len(order) // 2
-    first = order[:half]
-    second = order[half:]
-    fitted = first[: half // 2]  # the head learns from one quarter
-    head = fit_head(features[fitted], student[fitted], teacher[fitted])
-    if plan.score == "head":
-        first = first[half // 2 :]
-    everything = Measured(score_of(features, plan.score, head), student, teacher)
-    chooser = everything.part(first)
-    checker = everything.part(second)
-    threshold = plan.goal.choose(chooser, plan.confidence)
-    compared = {}
-    for score in SCORES:
-        scored = Measured(score_of(features, score, head), student, teacher).part(second)
-        compared[score] = gain_area(scored)
+    count = len(measured.scores)
+    order = np.random.default_rng(SEED).permutation(count)
+    half = count // 2
+    chooser = measured.part(order[:half])
+    checker = measured.part(order[half:])
+    threshold = goal.choose(chooser, confidence)
+    percentiles = np.quantile(measured.scores, np.linspace(0, 1, 101))
     found: dict[str, Any] = {
-        "score": plan.score,
-        "head": head if plan.score == "head" else None,
-        "confidence": plan.confidence,
+        "confidence": confidence,
         "threshold": threshold,
-        "pictures": len(student),
-        "chosen_on": len(first),
-        "student": float(student.mean()),
-        "teacher": float(teacher.mean()),
-        "curve": curve(everything),
-        "compared": compared,
-        "scores": [float(q) for q in np.quantile(everything.scores, np.linspace(0, 1, 101))],
+        "pictures": count,
+        "chosen_on": half,
+        "student": float(measured.student_right.mean()),
+        "teacher": float(measured.teacher_right.mean()),
+        "curve": curve(measured),
+        "scores": percentiles.tolist(),
     }
     if threshold is not None:
-        asked = everything.asked(threshold)
+        checked_on = count - half
+        right = int(checker.right(threshold).sum())
+        asked = measured.asked(threshold)
         found["chosen"] = chooser.at(threshold)
         found["checked"] = {
             **checker.at(threshold),
-            "pictures": len(second),
+            "pictures": checked_on,
             "teacher": float(checker.teacher_right.mean()),
-            "least_accuracy": lower_bound(
-                int(checker.right(threshold).sum()), len(second), 1 - plan.confidence
-            ),
+            "least_accuracy": lower_bound(right, checked_on, 1 - confidence),
         }
         found["asked"] = asked
-        found["share_interval"] = both_bounds(asked, len(student), 1 - plan.confidence)
+        found["share_interval"] = both_bounds(asked, count, 1 - confidence)
     return found

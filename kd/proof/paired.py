@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+import scipy
 
-from kd.proof.binomial import at_least, both_bounds, pmf
+from kd.proof.binomial import both_bounds
 
 NUISANCE = 1e-4
 """Chance that the true share of pictures on which the models differ is outside of the interval that is searched."""
@@ -153,12 +154,12 @@ def loss_p_value(counts: PairedCounts, margin: float) -> float:
         return NUISANCE
     k_K = _likely_numbers(n, shares)
     least_K = _least_candidate(n, k_K, margin, score)
-    chance_of_k_SK = pmf(k_K[None, :], n, shares[:, None])
+    chance_of_k_SK = scipy.stats.binom.pmf(k_K[None, :], n, shares[:, None])
     theta_S = (shares - margin) / (2 * shares)
 
     # The tail of c is computed where k is not practically impossible.
     share, number = np.nonzero(chance_of_k_SK > NEGLIGIBLE)
-    chance_of_c = at_least(least_K[number], k_K[number], theta_S[share])
+    chance_of_c = scipy.stats.binom.sf(least_K[number] - 1, k_K[number], theta_S[share])
     weighted = chance_of_k_SK[share, number] * chance_of_c
     by_share_S = np.bincount(share, weighted, minlength=len(shares))
     return min(1.0, float(by_share_S.max()) + NUISANCE)
@@ -258,12 +259,11 @@ def mcnemar_mid_p(b: int, c: int) -> float:
     >>> round(mcnemar_mid_p(1, 7), 4)
     0.0391
     """
-    point = float(pmf(np.array(b), b + c, 0.5))
+    point = float(scipy.stats.binom.pmf(b, b + c, 0.5))
     if b == c:
         return 1 - point / 2
     # P(X <= min(b, c)) as P(X >= max(b, c)): 1 less its complement has no digit left below 1e-16
-    smaller_tail = float(at_least(max(b, c), b + c, 0.5))
-    return min(1.0, 2 * smaller_tail - point)
+    return min(1.0, 2 * worse_p_value(max(b, c), min(b, c)) - point)
 
 
 def worse_p_value(b: int, c: int) -> float:
@@ -273,7 +273,7 @@ def worse_p_value(b: int, c: int) -> float:
         b: pictures that the reference alone is right on.
         c: pictures that the candidate alone is right on.
     """
-    return float(at_least(b, b + c, 0.5))
+    return float(scipy.stats.binom.sf(b - 1, b + c, 0.5))
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
 """Paired bootstrap: how far a difference of two models may be from the one that these pictures show."""
 
-import math
+import warnings
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 
 import numpy as np
+import scipy
 
 DRAWS = 4000
 """Samples of the groups of pictures, with replacement."""
@@ -29,80 +29,44 @@ def group_numbers(names: Sequence[str]) -> np.ndarray:
 
 
 def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float:
-    """The one-sided lower bound of a gain, in its unit, by the bias-corrected and accelerated bootstrap.
+    """The one-sided lower bound of a gain, in its unit, by the bias-corrected and accelerated bootstrap
+    (:func:`scipy.stats.bootstrap`; Efron, JASA 82:171-185, 1987).
 
-    The bound is the ``Phi(z0 + (z0 + z) / (1 - a (z0 + z)))`` quantile of the gains of resampled groups. z is the normal
-    quantile of 1 less the confidence, z0 that of the share of the gains below the gain itself;
-    ``a = sum(d^3) / (6 sum(d^2)^1.5)`` where d is what each group left out changes (Efron, JASA 82:171-185, 1987). Where
-    all samples lie on one side of the gain, the bound is the smallest of the samples, or the gain where that is smaller.
+    Where all samples lie on one side of the gain, the bound is the smallest of the samples, or the gain where that is
+    smaller: no quantile of a normal answers to it.
 
     Args:
         statistic: computes gains from weights of groups.
         groups: how many there are, G.
         confidence: one-sided, in 0.5..1.
     """
-    all_once = np.ones((1, groups))
-    gain = float(statistic(all_once)[0])
-    gains = _resampled(statistic, groups)
 
-    # Samples that gain as much count half to those below.
-    below = np.sum(gains < gain)
-    equal = np.sum(gains == gain)
-    share = (below + equal / 2) / len(gains)
-    if share in (
-        0.0,
-        1.0,
-    ):  # all samples lie on one side of the gain: no quantile of a normal answers to it
+    def gains_of(drawn_RG: np.ndarray, axis: int = -1) -> np.ndarray:
+        """The gains of samples, numbers of groups ``(R, G)``; of one sample ``(G,)`` a single gain."""
+        rows_RG = drawn_RG.reshape(-1, drawn_RG.shape[axis])
+        weights_RG = np.zeros((len(rows_RG), groups))
+        np.add.at(weights_RG, (np.arange(len(rows_RG))[:, None], rows_RG), 1)
+        return statistic(weights_RG).reshape(drawn_RG.shape[:-1])
+
+    everything = (np.arange(groups),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samples on one side
+        found = scipy.stats.bootstrap(
+            everything,
+            gains_of,
+            n_resamples=DRAWS,
+            batch=CHUNK,
+            vectorized=True,
+            confidence_level=confidence,
+            alternative="greater",
+            method="BCa",
+            rng=np.random.default_rng(SEED),
+        )
+    gain = float(gains_of(everything[0]))
+    gains = found.bootstrap_distribution
+    if gain < gains.min() or gain > gains.max() or np.isnan(found.confidence_interval.low):
         return min(gain, float(gains.min()))
-
-    normal = NormalDist()
-    z0 = normal.inv_cdf(float(share))
-    z = z0 + normal.inv_cdf(1 - confidence)
-    acceleration = _acceleration(statistic, groups)
-    place = normal.cdf(z0 + z / (1 - acceleration * z))
-    return float(np.quantile(gains, place))
-
-
-def _resampled(statistic: Statistic, groups: int) -> np.ndarray:
-    """Gains of :data:`DRAWS` samples of the groups, drawn with replacement: ``(R,)``.
-
-    Args:
-        statistic: weights of the groups ``(R, G)`` -> gains ``(R,)``.
-        groups: G.
-    """
-    random = np.random.default_rng(SEED)
-    equal_shares = np.full(groups, 1 / groups)
-    parts = []
-    for _ in range(math.ceil(DRAWS / CHUNK)):
-        times_RG = random.multinomial(groups, equal_shares, size=CHUNK)
-        weights_RG = times_RG.astype(np.float64)
-        parts.append(statistic(weights_RG))
-    return np.concatenate(parts)
-
-
-def _acceleration(statistic: Statistic, groups: int) -> float:
-    """The skewness of what single groups change, over 6: ``sum(d^3) / (6 sum(d^2)^1.5)``; 0 where none changes
-    anything.
-
-    Args:
-        statistic: weights of the groups ``(R, G)`` -> gains ``(R,)``.
-        groups: G.
-    """
-    parts = []
-    for first in range(0, groups, CHUNK):
-        left_out = np.arange(first, min(groups, first + CHUNK))
-        rows = np.arange(len(left_out))
-        weights_RG = np.ones((len(left_out), groups))
-        weights_RG[rows, left_out] = 0
-        parts.append(statistic(weights_RG))
-    without_G = np.concatenate(parts)
-
-    d_G = without_G.mean() - without_G
-    squares = float((d_G**2).sum())
-    cubes = (d_G**3).sum()
-    if squares > 0:
-        return float(cubes / (6 * squares**1.5))
-    return 0.0
+    return float(found.confidence_interval.low)
 
 
 def summed(rows: np.ndarray, group: np.ndarray) -> np.ndarray:

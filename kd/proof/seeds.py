@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
-T95 = (
-    *(0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26),
-    *(2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09),
-)
-"""Student's t: half of a 95 % interval in standard errors, by degrees of freedom (none of 0)."""
-T95_MANY = 2.09
-"""The same for more degrees of freedom than :data:`T95` has, for which it is the upper limit."""
 NORMAL95 = 1.96
 """Half of a 95 % interval in standard errors, where the standard error is known."""
 
@@ -55,10 +49,7 @@ def gain_over_seeds(better: Sequence[float], base: Sequence[float]) -> Gain:
     n = len(differences)
     if n < 2:
         return Gain(differences[0], math.inf)
-    degrees = n - 1
-    t = T95_MANY
-    if degrees < len(T95):
-        t = T95[degrees]
+    t = float(scipy.stats.t.ppf(0.975, n - 1))
     half = t * statistics.stdev(differences) / n**0.5
     return Gain(statistics.mean(differences), half)
 

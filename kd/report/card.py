@@ -10,7 +10,6 @@ from kd.report.evaluated import fidelity_parts
 from kd.report.metric import format_metric, is_share, lost_classes
 from kd.report.records import RunRecords
 from kd.report.tables import Table, markdown, results_of
-from kd.storage.elsewhere import mapping_of
 from kd.storage.shown import in_markdown
 
 METRICS = {
@@ -51,7 +50,7 @@ def card(
     data = summary.get("data") or {}
     settings = run.config.get("data") or {}
     best = student.get("best_val") or student.get("val") or {}
-    fidelity = mapping_of(run.folder / "fidelity.json")
+    fidelity = run.fidelity
     results = results_of(run.folder, run.notes.append)
     task = _pipeline(run)
     features = task == FEATURES

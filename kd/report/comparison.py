@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kd.report.charts import Section, by_epoch, epoch_chart, heat
 from kd.report.facts import Facts
-from kd.report.metric import difference, duration, format_metric, short, timed_with
+from kd.report.metric import difference, short, timed_with
 from kd.report.ratio import ratio, times
 from kd.report.records import PHASES, percentile
 from kd.report.rules import Explained
@@ -29,21 +29,21 @@ def comparison(explained: Sequence[Explained]) -> list[Section | Part]:
     """
     runs = [one.facts for one in explained]
     names = labels(runs)
-    differing = _settings(runs)
+    text, *warnings = in_words(explained)
     verdicts = [
         f"{name}: {one.verdict['text']}" for name, one in zip(names, explained, strict=True)
     ]
     verdict = {
         "kind": "verdict",
         "bound": "comparison",
-        "text": f"{_differences(differing)}; {_speed(runs[0], runs[-1])}",
-        "others": verdicts,
+        "text": text,
+        "others": [*warnings, *verdicts],
     }
     title = "Settings that differ"
     sections: list[Section | Part | None] = [
         verdict,
-        _numbers_table(runs, names),
-        Table(title, ["key", *names], differing, empty="None.", long=True),
+        numbers_table(runs),
+        Table(title, ["key", *names], _settings(runs), empty="None.", long=True),
     ]
     for metric in dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)]):
         lines = {name: by_epoch(facts.run, metric) for name, facts in zip(names, runs, strict=True)}
@@ -104,7 +104,7 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-def _numbers_table(runs: Sequence[Facts], names: Sequence[str]) -> Table:
+def numbers_table(runs: Sequence[Facts]) -> Table:
     """A row for each number that a run has; for two runs a last column with the change.
 
     A phase that one of the runs lacks took 0 ms there.
@@ -122,7 +122,7 @@ def _numbers_table(runs: Sequence[Facts], names: Sequence[str]) -> Table:
         if len(values) == 2:
             row.append(_change(name, *values))
         rows.append(row)
-    columns = ["", *names]
+    columns = ["", *labels(runs)]
     if len(runs) == 2:
         columns.append("after / before")
     return Table("In numbers", columns, rows, empty="Nothing is known yet.")
@@ -208,44 +208,18 @@ def _change(name: str, before: float | None, after: float | None) -> str:
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
-def headline(explained: Sequence[Explained]) -> list[str]:
-    """The comparison in a few lines, for a terminal: each run's metric and time, their difference, what they differ in.
-
-    Args:
-        explained: the runs; the last is compared with the first.
+def in_words(explained: Sequence[Explained]) -> list[str]:
+    """What the runs differ in, and how much faster the last is than the first; where they are judged by other pictures, that
+    their metrics can't be compared.
     """
     runs = [one.facts for one in explained]
-    names = labels(runs)
-    lines = []
-    for facts, name in zip(runs, names, strict=True):
-        value = format_metric(facts.run.primary, facts.best_val())
-        reached = f"val {facts.run.primary} {value}, " if value else ""
-        taken = duration(_product(_hours(facts), 3600)) or "an unknown time"
-        lines.append(f"{name}: {reached}in {taken}")
-    first = runs[0]
-    last = runs[-1]
-    changes = []
-    metric = first.run.primary
-    if metric == last.run.primary:
-        change = difference(metric, first.best_val(), last.best_val())
-        changes.append(change)
-    factor = times(_hours(first), _hours(last))
-    if factor:
-        changes.append(f"{factor} the time")
-    in_words = ", ".join(filter(None, changes)) or "unknown"
-    lines.append(f"{names[-1]} against {names[0]}: {in_words}")
-    of_first = first.run.config.get("data") or {}
-    of_last = last.run.config.get("data") or {}
+    lines = [f"{_differences(_settings(runs))}; {_speed(runs[0], runs[-1])}"]
+    of_data = [facts.run.config.get("data") or {} for facts in (runs[0], runs[-1])]
     for key in ("source", "val_fraction"):
-        if of_first.get(key) != of_last.get(key):
-            lines.append(
-                f"they have different data.{key}: judged by other pictures, their metrics can't be compared"
-            )
-            break
-    settings = _settings(runs)
-    differing = _differences(settings)
-    speed = _speed(first, last)
-    return [*lines, f"{differing}; {speed}"]
+        if of_data[0].get(key) != of_data[1].get(key):
+            why = "judged by other pictures, their metrics can't be compared"
+            return [*lines, f"they have different data.{key}: {why}"]
+    return lines
 
 
 def _speed(before: Facts, after: Facts) -> str:

@@ -5,9 +5,10 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
+from kd.config.kinds import Checked, Range, checked_group
 from kd.errors import UserError
 from kd.report.facts import BUSY, DATA_WAIT_AT, Facts
 from kd.report.limits import cores_needed
@@ -18,19 +19,6 @@ from kd.report.records import PHASES
 from kd.report.step_facts import phase_share
 from kd.report.tables import Cell, Table
 
-KEYS = (
-    "cache=on|off, pixels=on|off, workers=N, gpus=N, machines=N, batch_size=N, epochs=N, price=PER_HOUR, "
-    "data_machines=N, data_cores=N, data_instance=NAME[:spot]"
-)
-LEAST = {
-    "workers": 0,
-    "data_machines": 0,
-    "gpus": 1,
-    "machines": 1,
-    "batch_size": 1,
-    "epochs": 1,
-    "data_cores": 1,
-}
 WAITS = 0.05  # share of the step that waits for its batch: below it, those who make batches keep up
 # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
 ERROR = 0.23
@@ -40,48 +28,44 @@ BY_PICTURE = ("data", "h2d", "teacher", "student", "forward", "loss", "backward"
 
 
 # -- what is to be different -------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Change:
+@checked_group
+class Change(Checked):
     """What is to be different; ``None`` stays as it was."""
 
     cache: bool | None = None
-    """The teacher's answers are kept (True) or computed each time."""
+    """The teacher's answers are kept (on) or computed each time (off)."""
     pixels: bool | None = None
     """The pixels of cached views are kept too, or made each time."""
-    workers: int | None = None
+    workers: Annotated[int, Range(">= 0")] | None = None
     """Loader processes of each training process; with a data tier the makers of each."""
-    gpus: int | None = None
+    gpus: Annotated[int, Range(">= 1")] | None = None
     """Training processes."""
-    machines: int | None = None
+    machines: Annotated[int, Range(">= 1")] | None = None
     """Training machines, each with as many processes as now."""
-    batch_size: int | None = None
+    batch_size: Annotated[int, Range(">= 1")] | None = None
     """Pictures of a training process's batch."""
-    epochs: int | None = None
+    epochs: Annotated[int, Range(">= 1")] | None = None
     """Epochs of the run."""
-    price: float | None = None
+    price: Annotated[float, Range(">= 0")] | None = None
     """Price of an hour of the whole changed job."""
-    data_machines: int | None = None
+    data_machines: Annotated[int, Range(">= 0")] | None = None
     """Machines of a data tier that make all batches; 0: none do."""
-    data_cores: int | None = None
+    data_cores: Annotated[int, Range(">= 1")] | None = None
     """Cores of each data machine."""
     data_instance: str | None = None
     """Name of the data machines in the run's table of prices, for their cores and price."""
-
-    def __post_init__(self) -> None:
-        """Refuses changes that contradict each other; the errors name the words of the command line."""
-        if self.machines and self.gpus:
-            raise UserError("machines: must be left out with gpus, of all machines")
-        if self.data_cores and self.data_instance:
-            raise UserError(
-                "data_cores: must be left out with data_instance, whose cores are in the table of prices"
-            )
-        if self.data_machines == 0 and (self.data_cores or self.data_instance):
-            raise UserError("data_machines: must be >= 1 with data_cores or data_instance, got 0")
 
     @property
     def of_the_tier(self) -> bool:
         """Whether it changes the data tier: its machines, their cores or their kind."""
         return any(x is not None for x in (self.data_machines, self.data_cores, self.data_instance))
+
+    @property
+    def of_the_step(self) -> bool:
+        """Whether it changes anything but the price."""
+        return any(
+            getattr(self, one.name) is not None for one in fields(Change) if one.name != "price"
+        )
 
     def processes(self, facts: Facts) -> int:
         """Training processes of the changed run."""
@@ -92,48 +76,6 @@ class Change:
     def larger(self, facts: Facts) -> float:
         """How many times as large the changed run's batch is."""
         return (self.batch_size or facts.header["batch_size"]) / facts.header["batch_size"]
-
-
-def read_change(items: list[str]) -> Change:
-    """``["cache=on", "gpus=8"]`` -> what is to be different.
-
-    Raises:
-        UserError: another key, a value that it does not take, or keys that contradict each other.
-    """
-    values: dict[str, Any] = {}
-    for item in items:
-        key, _, text = item.partition("=")
-        if key in values:
-            raise UserError(f"{key}: given twice")
-        if key in ("cache", "pixels"):
-            if text not in ("on", "off"):
-                raise UserError(f"{key}: must be on or off, got '{text}'")
-            values[key] = text == "on"
-        elif key == "data_instance":
-            values[key] = text.removesuffix(":on_demand")
-        elif key == "price":
-            values[key] = _number(key, text, 0, "number")
-        elif key in LEAST:
-            values[key] = int(_number(key, text, LEAST[key], "whole number"))
-        else:
-            raise UserError(f"--what-if: no key '{key}'; known: {KEYS}")
-    return Change(**values)
-
-
-def _number(key: str, text: str, low: int, kind: str) -> float:
-    """The number in the word ``key=text`` of the command line, at least ``low``; ``kind``: for the message.
-
-    Raises:
-        UserError: anything else.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    whole = kind == "number" or number.is_integer()
-    if not (math.isfinite(number) and number >= low and whole):
-        raise UserError(f"{key}: must be a {kind} >= {low}, got '{text}'")
-    return number
 
 
 # -- the machines of a data tier ---------------------------------------------------------------------------------------
@@ -216,7 +158,8 @@ def wanted(facts: Facts, change: Change) -> DataMachines | None:
     if not change.of_the_tier:
         return now
     if change.data_instance is not None:
-        machine = _instance(facts, change.data_instance)
+        name = change.data_instance.removesuffix(":on_demand")
+        machine = _instance(facts, name)
     elif change.data_cores is not None:
         machine = DataMachines(1, change.data_cores)
     elif now is not None:
@@ -407,7 +350,7 @@ def predict(facts: Facts, change: Change) -> Outlook:
     more_processes = change.processes(facts) / facts.devices
     more = more_processes * change.larger(facts)  # pictures a step
     step = facts.step_ms
-    if replace(change, price=None) != Change():
+    if change.of_the_step:
         step = _mean_step(facts, change, epochs)
     steps = facts.batches_per_epoch * epochs / more
 
@@ -418,7 +361,7 @@ def predict(facts: Facts, change: Change) -> Outlook:
         unexplained_s = max(0.0, wall_s - facts.recorded_s)
     validation_ms = facts.phases.get("validation", 0.0)
     steps_s = steps * (step + validation_ms) / 1000
-    seconds = facts.startup["s"] + steps_s + unexplained_s
+    seconds = facts.startup_s + steps_s + unexplained_s
     hours = seconds / 3600
     pictures = facts.header["batch_size"] * facts.devices * more
     images_per_s = 1000 * pictures / step
@@ -586,30 +529,10 @@ def _fewest(facts: Facts, change: Change) -> int:
 
 
 # -- the page's tables -------------------------------------------------------------------------------------------------
-def costs_by_kind(facts: Facts) -> Table | None:
-    """What an hour, 1000 steps, an epoch and the run cost: on demand, on spot, and half of each.
-
-    None where the run had no table of prices.
-    """
-    rows = []
-    thousand_steps_s = facts.step_ms  # 1000 steps take as many seconds as one takes ms
-    for kind, hourly in (facts.header.get("prices") or {}).items():
-        spans = (thousand_steps_s, facts.epoch_s, facts.planned_s)
-        rows.append(
-            [kind, short(hourly), *(short(hourly * (s or 0) / 3600 or None) for s in spans)]
-        )
-    note = (
-        "An interrupted machine repeats what came after the last checkpoint; that is not counted."
-    )
-    columns = ["", "an hour", "1000 steps", "an epoch", "the run"]
-    return Table("Cost by price", columns, rows, note) if rows else None
-
-
 def input_costs(facts: Facts) -> Table | None:
     """What other inputs would cost: their step, price and saving; None where no GPU waits for want of cores.
 
-    The first row is measured, the others are at best: views made on the device; larger machines; machines beside that
-    make all batches.
+    The first row is measured, the others are at best: views made on the device; machines beside that make all batches.
     """
     needed, cores = cores_needed(facts), facts.cores / facts.processes
     waiting = phase_share(facts.phases, "data") >= DATA_WAIT_AT
@@ -619,7 +542,6 @@ def input_costs(facts: Facts) -> Table | None:
     ways: list[Way] = [
         ("as it is", facts.step_ms, facts.price),
         ("data.engine=device, or dali", rest, facts.price),
-        *_larger(facts, rest),
         *_beside(facts, rest),
     ]
     rows = [_row_of(facts, way) for way in ways]
@@ -660,41 +582,6 @@ def _beside(facts: Facts, rest: float) -> Iterator[Way]:
         if facts.price is not None:
             price = facts.price + count * machine["price"]
         yield f"data.engine=ray on {count} {name} beside", rest, price
-
-
-def _larger(facts: Facts, rest: float) -> Iterator[Way]:
-    """Instances of the training machines' family with as many GPUs and more cores, each with the loader processes that its
-    cores leave room for; ``rest``: ms of a step beside waiting for data.
-    """
-    machines = facts.header.get("input_machines") or {}
-    monitor = facts.run.config.get("monitor") or {}
-    trains_on = []
-    for number, name in machines_of(monitor.get("instances") or []):
-        known = machines.get(name) or {}
-        if known.get("gpus"):
-            trains_on.append((number, name))
-    if not trains_on:
-        return
-    count, present_name = trains_on[0]
-    now = machines[present_name]
-    cpu_ms = facts.loading_busy * batch_ms(facts) + facts.threads * rest
-    for name, machine in machines.items():
-        cores = machine["vcpus"]
-        alike = _kind(name, machine) == _kind(present_name, now)
-        if not alike or cores <= now["vcpus"]:
-            continue
-        price = None
-        if facts.price is not None:
-            dearer = machine["price"] - now["price"]
-            price = facts.price + count * dearer
-        workers = int(cores // facts.processes) - facts.threads
-        step_ms = max(rest, facts.processes * cpu_ms / cores)
-        yield f"{name} with data.num_workers={workers}", step_ms, price
-
-
-def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
-    """What machines of one kind share: family (``p4d`` of ``p4d.24xlarge``), spot or not, number of GPUs."""
-    return name.rpartition(".")[0], name.endswith(":spot"), machine["gpus"]
 
 
 def tier_table(facts: Facts) -> Table | None:

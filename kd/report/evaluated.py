@@ -201,17 +201,9 @@ def fidelity_parts(content: Mapping[str, Any]) -> list[Part]:
         return [
             part for target in content["targets"] for part in _target(target, content["pictures"])
         ]
-    counts = {row["name"]: row["count"] for row in content["per_class"]}
-    has_teacher = "teacher" in content["ece"]
-    confusions = []
-    for pair in content["confusions"]:
-        taught = pair["teacher"] if has_teacher else None
-        confusions.append((pair["is"], pair["called"], pair["student"], taught))
-    score = SCORES.get(content["score"], content["score"])
-    counted = COUNTED[content["kind"]]
     return [
-        _numbers(content, counted),
-        *class_parts(f"Each class's {score}", content["per_class"], counted, counts, confusions),
+        _numbers(content, COUNTED[content["kind"]]),
+        *_class_parts(content),
         *_calibration(content["reliability"]),
         *_galleries(content),
     ]
@@ -235,60 +227,39 @@ def _numbers(content: Mapping[str, Any], counted: str) -> Table:
     return Table("How faithful the student is", ["", "value"], rows, note)
 
 
-def class_parts(
-    title: str,
-    per_class: Sequence[Mapping[str, Any]],
-    counted: str,
-    counts: Mapping[str, int],
-    confusions: Sequence[tuple[str, str, int, int | None]],
-) -> list[Part]:
-    """Each class's score and most frequent mistake, those that lost most first; and the largest confusions.
-
-    Args:
-        title: begins the table's.
-        per_class: of each class ``name``, ``count`` and by model a score in 0..1.
-        counted: what a class's count is of.
-        counts: by class.
-        confusions: what it is, what it is called, how often by the student and by the teacher (None: not known); the
-            largest first.
-    """
+def _class_parts(content: Mapping[str, Any]) -> list[Part]:
+    """Each class's score and most frequent mistake, those that lost most first, and the largest confusions."""
+    per_class = content["per_class"]
     if not per_class:
         return []
+    counts = {row["name"]: row["count"] for row in per_class}
+    has_teacher = "teacher" in content["ece"]
     mistakes: dict[str, str] = {}
     pairs: list[list[Cell]] = []
-    for true, called, times, taught in confusions:
-        count = counts.get(true, 0)
-        share = ratio(times, count)
-        part = f"{share:.0%}"
-        mistakes.setdefault(true, f"{called} {part}")
-        pairs.append([true, called, times, part, taught])
-    parts: list[Part] = [_scores_table(title, per_class, counted, mistakes)]
-    if pairs:
-        names = ["is", "called", "times", "of the class", "by the teacher"]
-        shown = pairs[:PAIRS]
-        confused = Table("Most frequent confusions", names, shown, folded=True)
-        parts.append(confused)
-    return parts
+    for pair in content["confusions"]:
+        share = ratio(pair["student"], counts.get(pair["is"], 0))
+        mistakes.setdefault(pair["is"], f"{pair['called']} {share:.0%}")
+        taught = pair["teacher"] if has_teacher else None
+        pairs.append([pair["is"], pair["called"], pair["student"], f"{share:.0%}", taught])
 
-
-def _scores_table(
-    title: str, per_class: Sequence[Mapping[str, Any]], counted: str, mistakes: Mapping[str, str]
-) -> Table:
-    """Each class's scores and its most frequent mistake; arguments are those of :func:`class_parts`."""
     models = [model for model in MODELS if any(model in row for row in per_class)]
-    order = "those that lost most first" if "teacher" in models else "the worst first"
     rows: list[list[Cell]] = []
     for row in sorted(per_class, key=_gain_and_score):
-        name = row["name"]
-        mistake = mistakes.get(name, "")
         scores = [f"{row[model]:.1%}" for model in models]
-        rows.append([name, row["count"], *scores, mistake])
+        rows.append([row["name"], row["count"], *scores, mistakes.get(row["name"], "")])
+    order = "those that lost most first" if "teacher" in models else "the worst first"
+    score = SCORES.get(content["score"], content["score"])
     note = f"{len(rows)} classes occur in the validation pictures."
     left_out = len(rows) - CLASSES
     if left_out > 0:
         note += f" {left_out} more lost less, or are better."
-    columns = ["class", counted, *models, "most often taken for"]
-    return Table(f"{title}, {order}", columns, rows[:CLASSES], note, folded=True)
+    columns = ["class", COUNTED[content["kind"]], *models, "most often taken for"]
+    title = f"Each class's {score}, {order}"
+    parts: list[Part] = [Table(title, columns, rows[:CLASSES], note, folded=True)]
+    if pairs:
+        names = ["is", "called", "times", "of the class", "by the teacher"]
+        parts.append(Table("Most frequent confusions", names, pairs[:PAIRS], folded=True))
+    return parts
 
 
 def _gain_and_score(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -409,7 +380,7 @@ def cascade_parts(found: Mapping[str, Any]) -> list[Part]:
     words = sentences("Its threshold", [alone, *_threshold(found)])
     return [
         chart,
-        Table(f"{title} ({found['score']}; {found['pictures']:,} pictures)", columns, rows),
+        Table(f"{title} ({found['pictures']:,} pictures)", columns, rows),
         words,
     ]
 

@@ -15,6 +15,7 @@ STUDENT_PHASES = ("student", "forward", "loss", "backward", "optimizer")
 """Phases of the student's own training."""
 DATA_WAIT_AT = 0.1  # of the step waits for its batch
 SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
+SUMMED = ("makers", "batches", "busy_s", "mb")  # of a data machine, over all training processes
 BUSY = 0.7  # makers that work for less of the time are held up by something else
 
 
@@ -119,13 +120,18 @@ class Facts(StepFacts):
         return self.run.event("startup") or {"s": 0.0, "parts": {}}
 
     @cached_property
+    def startup_s(self) -> float:
+        """Seconds until the first step was done; 0: not recorded."""
+        return float(self.startup["s"])
+
+    @cached_property
     def wall_s(self) -> float | None:
         """Seconds from the process's start to its newest record: the clock that start-up is measured by.
 
         None where the records or the start-up are missing.
         """
         header_t = self.header.get("t")
-        startup_s = self.startup["s"]
+        startup_s = self.startup_s
         if header_t is None or not startup_s:
             return None
         newest_t = self.total.get("t", header_t)
@@ -150,7 +156,7 @@ class Facts(StepFacts):
         """Seconds of the whole run from the process's start: so far, or as planned where it still trains; None: unknown."""
         if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
             return self.wall_s
-        return max(self.wall_s or 0.0, self.startup["s"] + self.epoch_s * self.epochs)
+        return max(self.wall_s or 0.0, self.startup_s + self.epoch_s * self.epochs)
 
     @cached_property
     def left_s(self) -> float | None:
@@ -204,7 +210,7 @@ class Facts(StepFacts):
     @cached_property
     def recorded_s(self) -> float:
         """Seconds of the run that its records explain: start-up, steps and validation."""
-        return self.startup["s"] + (self.epoch_s or 0.0) * (self.epochs_done or 0.0)
+        return self.startup_s + (self.epoch_s or 0.0) * (self.epochs_done or 0.0)
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -347,11 +353,9 @@ def tier_of(run: RunRecords) -> TierFacts | None:
         counts_before = {machine["node"]: machine for machine in readings[0]["machines"]}
         for machine in readings[-1]["machines"]:
             node = machine["node"]
-            before = counts_before.get(node, {})
-            nothing_yet = {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0}
-            sums = machines.setdefault(node, nothing_yet)
-            sums["makers"] += machine["makers"]
-            for name in ("batches", "busy_s", "mb"):
+            before = {**counts_before.get(node, {}), "makers": 0}
+            sums = machines.setdefault(node, {**machine, **dict.fromkeys(SUMMED, 0)})
+            for name in SUMMED:
                 sums[name] += machine[name] - before.get(name, 0)
 
     ready = []

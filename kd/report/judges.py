@@ -6,7 +6,7 @@ of the start do not count. Evidence are the values that the rule's text names (:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -29,20 +29,11 @@ def often(hits: Sequence[bool], at: float, **evidence: object) -> Evidence:
 
 
 # -- the machine and the steps -----------------------------------------------------------------------------------------
-def busy_cpu(
-    cpu: Sequence[float], gpu: Sequence[float], high: float, low: float, share: float, skip: int
+def full_while_idle(
+    busy: Sequence[float], gpu: Sequence[float], high: float, low: float, share: float, skip: int
 ) -> Evidence:
-    """CPUs above ``high`` % while GPUs are below ``low`` %."""
-    bound = [a > high and b < low for a, b in zip(cpu, gpu, strict=False)]
-    return often(bound[skip:], share)
-
-
-def busy_disk(
-    io_wait: Sequence[float], gpu: Sequence[float], high: float, low: float, share: float, skip: int
-) -> Evidence:
-    """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %."""
-    use = gpu or [0.0] * len(io_wait)
-    bound = [a > high and b < low for a, b in zip(io_wait, use, strict=False)]
+    """CPUs, or the wait for a disk, above ``high`` % while GPUs are below ``low`` %."""
+    bound = [a > high and b < low for a, b in zip(busy, gpu, strict=False)]
     return often(bound[skip:], share)
 
 
@@ -73,42 +64,26 @@ def room_left(
     return p95
 
 
-def newest_growth(values: Sequence[float], increase: float, window: int, skip: int) -> Evidence:
-    """Steady growth over the newest ``window`` samples."""
-    return _steady_growth(values[skip:][-window:], increase, 0)
-
-
-def growth_after_start(
-    values: Sequence[float], increase: float, least_mb: float, skip: int
+def growth(
+    values: Sequence[float], increase: float, skip: int, window: int = 0, least_mb: float = 0.0
 ) -> Evidence:
-    """Steady growth after the first third of the run."""
-    after_start = values[skip:]
-    return _steady_growth(after_start[len(after_start) // 3 :], increase, least_mb)
+    """Steady growth over the newest ``window`` samples, without a window after the first third of the run.
 
-
-def _steady_growth(values: Sequence[float], increase: float, least: float) -> Evidence:
-    """The mean of the last tenth is above the first's by a share ``increase`` and by ``least``, and rose steadily.
-
-    Steadily: at most one of the nine steps between tenths does not rise, and the median rise is at least half of the
-    mean one. One jump, as when validation's loader starts, is no leak.
+    The mean of the last tenth is above the first's by a share ``increase`` and by ``least_mb``, and rose steadily: at most
+    one of the nine steps between tenths does not rise, and the median rise is at least half of the mean one. One jump, as
+    when validation's loader starts, is no leak.
     """
-    if len(values) < 20:
+    after_start = values[skip:]
+    counted = after_start[-window:] if window else after_start[len(after_start) // 3 :]
+    if len(counted) < 20:
         return None
-    ends = [round(tenth * len(values) / 10) for tenth in range(11)]
-    tenths = []
-    for start, end in pairwise(ends):
-        tenths.append(mean(values[start:end]))
-    first = tenths[0]
-    last = tenths[-1]
-    rises = [after - before for before, after in pairwise(tenths)]
-    rises.sort()
-    second_least = rises[1]
-    median = percentile(rises, 50)
-    steady = second_least > 0 and median >= mean(rises) / 2
-    enough = max(increase * first, least)
-    if steady and last - first >= enough:
-        return {"first": first, "last": last}
-    return None
+    ends = [round(tenth * len(counted) / 10) for tenth in range(11)]
+    tenths = [mean(counted[start:end]) for start, end in pairwise(ends)]
+    first, last = tenths[0], tenths[-1]
+    rises = sorted(after - before for before, after in pairwise(tenths))
+    steady = rises[1] > 0 and percentile(rises, 50) >= mean(rises) / 2
+    enough = max(increase * first, least_mb)
+    return {"first": first, "last": last} if steady and last - first >= enough else None
 
 
 def unbalanced(gpus: Sequence[Sequence[float]], imbalance: float, skip: int) -> Evidence:
@@ -195,14 +170,9 @@ def hot_cores(
     return None if not text or (gpu and mean(gpu) >= busy) else {"words": text}
 
 
-def random_start(start: str) -> Evidence:
-    """The student began with random weights."""
-    return {} if start == "scratch" else None
-
-
-def over_tcp(network: str) -> Evidence:
-    """NCCL sends over TCP (``Socket``) between machines that have EFA."""
-    return {} if network == "Socket" else None
+def is_value(wanted: str) -> Callable[[str], Evidence]:
+    """A judge of a text: it is ``wanted``."""
+    return lambda value: {} if value == wanted else None
 
 
 def swings(swing: Swing | None) -> Evidence:
@@ -354,14 +324,12 @@ def ignored_teacher(
     return {"agreement": last, "names": names, "falls": falls}
 
 
-def entropy_above(entropy: Sequence[float], high: float) -> Evidence:
-    """The softened teacher's mean entropy is above ``high`` of its maximum."""
-    return {"level": mean(entropy)} if mean(entropy) > high else None
-
-
-def entropy_below(entropy: Sequence[float], low: float) -> Evidence:
-    """The softened teacher's mean entropy is below ``low`` of its maximum."""
-    return {"level": mean(entropy)} if mean(entropy) < low else None
+def mean_outside(
+    values: Sequence[float], low: float = -math.inf, high: float = math.inf
+) -> Evidence:
+    """The mean is below ``low`` or above ``high``."""
+    level = mean(values)
+    return {"level": level} if level < low or level > high else None
 
 
 def dominant_term(shares: Mapping[str, float], share: float) -> Evidence:

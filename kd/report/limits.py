@@ -1,13 +1,17 @@
-"""What can limit a run: pure functions of its facts, each of which returns None where its limit does not hold.
+"""What can limit a run: a table of the phases that may take too much of a step, and functions of the facts for what is
+no phase; None: the limit does not hold.
 
 A gain is the step's time over its time without the limit: ``1 / (1 - p)`` for a share ``p`` (Amdahl, "Validity of the
 single processor approach", AFIPS 1967).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kd.report.facts import BUSY, DATA_WAIT_AT, STUDENT_PHASES, Facts
+from kd.report.metric import counted
 from kd.report.ratio import ratio, share, speedup, without
 from kd.report.records import FIT_OF_THE_START
 from kd.report.step_facts import COMPUTING, phase_share, slow_rank
@@ -46,6 +50,149 @@ class Finding:
     """What to do."""
 
 
+# -- phases that take too much of the step -------------------------------------------------------------------------------
+Lever = tuple[str, str, float]
+"""What is added to the evidence, what to change, and the predicted gain."""
+
+
+@dataclass(frozen=True)
+class PhaseLimit:
+    """A phase that limits a run where it takes too large a share of the step."""
+
+    bound: str
+    """As of :class:`Limit`."""
+    at: float
+    """Share of the step, 0 to 1, from which on it limits."""
+    text: str
+    """The evidence: ``ms`` of the phase, ``step`` (ms), ``part``."""
+    lever: Callable[[Facts, float], Lever]
+    """Of the facts and the phase's share."""
+
+
+def of_phase(phase: str, facts: Facts) -> Limit | None:
+    """The limit of a phase, a key of :data:`PHASE_LIMITS`; None where it takes less of the step."""
+    limit = PHASE_LIMITS[phase]
+    part = phase_share(facts.phases, phase)
+    if part < limit.at:
+        return None
+    text = limit.text.format(ms=facts.phases[phase], step=facts.step_ms, part=part)
+    more, lever, gain = limit.lever(facts, part)
+    return Limit(limit.bound, text + more, lever, gain)
+
+
+def _cheaper_teacher(facts: Facts, part: float) -> Lever:
+    """A cache of its answers, which computes each view once, where that pays within the run; else a smaller teacher."""
+    free = without(part)
+    if facts.cached:  # reading costs next to nothing: the cache was being filled
+        lever = "later epochs, and runs like this one, read them: at most"
+        return " to compute the answers that its cache keeps", lever, free
+    smaller = "a smaller teacher, or smaller pictures for it"
+    if not facts.header.get("cacheable", True):
+        return "", f"{smaller}: at most", free
+    cache = "model.teacher.cache=on"
+    cache_of_size = cache
+    if facts.cache_bytes:
+        cache_of_size += f" (needs {readable_bytes(facts.cache_bytes)})"
+    epochs, views = facts.epochs, facts.views
+    if math.isinf(epochs):
+        return "", f"{cache_of_size}, once filled,", free
+
+    # Epochs that compute the answers take a step each, those that read them 1 / free of a step.
+    computed = min(views, epochs)
+    gain = speedup(epochs, computed + ratio(epochs - computed, free))
+    if gain >= LEADS:
+        plural = "s" * (computed > 1)
+        return (
+            "",
+            f"{cache_of_size} in the run's {epochs:g} epochs of {computed:g} view{plural}",
+            gain,
+        )
+    why = f"{cache} gives {gain:.2f}x in the run's {epochs:g} epochs of {computed:g} views"
+    if epochs <= views:
+        why = f"{cache} pays in runs of more than {views} epochs, this one has {epochs:g}"
+    return "", f"{smaller} ({why}): at most", free
+
+
+def _less_waiting(facts: Facts, part: float) -> Lever:
+    """A rank that makes all others wait, or less traffic."""
+    slowest = slow_rank(facts.compute_ms)
+    if slowest is not None:
+        rank, extra_ms = slowest
+        why = f" because rank {rank} computes {extra_ms:.0f} ms longer than the others"
+        waited_ms = facts.phases["communication"]
+        gain = speedup(facts.step_ms, facts.step_ms - min(extra_ms, waited_ms))
+        return why, f"check rank {rank}'s machine, or remove it", gain
+    lever = (
+        "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
+        "(trainer.accumulate_grad_batches), a faster network: at most"
+    )
+    return "", lever, without(part)
+
+
+def _fused_optimizer(_facts: Facts, part: float) -> Lever:
+    """With a fused one a step would take the rest and :data:`FUSED_OPTIMIZER_SHARE` of it."""
+    gain = speedup(1.0, (1 - part) * (1 + FUSED_OPTIMIZER_SHARE))
+    return "", "a fused optimizer (optim.name=adamw, with an optim.lr of its own)", gain
+
+
+def _fewer_callbacks(facts: Facts, part: float) -> Lever:
+    """The slowest callback, where it takes much of the phase; else all of them."""
+    slowest, ms = max(facts.callbacks_ms.items(), key=lambda item: item[1], default=("", 0.0))
+    if ms > 0.3 * facts.phases["logging"]:
+        lever = f"do less in {slowest}, or less often: at most"
+        return f", {slowest} alone {ms:.0f} ms", lever, without(part)
+    return "", "trainer.log_every_n_steps, fewer callbacks: at most", without(part)
+
+
+PHASE_LIMITS = {
+    "teacher": PhaseLimit(
+        "teacher",
+        0.3,
+        "the teacher takes {ms:.0f} of the step's {step:.0f} ms ({part:.0%})",
+        _cheaper_teacher,
+    ),
+    "communication": PhaseLimit(
+        "communication",
+        0.15,
+        "the step waits {ms:.0f} of {step:.0f} ms ({part:.0%}) for gradients",
+        _less_waiting,
+    ),
+    "logging": PhaseLimit(
+        "host",
+        0.15,
+        "callbacks and logging take {ms:.0f} of {step:.0f} ms ({part:.0%})",
+        _fewer_callbacks,
+    ),
+    "optimizer": PhaseLimit(
+        "student",
+        0.25,
+        "the optimizer takes {ms:.0f} of {step:.0f} ms ({part:.0%})",
+        _fused_optimizer,
+    ),
+    "checkpoint": PhaseLimit(
+        "checkpoint",
+        0.05,
+        "saving checkpoints takes {part:.0%} of the training time ({ms:.0f} ms a step)",
+        lambda facts, part: ("", "save less often, or to a faster disk: at most", without(part)),
+    ),
+}
+"""Phases that may take too much of a step."""
+
+
+def readable_bytes(size: float) -> str:
+    """Bytes with a decimal unit (1 KB = 1000 B), for people.
+
+    >>> readable_bytes(1234567)
+    '1.2 MB'
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+# -- limits that are no phase -------------------------------------------------------------------------------------------
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
     """The step waits for its batch for a share ``at`` of its time, less what those who make it waited for cores that other
     jobs have (:attr:`~kd.report.step_facts.StepFacts.queued`).
@@ -182,87 +329,6 @@ def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
     return min(facts.workers - 1, max(1, min(beside_training, most)))
 
 
-def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
-    """The teacher's forward pass takes a share ``at`` of the step. A cache still computes each view once."""
-    taken = phase_share(facts.phases, "teacher")
-    if taken < at:
-        return None
-    text = f"the teacher takes {facts.phases['teacher']:.0f} of the step's {facts.step_ms:.0f} ms ({taken:.0%})"
-    gain_if_free = without(taken)
-
-    if facts.cached:  # reading costs next to nothing: the cache was being filled
-        text += " to compute the answers that its cache keeps"
-        lever = "later epochs, and runs like this one, read them: at most"
-        return Limit("teacher", text, lever, gain_if_free)
-    if not facts.header.get("cacheable", True):
-        lever = "a smaller teacher, or smaller pictures for it: at most"
-        return Limit("teacher", text, lever, gain_if_free)
-
-    cache = "model.teacher.cache=on"
-    cache_of_size = cache
-    if facts.cache_bytes:
-        cache_of_size += f" (needs {readable_bytes(facts.cache_bytes)})"
-    epochs, views = facts.epochs, facts.views
-    if math.isinf(epochs):
-        return Limit("teacher", text, f"{cache_of_size}, once filled,", gain_if_free)
-
-    # Epochs that compute the answers take a step each, those that read them 1 / gain_if_free of a step.
-    computed = min(views, epochs)
-    gain = speedup(epochs, computed + ratio(epochs - computed, gain_if_free))
-    if gain < LEADS:
-        why = f"{cache} gives {gain:.2f}x in the run's {epochs:g} epochs of {computed:g} views"
-        if epochs <= views:
-            why = f"{cache} pays in runs of more than {views} epochs, this one has {epochs:g}"
-        lever = f"a smaller teacher, or smaller pictures for it ({why}): at most"
-        return Limit("teacher", text, lever, gain_if_free)
-    plural = "s" * (computed > 1)
-    lever = f"{cache_of_size} in the run's {epochs:g} epochs of {computed:g} view{plural}"
-    return Limit("teacher", text, lever, gain)
-
-
-def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
-    """Gradients are waited for after the last one is computed; or one rank makes all others wait.
-
-    Args:
-        facts: of the run.
-        at: share of the step, in [0, 1], from which on it limits.
-    """
-    step, waited_ms = facts.step_ms, facts.phases.get("communication", 0.0)
-    waited = phase_share(facts.phases, "communication")
-    if waited < at:
-        return None
-    text = f"the step waits {waited_ms:.0f} of {step:.0f} ms ({waited:.0%}) for gradients"
-    slowest = slow_rank(facts.compute_ms)
-    if slowest is not None:
-        rank, extra_ms = slowest
-        text += f" because rank {rank} computes {extra_ms:.0f} ms longer than the others"
-        gain = speedup(step, step - min(extra_ms, waited_ms))
-        return Limit("communication", text, f"check rank {rank}'s machine, or remove it", gain)
-    lever = (
-        "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
-        "(trainer.accumulate_grad_batches), a faster network: at most"
-    )
-    return Limit("communication", text, lever, without(waited))
-
-
-def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
-    """The optimizer takes a share ``at`` of the step, which is usually a few percent.
-
-    With a fused one a step would take the rest and :data:`FUSED_OPTIMIZER_SHARE` of it.
-
-    Args:
-        facts: of the run.
-        at: share of the step, 0 to 1.
-    """
-    taken = phase_share(facts.phases, "optimizer")
-    if taken < at:
-        return None
-    text = f"the optimizer takes {facts.phases['optimizer']:.0f} of {facts.step_ms:.0f} ms ({taken:.0%})"
-    gain = speedup(1.0, (1 - taken) * (1 + FUSED_OPTIMIZER_SHARE))
-    lever = "a fused optimizer (optim.name=adamw, with an optim.lr of its own)"
-    return Limit("student", text, lever, gain)
-
-
 def precision_bound(facts: Facts) -> Limit | None:
     """A CPU computes in the one of float32 and bfloat16 that it is slower in.
 
@@ -290,16 +356,6 @@ def precision_bound(facts: Facts) -> Limit | None:
     return Limit("precision", text, f"trainer.precision={faster_setting}: at most", gain)
 
 
-def checkpoint_bound(facts: Facts, at: float = 0.05) -> Limit | None:
-    """Saving checkpoints takes a share ``at`` of the training time."""
-    taken = phase_share(facts.phases, "checkpoint")
-    if taken < at:
-        return None
-    text = f"saving checkpoints takes {taken:.0%} of the training time ({facts.phases['checkpoint']:.0f} ms a step)"
-    lever = "save less often, or to a faster disk: at most"
-    return Limit("checkpoint", text, lever, without(taken))
-
-
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
     """The time before the first step is a share ``at`` of the whole run, and at least ``least_s`` seconds.
 
@@ -311,7 +367,7 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
         at: share of the run, 0 to 1.
         least_s: seconds.
     """
-    startup_s = facts.startup["s"]
+    startup_s = facts.startup_s
     parts = facts.startup["parts"]
     run_s = facts.planned_s or 0.0
     part = share(startup_s, run_s)
@@ -433,27 +489,16 @@ def _share_cores(facts: Facts) -> str:
     ``2 training processes, 8 loader processes and 2 compute threads share 4 cores``; one training process is not named.
     """
     processes = facts.processes
-    counts = {
-        "training process": processes if processes > 1 else 0,
-        "loader process": processes * facts.workers,
-        "compute thread": processes * facts.threads,
-    }
-    in_words = []
-    for what, count in counts.items():
-        if count:
-            in_words.append(_count(count, what))
-    *first, last = in_words
-    sharers = last
-    if first:
-        sharers = f"{', '.join(first)} and {last}"
-    return f"{sharers} share {_count(facts.cores, 'core')}"
-
-
-def _count(count: int, what: str) -> str:
-    """``1 core``, ``2 cores``, ``2 processes``."""
-    if count == 1:
-        return f"1 {what}"
-    return f"{count} {what}{'es' if what.endswith('s') else 's'}"
+    loaders = processes * facts.workers
+    sharers = []
+    if processes > 1:
+        sharers.append(f"{processes} training processes")
+    if loaders:
+        sharers.append(counted(loaders, "loader process", "loader processes"))
+    sharers.append(counted(processes * facts.threads, "compute thread"))
+    *first, last = sharers
+    named = f"{', '.join(first)} and {last}" if first else last
+    return f"{named} share {counted(facts.cores, 'core')}"
 
 
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
@@ -479,30 +524,22 @@ def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limi
     return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))
 
 
-def bookkeeping_bound(facts: Facts, at: float = 0.15) -> Limit | None:
-    """Callbacks, loggers and the loop around them take a share ``at`` of the step."""
-    taken = phase_share(facts.phases, "logging")
-    if taken < at:
-        return None
-    logging_ms = facts.phases["logging"]
-    text = f"callbacks and logging take {logging_ms:.0f} of {facts.step_ms:.0f} ms ({taken:.0%})"
-    lever = "trainer.log_every_n_steps, fewer callbacks: at most"
-    if facts.callbacks_ms:
-        slowest, ms = max(facts.callbacks_ms.items(), key=lambda item: item[1])
-        if ms > 0.3 * logging_ms:
-            text += f", {slowest} alone {ms:.0f} ms"
-            lever = f"do less in {slowest}, or less often: at most"
-    return Limit("host", text, lever, without(taken))
+# -- which of them is the headline -------------------------------------------------------------------------------------
+def host_bound(facts: Facts) -> Limit | None:
+    """Waiting for a core comes first: a host that gets none also launches slowly."""
+    return cpu_contention(facts) or launch_bound(facts)
 
 
-def readable_bytes(size: float) -> str:
-    """Bytes with a decimal unit (1 KB = 1000 B), for people.
+def input_bound(facts: Facts) -> Limit | None:
+    """The wait for batches, of a data tier or of this machine."""
+    return tier_bound(facts) if facts.run.tier else data_bound(facts)
 
-    >>> readable_bytes(1234567)
-    '1.2 MB'
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+
+LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
+    "host": host_bound,
+    "data": input_bound,
+    **{phase: partial(of_phase, phase) for phase in PHASE_LIMITS},
+    "precision": precision_bound,
+    "startup": startup_bound,
+}
+"""What can limit a run, by the name that a failure is reported under."""

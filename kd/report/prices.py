@@ -84,33 +84,6 @@ def price_of(instances: Iterable[str], prices: Prices, key: str = "monitor.insta
     return price
 
 
-def by_kind(instances: Iterable[str], prices: Prices) -> dict[str, float]:
-    """The price of an hour of all ``instances``: on demand, on spot, and with half of the hours on each.
-
-    For the page's comparison: whether the instances were named ``:spot`` does not matter.
-
-    Machines without a spot price stay on demand. Empty where one has no price on demand, or none has one on spot.
-
-    >>> by_kind(["big", "2*small"], {"big": {"price": 37}, "small": {"price": 4}, "small:spot": {"price": 1.5}})
-    {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}
-    """
-    full = spot = 0.0
-    has_spot = False
-    for count, named in machines_of(instances):
-        name = named.removesuffix(":spot")
-        if name not in prices:
-            return {}
-        on_demand = prices[name]
-        cheaper = prices.get(f"{name}:spot", on_demand)
-        has_spot = has_spot or cheaper is not on_demand
-        full += count * on_demand["price"]
-        spot += count * cheaper["price"]
-    if not has_spot:
-        return {}
-    half = (full + spot) / 2
-    return {"on demand": full, "spot": spot, "half of the hours on spot": half}
-
-
 def input_machines(prices: Prices) -> dict[str, dict[str, float]]:
     """Those of the table whose ``vcpus`` are known, with ``gpus``, 0 where the table has none."""
     return {

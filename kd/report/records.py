@@ -64,14 +64,12 @@ NEEDED: dict[
     },
     "event": {"name": str},
     "health": {"step": int},
-    "confusion": {"epoch": int, "pairs": list, "right": list, "counts": list},
     "kernels": {"first": int, "last": int, "top": list},
 }
 NEEDED_OF: dict[str, dict[str, Kind]] = {  # what the header of a file must hold beside
     "steps": {"rank": int},
     "system": {"node": str},
     "tier": {"rank": int},
-    "confusion": {"classes": list},
 }
 MAY_HAVE: dict[str, Kind] = {  # a record of any kind
     "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list), "teacher": dict,
@@ -154,7 +152,6 @@ class TensorSeries:
     """One statistic of a tensor over a run.
 
     Attributes:
-        student: of several; empty for the only one.
         layer: path of the module whose output was read; empty for the student as a whole.
         statistic: ``spread`` (standard deviation of the output), ``zeros``, ``dead``, ``saturated`` (shares of it);
             of the whole student ``grad_norm``, ``update_ratio``, ``agreement``, ``teacher_entropy``.
@@ -162,7 +159,6 @@ class TensorSeries:
         values: the readings; None where one was NaN or infinite.
     """
 
-    student: str
     layer: str
     statistic: str
     steps: list[int]
@@ -199,10 +195,8 @@ class RunRecords:
     """Training-health records, in order."""
     counts: dict[str, list[int]] = field(default_factory=dict)
     """Pictures by class of each split."""
-    confusion: list[dict[str, Any]] = field(default_factory=list)
-    """How classes were mixed up, a record a validation and student."""
-    classes: list[str] = field(default_factory=list)
-    """Names by id."""
+    fidelity: dict[str, Any] = field(default_factory=dict)
+    """``fidelity.json``: how the student compares with its teacher and which classes it confuses, in its best validation."""
     latency: list[dict[str, Any]] = field(default_factory=list)
     """Rows that ``kd-latency`` has measured."""
     kernels: list[dict[str, Any]] = field(default_factory=list)
@@ -247,15 +241,11 @@ class RunRecords:
     @property
     def tensors(self) -> list[TensorSeries]:
         """What training health has read of gradients, weights and activations (``monitor.health_every``)."""
-        by_key = {}
+        by_key: dict[tuple[str, str], TensorSeries] = {}
 
         def append(record: dict[str, Any], layer: str, statistic: str, value: float | None) -> None:
             """Adds a value to the series of its layer and statistic; a series begins with its first value."""
-            student = record.get("student", "")
-            key = student, layer, statistic
-            if key not in by_key:
-                by_key[key] = TensorSeries(student, layer, statistic, [], [])
-            series = by_key[key]
+            series = by_key.setdefault((layer, statistic), TensorSeries(layer, statistic, [], []))
             series.steps.append(record["step"])
             series.values.append(value)
 
@@ -267,17 +257,6 @@ class RunRecords:
                 for layer, value in record.get(statistic, {}).items():
                     append(record, layer, statistic, value)
         return list(by_key.values())
-
-    @property
-    def newest_confusion(self) -> dict[str, Any] | None:
-        """The newest count of the student's mistakes; None without one, or where the classes have no names.
-
-        ``epoch`` (from 0), ``pairs`` (``[class, the class it is taken for, how often]`` by id, the most frequent
-        first), ``right`` (share of each class, None without pictures) and ``counts`` (pictures of each class).
-        """
-        if not self.confusion or not self.classes:
-            return None
-        return self.confusion[-1]
 
 
 def is_kept(number: int, share: float) -> bool:
@@ -487,6 +466,8 @@ def read_run(folder: str | Path) -> RunRecords:
     run = read_results(folder)
     if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)
+    if (folder / "fidelity.json").exists():
+        run.fidelity = _mapping(folder / "fidelity.json", run.notes)
     run.latency = _latency_rows(folder, run.notes)
 
     # The files samples.*.jsonl are an audit's, not for a report.
@@ -599,8 +580,6 @@ def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
             run.events.append(record)
         elif kind == "health":
             run.health.append(record)
-        elif kind == "confusion":
-            run.confusion.append(record)
 
 
 def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
@@ -613,8 +592,6 @@ def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
         run.tier[record["rank"]] = []
     elif record["of"] == "health":
         run.counts = record.get("counts", {})
-    elif record["of"] == "confusion":
-        run.classes = record["classes"]
 
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from kd.proof.luck import CHANCE_SIGMAS
-from kd.report import judges, limits
+from kd.report import judges
 from kd.report.facts import STUDENT_PHASES, Facts
 from kd.report.judges import Evidence
-from kd.report.limits import LEADS, WORTH, Finding, Limit
+from kd.report.limits import LEADS, LIMITS, UNNAMED, WORTH, Finding, Limit, student_bound
 from kd.report.plain_words import in_plain_words
 from kd.report.records import PHASES, RunRecords
 from kd.report.series import OfGpu, OfMachine, OfRun
@@ -74,7 +74,7 @@ class Rule:
     def applied_to(self, scope: object, thresholds: Mapping[str, float]) -> Finding | None:
         """:meth:`__call__` on the series of a run, a machine or a GPU."""
         if self.when:
-            holds = getattr(scope, self.when)
+            holds = attrgetter(self.when)(scope)
             if holds is None or holds is False:
                 return None
         return self(*(attrgetter(name)(scope) for name in self.reads), **thresholds)
@@ -84,11 +84,11 @@ class Rule:
 # (samples every 500 ms).
 _ALL = (
     # the machine and the steps
-    Rule("CPUBottleneck", judges.busy_cpu, ("cpu", "gpu"),
+    Rule("CPUBottleneck", judges.full_while_idle, ("cpu", "gpu"),
          "CPU above {high:.0f} % and GPU below {low:.0f} % in {part:.0%} of the samples",
          "move work off the CPU, or give it more cores",
          {"high": 90.0, "low": 10.0, "share": 0.5, "skip": 100}, OfMachine),
-    Rule("IOBottleneck", judges.busy_disk, ("iowait", "gpu"),
+    Rule("IOBottleneck", judges.full_while_idle, ("iowait", "gpu_or_idle"),
          "I/O wait above {high:.0f} % in {part:.0%} of the samples",
          "a faster disk, a local copy of the data, or fewer and larger files",
          {"high": 50.0, "low": 70.0, "share": 0.5, "skip": 1000}, OfMachine),
@@ -99,11 +99,11 @@ _ALL = (
          "p95 of CPU {cpu:.0f} %, GPU {gpu:.0f} %, GPU memory {memory:.0f} %",
          "a larger data.batch_size (with a learning rate to match)",
          {"low": 70.0, "window": 500, "skip": 100}, OfMachine, when="free"),
-    Rule("GPUMemoryIncrease", judges.newest_growth, ("used_memory",),
+    Rule("GPUMemoryIncrease", judges.growth, ("used_memory",),
          "GPU memory grew steadily from {first:.0f} to {last:.0f} %",
          "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
          {"increase": 0.1, "window": 500, "skip": 100}, OfGpu),
-    Rule("MemoryLeak", judges.growth_after_start, ("rss_mb",),
+    Rule("MemoryLeak", judges.growth, ("rss_mb",),
          "memory grew steadily from {first:.0f} to {last:.0f} MB",
          "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
          {"increase": 0.1, "least_mb": 100.0, "skip": 20}, OfMachine),
@@ -116,7 +116,7 @@ _ALL = (
     Rule("StepOutlier", judges.outliers, ("facts.steps_ms",),
          "{count} steps are {sigma:.0f} sigma above the mean of {mean:.0f} ms (slowest {most:.0f} ms)",
          "see which phase is long in them", {"sigma": 5.0, "ignore": 10}),
-    Rule("MaxInitializationTime", judges.too_long, ("startup_s",),
+    Rule("MaxInitializationTime", judges.too_long, ("facts.startup_s",),
          "start-up took {minutes:.0f} min", "copy or prepare data beforehand", {"limit_s": 1200.0}, needs_steps=False),
     Rule("Dataloader", judges.loaders,
          ("data_share", "facts.workers", "facts.threads", "facts.cores", "facts.processes", "facts.other_cores"),
@@ -124,7 +124,7 @@ _ALL = (
          "data.num_workers=auto tries 0, 1, 2, ... under the real step", {"low": 0.1}, when="data_share"),
     Rule("HotCores", judges.hot_cores, ("facts.core_use_after_start", "gpu_use"), "{words}",
          "fewer loader processes (data.num_workers), or processes bound to cores of their own", {"busy": 70.0}),
-    Rule("EfaMissing", judges.over_tcp, ("network",),
+    Rule("EfaMissing", judges.is_value("Socket"), ("header.efa_network",),
          "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)",
          "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)", needs_steps=False),
     Rule("PhaseVariation", judges.swings, ("facts.swing",), "{words} although nothing changes its shapes",
@@ -175,7 +175,7 @@ _ALL = (
          "the most frequent class has {most} pictures, the rarest {least}",
          "data.balance_classes=true, or more pictures of the rare classes", {"factor": 10.0}, when="class_counts",
          needs_steps=False),
-    Rule("TeacherNearChance", judges.weak_teacher, ("teacher_acc1", "chance", "judged", "remedy"),
+    Rule("TeacherNearChance", judges.weak_teacher, ("teacher_acc1", "chance", "judged", "teacher.remedy"),
          "the teacher is right on {right} of {pictures} validation pictures ({reached}), no better than always naming the "
          "most frequent class ({guessed})",
          "check that its classes are in the data's order (classes), that img_size is what it was trained with, and that "
@@ -187,17 +187,17 @@ _ALL = (
          ("start_value", "last_value", "pictures", "metric", "exported_epoch", "levers"),
          "{metric} was {before} before the first step and is {now} after the last epoch: training has undone part of what "
          "it began with; {kept}", "a lower optim.lr", {"drop": 0.02}, when="done", needs_steps=False),
-    Rule("NoStart", judges.random_start, ("start",),
+    Rule("NoStart", judges.is_value("scratch"), ("student.start",),
          "the student began with random weights, as stored answers have no layers",
          "model.student.pretrained=true or model.student.checkpoint=FILE of a backbone gives it a start",
-         when="stored_teacher", needs_steps=False),
-    Rule("StudentUnderTrained", judges.under_trained, ("val", "epoch.val/agreement", "start", "metric"),
+         when="header.stored_teacher", needs_steps=False),
+    Rule("StudentUnderTrained", judges.under_trained, ("val", "epoch.val/agreement", "student.start", "metric"),
          "{rose}, with {agreement:.1%} agreement with the teacher: the student is under-trained",
          "more trainer.max_epochs", {"gain": 0.01, "part": 0.2, "below": 0.8, "least": 5}, when="done"),
-    Rule("TemperatureTooHigh", judges.entropy_above, ("known.teacher_entropy",),
+    Rule("TemperatureTooHigh", judges.mean_outside, ("known.teacher_entropy",),
          "at this temperature the teacher's answers are nearly uniform (entropy {level:.1%} of its maximum)",
          "a lower temperature of the distillation loss", {"high": 0.98}),
-    Rule("TemperatureTooLow", judges.entropy_below, ("known.teacher_entropy",),
+    Rule("TemperatureTooLow", judges.mean_outside, ("known.teacher_entropy",),
          "at this temperature the teacher's answers are nearly one-hot (entropy {level:.1%} of its maximum)",
          "a higher temperature of the distillation loss", {"low": 0.02}),
     Rule("LossTermDominates", judges.dominant_term, ("newest.loss_shares",), "'{name}' is {value:.0%} of the loss",
@@ -301,29 +301,6 @@ def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> R
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
-def _host_bound(facts: Facts) -> Limit | None:
-    """Waiting for a core comes first: a host that gets none also launches slowly."""
-    return limits.cpu_contention(facts) or limits.launch_bound(facts)
-
-
-def _input_bound(facts: Facts) -> Limit | None:
-    return limits.tier_bound(facts) if facts.run.tier else limits.data_bound(facts)
-
-
-LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
-    "host": _host_bound,
-    "data": _input_bound,
-    "teacher": limits.teacher_bound,
-    "communication": limits.communication_bound,
-    "bookkeeping": limits.bookkeeping_bound,
-    "optimizer": limits.optimizer_bound,
-    "precision": limits.precision_bound,
-    "checkpoint": limits.checkpoint_bound,
-    "startup": limits.startup_bound,
-}
-"""What can limit a run, by the name that a failure is reported under."""
-
-
 def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) -> list[Limit]:
     """The limits of a run whose lever is worth naming, the headline first, then by their gain.
 
@@ -368,7 +345,7 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
 
     if leader:
         return [leader, *(limit for limit in worthy if limit is not leader)]
-    return [limits.student_bound(facts, alone=not worthy) or _largest_phase(facts), *worthy]
+    return [student_bound(facts, alone=not worthy) or _largest_phase(facts), *worthy]
 
 
 def _gain(limit: Limit) -> float:
@@ -385,7 +362,7 @@ def _largest_phase(facts: Facts) -> Limit:
         else:
             shares[f"the {name}"] = phase_share(facts.phases, name)
     shares["the student's own training"] = own
-    shares[limits.UNNAMED] = shares.pop("the rest")
+    shares[UNNAMED] = shares.pop("the rest")
     largest = max(shares, key=lambda name: shares[name])
     text = f"no part of the step stands out; most of it ({shares[largest]:.0%}) is {largest}"
     return Limit("none", text, "", None)

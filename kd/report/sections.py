@@ -5,24 +5,24 @@ A *section* is a dict that ``report/html.py`` writes and the page draws by its `
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from kd.report import traces
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart
-from kd.report.costs import costs_by_kind, input_costs, tier_table
+from kd.report.costs import input_costs, tier_table
+from kd.report.evaluated import fidelity_parts
 from kd.report.facts import Facts
-from kd.report.faithful import faithful
 from kd.report.learning import headline, learning
-from kd.report.metric import counted, duration, format_metric, is_share
-from kd.report.ratio import ratio, share
+from kd.report.metric import counted, duration, format_metric
+from kd.report.ratio import share
 from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
 from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
 from kd.report.tables import Cell, Part, Table, results_of, sentences
 
-Parts = Callable[[], Sequence[Section | Part | None]]  # makes sections of the page
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 RUNNING_S = 600.0  # a run without a status whose newest step is younger still trains
 OF_HEADER = ("host", "device_name", "cores", "threads", "world_size", "python", "torch", "platform")
@@ -30,57 +30,26 @@ OF_SUMMARY = ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb",
 
 
 def report(explained: Explained) -> list[Section | Part]:
-    """The page's sections, in order; those without data are left out.
+    """The page's sections, in the order of :data:`PAGE`; those without data are left out.
 
-    A section that can't be worked out is left out too, and the notes name it: the others are shown.
+    A section that can't be worked out is left out too, and the notes name it: the others are shown. Of a run that ended
+    well, with a student that became no worse, what is unusual comes after the results.
     """
-    run, facts = explained.run, explained.facts
+    made: dict[str, list[Section | Part]] = {}
+    for name, parts_of in PAGE.items():
+        parts = attempt(f"section {name}", explained.failures, partial(parts_of, explained))
+        made[name] = [part for part in parts or [] if part]
+    problems = notes(
+        explained.run, explained.failures
+    )  # last: they name the failures of the others
+    if problems:
+        made["cost by group"].append(problems)
+    names = list(PAGE)
     worse = any(finding.rule == "WorseThanStart" for finding in explained.findings)
-    done = status(run) == "done" and not worse
-    speed: dict[str, Parts] = {"rules": lambda: [_rules(explained)]}
-    results: dict[str, Parts] = {
-        "learning": lambda: learning(facts),
-        "results": lambda: _results(run),
-        "faithfulness": lambda: faithful(run),
-    }
-    first: dict[str, Parts] = {
-        "headline": lambda: [headline(facts)],
-        "verdict": lambda: [verdict_of(explained)],
-        "cards": lambda: [_cards(facts)],
-        "cost by group": lambda: [_cost_by_group(facts)],
-        "cost by price": lambda: [costs_by_kind(facts)],
-    }
-    # Of a run that trains, failed, or made its student worse, what is unusual comes before the results.
-    rest: dict[str, Parts] = {
-        **(results if done else speed),
-        **(speed if done else results),
-        "input costs": lambda: [input_costs(facts)],
-        "data tier": lambda: [tier_table(facts)],
-        "start-up": lambda: [_startup(facts)],
-        "phases": lambda: [phase_chart(facts)],
-        "cores": lambda: [heat(run)],
-        "machine": lambda: machine_lines(run),
-        "percentiles": lambda: [_percentiles(facts)],
-        "operations": lambda: [_operations(facts)],
-        "traces": lambda: [traces.section(run)],
-        "health": lambda: health_lines(run),
-        "settings": lambda: [_settings(run)],
-        "environment": lambda: [_environment(facts)],
-    }
-    opening = _worked_out(first, explained.failures)
-    body = _worked_out(rest, explained.failures)
-    problems = notes(run, explained.failures)  # last: they name the failures of the others
-    return [*opening, *([problems] if problems else []), *body]
-
-
-def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section | Part]:
-    """The sections that have data; a part that fails is named in ``failures``."""
-    sections: list[Section | Part] = []
-    for name, part in parts.items():
-        for section in attempt(f"section {name}", failures, part) or []:
-            if section:
-                sections.append(section)
-    return sections
+    if status(explained.run) == "done" and not worse:
+        names.remove("rules")
+        names.insert(names.index("faithfulness") + 1, "rules")
+    return [part for name in names for part in made[name]]
 
 
 NOT_MEASURED = (
@@ -94,17 +63,19 @@ def _results(run: RunRecords) -> list[Part]:
     how its worth is measured, where that was not done.
     """
     results = results_of(run.folder, run.notes.append)
-    parts: list[Part] = []
-    for of_one in results.values():
-        parts += of_one
+    parts = [part for of_one in results.values() for part in of_one]
     model = run.config.get("model") or {}
     student = model.get("student") or {}
     ended_well = run.summary.get("status") == "done"
     has_classifier = student.get("head", True)
     if "pays" not in results and ended_well and not has_classifier:
-        how = sentences("Does it pay?", [NOT_MEASURED])
-        parts.append(how)
+        parts.append(sentences("Does it pay?", [NOT_MEASURED]))
     return parts
+
+
+def _faithful(run: RunRecords) -> list[Part]:
+    """How the student compares with its teacher; [] before its first validation."""
+    return fidelity_parts(run.fidelity) if run.fidelity else []
 
 
 def _settings(run: RunRecords) -> Table | None:
@@ -162,7 +133,7 @@ def _cards(facts: Facts) -> Section:
 
 
 def _result_cards(facts: Facts) -> list[Card]:
-    """The best values of student and teacher, and, of a metric that is a share, the part that the student keeps."""
+    """The best values of student and teacher."""
     run = facts.run
     metric = run.primary
     teacher_value = (run.teacher.get("val") or {}).get(metric)
@@ -170,13 +141,9 @@ def _result_cards(facts: Facts) -> list[Card]:
     which = f"best val {metric}"
     if facts.exports_its_start():
         which = f"val {metric} before training"
-    kept = ""
-    if teacher_value and score is not None and is_share(metric):
-        kept = f"{ratio(score, teacher_value):.1%}"
     return [
         ("student", format_metric(metric, score), _about(which, run.student)),
         ("teacher", format_metric(metric, teacher_value), _about(f"val {metric}", run.teacher)),
-        ("student keeps", kept, "of its teacher"),
     ]
 
 
@@ -188,8 +155,8 @@ def _speed_cards(facts: Facts) -> list[Card]:
         spread = f"step {median:.0f} ms, p95 {high:.0f} ms"
     if facts.images_per_s is not None:
         speed = f"{facts.images_per_s:,.0f}"
-    if facts.startup["s"]:
-        startup = duration(facts.startup["s"])
+    if facts.startup_s:
+        startup = duration(facts.startup_s)
     epochs_seen = len({step["epoch"] for step in facts.steps})
     cards = [
         ("images/s", speed, spread),
@@ -325,7 +292,7 @@ def _rules(explained: Explained) -> Table:
 
 def _startup(facts: Facts) -> Table | None:
     """The parts of the newest start, before the first step was done; None where they were not recorded."""
-    start_s = facts.startup["s"]
+    start_s = facts.startup_s
     parts = facts.startup["parts"]
     if not parts:
         return None
@@ -390,7 +357,9 @@ def _operations(facts: Facts) -> Table | None:
         row = [operation["name"], operation["range"], operation["ms"], percent, operation["calls"]]
         rows.append(row)
     title = f"Top operations (steps {window['first']} to {window['last']})"
-    return Table(title, ["operation", "range", "ms a step", "%", "calls a step"], rows, long=True)
+    groups = [f"{name} {part:.0%}" for name, part in window.get("groups", {}).items()]
+    columns = ["operation", "range", "ms a step", "%", "calls a step"]
+    return Table(title, columns, rows, ", ".join(groups), long=True)
 
 
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
@@ -419,3 +388,28 @@ def _environment(facts: Facts) -> Table:
             rows.append([key, str(run.summary[key])])
     rows.append(["folder", str(run.folder)])
     return Table("Environment", ["", ""], rows, folded=True)
+
+
+PAGE: dict[str, Callable[[Explained], Sequence[Section | Part | None]]] = {
+    "headline": lambda explained: [headline(explained.facts)],
+    "verdict": lambda explained: [verdict_of(explained)],
+    "cards": lambda explained: [_cards(explained.facts)],
+    "cost by group": lambda explained: [_cost_by_group(explained.facts)],
+    "rules": lambda explained: [_rules(explained)],
+    "learning": lambda explained: learning(explained.facts),
+    "results": lambda explained: _results(explained.run),
+    "faithfulness": lambda explained: _faithful(explained.run),
+    "input costs": lambda explained: [input_costs(explained.facts)],
+    "data tier": lambda explained: [tier_table(explained.facts)],
+    "start-up": lambda explained: [_startup(explained.facts)],
+    "phases": lambda explained: [phase_chart(explained.facts)],
+    "cores": lambda explained: [heat(explained.run)],
+    "machine": lambda explained: machine_lines(explained.run),
+    "percentiles": lambda explained: [_percentiles(explained.facts)],
+    "operations": lambda explained: [_operations(explained.facts)],
+    "traces": lambda explained: [traces.section(explained.run)],
+    "health": lambda explained: health_lines(explained.run),
+    "settings": lambda explained: [_settings(explained.run)],
+    "environment": lambda explained: [_environment(explained.facts)],
+}
+"""The parts of a run's page by the name that a failure is reported under, in the order of a run that trains or failed."""

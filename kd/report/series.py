@@ -57,6 +57,11 @@ class OfMachine:
         return [mean(values) for values in zip(*filter(None, self.gpus), strict=True)]
 
     @cached_property
+    def gpu_or_idle(self) -> list[float]:
+        """:attr:`gpu`; 0 % without any."""
+        return self.gpu or [0.0] * len(self.samples)
+
+    @cached_property
     def gpu_memory(self) -> list[float]:
         """Mean use of the GPUs' memory, %."""
         used = [_complete(readings, "mem") for readings in self.readings]
@@ -117,6 +122,12 @@ class OfRun:
         """Or was killed."""
         self.metric = f"val/{self.run.primary}"
         health = self.run.health or [{}]
+        self.header = _Named(facts.header.get)
+        """A value of the typical rank's header; None without it."""
+        self.student = _Named(self.run.student.get)
+        """A value of the student's part of the summary; None without it."""
+        self.teacher = _Named(self.run.teacher.get)
+        """Likewise, of the teacher's."""
         self.epoch = _Named(lambda name: list(by_epoch(self.run, name).values()))
         """A column of ``metrics.csv``: its newest value of each epoch."""
         self.recorded = _Named(lambda name: [r[name] for r in self.run.health if name in r])
@@ -131,16 +142,6 @@ class OfRun:
         """Likewise, in the newest."""
 
     # -- steps and the machine -----------------------------------------------------------------------------------------
-    @cached_property
-    def startup_s(self) -> float:
-        """Seconds until the first step was done."""
-        return float(self.facts.startup["s"])
-
-    @cached_property
-    def network(self) -> str:
-        """NCCL's name of what it sends over, on machines with EFA; "" elsewhere."""
-        return str(self.facts.header.get("efa_network", ""))
-
     @cached_property
     def gpu_use(self) -> list[float]:
         """Of all GPUs and samples, %."""
@@ -202,11 +203,6 @@ class OfRun:
         counted = sum(self.run.counts.get("val", []))
         return self.run.teacher.get("pictures", counted) if counted else 0
 
-    @cached_property
-    def remedy(self) -> str:
-        """The key that the preflight has found for a weak teacher."""
-        return self.run.teacher.get("remedy") or ""
-
     # -- the student by epoch ------------------------------------------------------------------------------------------
     @cached_property
     def val(self) -> list[float]:
@@ -229,42 +225,28 @@ class OfRun:
         """Validation pictures."""
         return int(next(iter(self.run.headers.values()), {}).get("val", 0))
 
-    @property
-    def _student(self) -> dict[str, Any]:
-        return self.run.student
-
     @cached_property
     def start_value(self) -> float | None:
         """The main metric before the first step."""
-        return (self._student.get("start_val") or {}).get(self.run.primary)
+        return (self.run.student.get("start_val") or {}).get(self.run.primary)
 
     @cached_property
     def last_value(self) -> float | None:
         """The main metric after the last epoch."""
-        return (self._student.get("val") or {}).get(self.run.primary)
+        return (self.run.student.get("val") or {}).get(self.run.primary)
 
     @cached_property
     def exported_epoch(self) -> int:
         """The epoch that is exported, from 1; 0: the start."""
-        return int((self._student.get("best_val") or {}).get("epoch", 0))
-
-    @cached_property
-    def start(self) -> str:
-        """Where the student's first weights came from."""
-        return str(self._student.get("start", ""))
-
-    @cached_property
-    def stored_teacher(self) -> bool:
-        """Whether the teacher is stored answers alone, without layers."""
-        return bool(self.facts.header.get("stored_teacher"))
+        return int((self.run.student.get("best_val") or {}).get("epoch", 0))
 
     @cached_property
     def levers(self) -> list[str]:
         """What the settings suggest to try where training has made the student worse."""
         model = self.run.config.get("model") or {}
         levers = ["a lower optim.lr"]
-        if "lr" in self._student:
-            levers = [f"a lower optim.lr (it was {self._student['lr']:g})"]
+        if "lr" in self.run.student:
+            levers = [f"a lower optim.lr (it was {self.run.student['lr']:g})"]
         if self.run.teacher and not model.get("distill_losses"):
             levers.append("the recipe's model.distill_losses instead of labels alone")
         elif self.run.teacher and model.get("task_loss_weight"):
@@ -274,16 +256,16 @@ class OfRun:
     # -- mistakes ------------------------------------------------------------------------------------------------------
     @cached_property
     def confusions(self) -> list[tuple[str, str, int]]:
-        """Class, the class it is taken for, and how often, in the newest validation."""
-        newest = self.run.newest_confusion or {"pairs": []}
-        names = self.run.classes
-        return [(names[true], names[called], count) for true, called, count in newest["pairs"]]
+        """Class, the class it is taken for, and how often, in the best validation; [] without one label a picture."""
+        counted = self.run.fidelity
+        if counted.get("kind") != "classification":
+            return []
+        return [(pair["is"], pair["called"], pair["student"]) for pair in counted["confusions"]]
 
     @cached_property
     def val_counts(self) -> dict[str, int]:
         """Validation pictures by class."""
-        newest = self.run.newest_confusion or {"counts": []}
-        return dict(zip(self.run.classes, newest["counts"], strict=False))
+        return {row["name"]: row["count"] for row in self.run.fidelity.get("per_class", [])}
 
 
 def _loss_by_step(metrics: Sequence[Mapping[str, float]]) -> dict[float, float]:

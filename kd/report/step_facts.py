@@ -1,6 +1,7 @@
 """Numbers of a run's steps and machines, see :mod:`kd.report.facts`."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
@@ -307,9 +308,9 @@ class StepFacts:
 
     @cached_property
     def delayed_thread(self) -> str:
-        """The name that training's most delayed thread had in most samples; "" without any."""
+        """The name that training's most delayed thread had in most samples, of equally many the first; "" without any."""
         names = [sample["thread"] for sample in self.samples if sample.get("thread")]
-        return max(set(names), key=names.count) if names else ""
+        return Counter(names).most_common(1)[0][0] if names else ""
 
     @cached_property
     def loader_wait(self) -> float | None:

@@ -27,8 +27,6 @@ WIDTH_OF_A_FILE = 120
 """Columns of a table that is not printed to a terminal."""
 MOST_ROWS = 30
 """Of a table that the page folds; other tables are printed whole."""
-WITH_MODEL = 98
-"""Columns of a terminal from which on the closing table names the models."""
 
 
 def print_parts(parts: Iterable[Part]) -> None:
@@ -40,15 +38,12 @@ def print_parts(parts: Iterable[Part]) -> None:
 
 def _print(table: Table) -> None:
     """Prints one table; of a single column its lines alone."""
+    shown = table.rows[:MOST_ROWS] if table.folded else table.rows
+    rows = [[text_of_cell(cell) for cell in row] for row in shown]
     if len(table.columns) == 1:
-        for (cell,) in table.rows:
-            text = text_of_cell(cell)
-            print(on_terminal(text))
+        for (line,) in rows:
+            print(on_terminal(line))
     else:
-        shown = table.rows[:MOST_ROWS] if table.folded else table.rows
-        rows = []
-        for row in shown:
-            rows.append([text_of_cell(cell) for cell in row])
         left = [name for place, name in enumerate(table.columns) if is_text(table, place)]
         print_table(table.title or None, table.columns, rows, left)
         more = len(table.rows) - len(shown)
@@ -61,11 +56,11 @@ def _print(table: Table) -> None:
 def print_table(
     title: str | None,
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Sequence[Sequence[str]],
     left: Sequence[str],
     width: int = WIDTH_OF_A_FILE,
 ) -> None:
-    """Prints a table; cells that are too long for the terminal are folded.
+    """Prints a table; cells that are too long are folded. Where not even the names fit the terminal, lines ``name: value``.
 
     Args:
         title: above it; None: none.
@@ -74,6 +69,12 @@ def print_table(
         left: columns that hold text; all others are aligned to the right.
         width: characters of a line where the output is no terminal.
     """
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    if not fits(columns, width):
+        for line in [title or "", *named_values(columns, rows)]:
+            print(on_terminal(line))
+        return
     table = RichTable(title=title and on_terminal(title))
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in left else "right"
@@ -82,11 +83,28 @@ def print_table(
         table.add_row(*map(on_terminal, row))
 
     # names may come from files: neither rich's markup nor its words for pictures are looked for in them
-    shown_width = None if sys.stdout.isatty() else width
-    console = Console(
-        width=shown_width, force_terminal=False, markup=False, emoji=False, highlight=False
-    )
+    console = Console(width=width, force_terminal=False, markup=False, emoji=False, highlight=False)
     console.print(table)
+
+
+def fits(columns: Sequence[str], width: int) -> bool:
+    """Whether the names of a table's columns fit a terminal, each with a space on both sides and a line."""
+    return 1 + sum(max(4, len(name)) + 3 for name in columns) <= width
+
+
+def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The cells of a table's ``rows`` as lines ``name: value``, below the first cell of each row; names are
+    ``columns``.
+
+    >>> named_values(["", "parameters", "val acc1"], [["student", "0.16 M", "87.2 %"]])
+    ['student', '  parameters: 0.16 M', '  val acc1: 87.2 %']
+    """
+    lines: list[str] = []
+    for first, *cells in rows:
+        lines.append(first)
+        named = zip(columns[1:], cells, strict=True)
+        lines += [f"  {name}: {cell}" for name, cell in named if cell]
+    return lines
 
 
 # -- kd-eval -----------------------------------------------------------------------------------------------------------
@@ -169,72 +187,34 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
         folder: of the run.
         of_teacher: it has trained the teacher of another run, which names its place.
     """
-    student = summary["student"]
-    shown = [name for name in student["val"] if in_tables(name)]
-    teacher = summary["teacher"]
-    rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
-    trained = "teacher" if of_teacher else "student"
+    student, teacher = summary["student"], summary["teacher"]
     best = student["best_val"]
-    rows.append((f"{trained}, last epoch", student, student["val"]))
+    trained = "teacher" if of_teacher else "student"
+    models = [("teacher", teacher, teacher["val"])] if teacher else []
+    models.append((f"{trained}, last epoch", student, student["val"]))
+    held = "the last epoch"
     if best:
         which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
-        rows.append((f"{trained}, {which}", student, best))
+        models.append((f"{trained}, {which}", student, best))
+        held = "the best epoch" if best["epoch"] else "the start: no epoch was as good"
+    shown = [name for name in student["val"] if in_tables(name)]
     names = [name if name in ("agreement", "kl") else f"val {name}" for name in shown]
-    columns = ["", "model", "parameters", *names]
-    cells = []
-    for name, model, values in rows:
+    rows = []
+    for name, model, values in models:
         figures = [format_metric(metric, values.get(metric)) for metric in shown]
-        cells.append([name, model["arch"], in_millions(model["params"]), *figures])
-    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_A_FILE
-    if terminal < WITH_MODEL:
-        columns, *cells = [[name, *others] for name, _, *others in (columns, *cells)]
+        rows.append([name, model["arch"], in_millions(model["params"]), *figures])
     title = f"{summary['recipe']}: {counted(summary['epochs'], 'epoch')} in {duration(summary['wall_s'])}"
-    if fits(columns, cells, terminal):
-        print_table(title, columns, cells, left=("", "model"))
-    else:
-        for line in [title, *named_values(columns, cells)]:
-            print(on_terminal(line))
+    print_table(title, ["", "model", "parameters", *names], rows, left=("", "model"))
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     processes = counted(summary["world_size"], "process", "processes")
     print(f"{speed}{summary['device']}, {summary['precision']}, {processes}")
     print_diagnosis(summary.get("findings", []), summary.get("verdict"))
     if of_teacher:
         return
-    which = "the best epoch" if best else "the last epoch"
-    if best and not best["epoch"]:
-        which = "the start: no epoch was as good"
-    held = "nothing was trained, no student is exported"
-    if summary["steps"]:
-        held = f"student.safetensors holds {which}"
-    print(f"run folder: {folder} ({held})", flush=True)
-
-
-def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether a table is at most ``width`` characters wide: each cell has a space on both sides and a line.
-
-    Args:
-        columns: names.
-        rows: cells, as many as columns.
-        width: of the terminal.
-    """
-    longest = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    return 1 + sum(length + 3 for length in longest) <= width
-
-
-def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The cells of a table's ``rows`` as lines ``name: value``, below the first cell of each row; names are
-    ``columns``.
-
-    >>> named_values(["", "parameters", "val acc1"], [["student", "0.16 M", "87.2 %"]])
-    ['student', '  parameters: 0.16 M', '  val acc1: 87.2 %']
-    """
-    lines: list[str] = []
-    for first, *cells in rows:
-        lines.append(first)
-        lines += [
-            f"  {name}: {cell}" for name, cell in zip(columns[1:], cells, strict=True) if cell
-        ]
-    return lines
+    exported = f"student.safetensors holds {held}"
+    if not summary["steps"]:
+        exported = "nothing was trained, no student is exported"
+    print(f"run folder: {folder} ({exported})", flush=True)
 
 
 def print_diagnosis(findings: list[dict[str, str]], verdict: dict[str, Any] | None) -> None:

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from kd.data.sources import FileSplit, Split, identity
 from kd.data.sources.base import whole_of
 from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
-from kd.proof.certificate import Outcomes, certify
+from kd.proof.certificate import certify
 from kd.proof.resample import FEWEST, group_numbers
+from kd.report.terminal import without_common_folders
 from kd.run.eval_options import Claim
+from kd.run.subject import Subject
 from kd.storage.elsewhere import mapping_of
 from kd.storage.student_metadata import weights_digest
 from kd.storage.writing import appended, write_json
@@ -163,25 +164,29 @@ def _chose(run: Path) -> bool:
 
 
 # -- how often they were looked at -----------------------------------------------------------------------------------
-def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
+def count_look(subject: Subject, place: str, what: str) -> dict[str, int] | None:
     """Adds a look at pictures to a run's ``looks.json``. Certificates state the counts.
 
     Args:
-        run: the run's folder.
-        judged: the pictures.
+        subject: that was measured.
+        place: the pictures' split, or ``folder``.
         what: the command that looks, for the reader of the file.
 
     Returns:
         ``looks``: how often these pictures (by their ``identity``) were looked at so far, this time included;
-        ``students``: how many different ones (by their weights) were.
+        ``students``: how many different ones (by their weights) were. None, and nothing is counted, without a run, and of
+        ``train`` and ``val``, which were seen while it trained.
     """
-    file = run / LOOKS
+    if subject.run is None or place in ("train", "val"):
+        return None
+    judged = subject.data.splits.listed(place)[0]
+    file = subject.run / LOOKS
     look = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "what": what,
         "pictures": len(judged.targets),
         "identity": identity(judged),
-        "student": weights_digest(run),
+        "student": weights_digest(subject.run),
     }
     with appended(file.with_name(LOOKS_LOCK)) as lock:
         with suppress(OSError):  # a file system without locks
@@ -195,68 +200,85 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
     return {"looks": len(same), "students": len({each.get("student") for each in same})}
 
 
-# -- certificates ----------------------------------------------------------------------------------------------------
-@dataclass
-class Judged:
-    """A model that was measured, with what it made of each picture."""
-
-    name: str
-    """How the certificate's text names it."""
-    outcomes: PictureOutcomes
-    """Of the model, and of its teacher where it has one."""
-    classes: Sequence[str]
-    """Names by class id."""
-    split: Split
-    """The pictures."""
-
-
-def certificates(judged: Sequence[Judged], claim: Claim) -> list[dict[str, Any] | None]:
-    """A certificate for each model: of a single one against its teacher, of several each against the first.
-
-    Returns:
-        As :func:`kd.proof.certificate.certify` gives them, in the models' order; of several the first has None.
-
-    Raises:
-        UserError: nothing to compare with, or a task without a certificate.
-    """
-    first = judged[0]
-    if first.outcomes.task.certified is None:
-        raise UserError("margin: needs a classifier, masks or numbers to compare")
-    student = first.outcomes.of("student")
-    assert student is not None
-    if len(judged) == 1:
-        teacher = first.outcomes.of("teacher")
-        if teacher is None:
-            raise UserError("margin: there is no teacher to compare with; give two models")
-        return [_certified(first, teacher, student, ("the teacher", "the student"), claim)]
-    found: list[dict[str, Any] | None] = [None]
-    for other in judged[1:]:
-        candidate = other.outcomes.of("student")
-        assert candidate is not None
-        found.append(_certified(first, student, candidate, (first.name, other.name), claim))
-    return found
-
-
-def _certified(
-    judged: Judged, reference: Outcomes, candidate: Outcomes, names: tuple[str, str], claim: Claim
-) -> dict[str, Any]:
-    """The certificate of one model beside another on the same pictures.
+def add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: str) -> None:
+    """Adds to a certificate how often a run was measured on these pictures.
 
     Args:
-        judged: has the pictures and classes.
-        reference: what the other model made of them.
-        candidate: what the judged one made of them.
-        names: of both in the text, the reference's first.
+        certificate: with ``pictures_of``; its ``looks`` are those of the run that was added last.
+        look: of :func:`count_look`; None: nothing is added.
+        whose: the run, as the end of a sentence.
+    """
+    if look is None:
+        return
+    certificate |= look
+    times = "once" if look["looks"] == 1 else f"{look['looks']} times"
+    students = ""
+    if look["students"] > 1:
+        students = f", {look['students']} different students"
+    place = certificate["pictures_of"]
+    certificate["text"].append(f"{place}: measured {times} {whose}{students} (looks.json)")
+
+
+# -- certificates ----------------------------------------------------------------------------------------------------
+def check_models(measured: Sequence[Subject], claim: Claim, place: str) -> None:
+    """Refuses models and groups that can't certify, before anything is measured.
+
+    Args:
+        measured: the models.
         claim: margin, confidence and groups.
+        place: the pictures' split, or ``folder``.
 
     Raises:
-        UserError: groups that can't be had, too few of them or of the pictures, or answers that are NaN (of numbers also
-            infinite).
+        UserError: a task without a certificate, nothing to compare with, or groups that can't be had.
     """
+    first = measured[0]
+    if first.task.certified is None:
+        raise UserError("margin: needs a classifier, masks or numbers to compare")
+    if len(measured) == 1 and first.teacher is None:
+        raise UserError(
+            f"margin: {first.name} has no teacher that can be asked here; two models can be compared "
+            "(kd-eval FIRST SECOND margin=POINTS)"
+        )
+    if claim.groups is not None:
+        split = first.data.split(place)
+        group_of(split, np.arange(len(split.targets)), claim.groups)
+
+
+def certificates(
+    measured: Sequence[Subject], outcomes: Sequence[PictureOutcomes], claim: Claim, place: str
+) -> dict[int, dict[str, Any]]:
+    """The certificate of a single model against its teacher, of several each against the first.
+
+    Args:
+        measured: the models, which :func:`check_models` has let pass.
+        outcomes: what each has made of the pictures.
+        claim: margin, confidence and groups.
+        place: the pictures' split, or ``folder``.
+
+    Returns:
+        By the model's number, as :func:`kd.proof.certificate.certify` gives them; of several models the first has none.
+
+    Raises:
+        UserError: too few groups or pictures, or answers that are NaN (of numbers also infinite).
+    """
+    first = outcomes[0]
+    if len(measured) == 1:
+        pairs = {0: (first.of("teacher"), first.of("student"), ("the teacher", "the student"))}
+    else:
+        names = without_common_folders([subject.name for subject in measured])
+        pairs = {}
+        for number, other in enumerate(outcomes[1:], start=1):
+            pairs[number] = first.of("student"), other.of("student"), (names[0], names[number])
     group = None
     if claim.groups is not None:
-        group = group_of(judged.split, judged.outcomes.picture_numbers(), claim.groups)
-    try:
-        return certify(reference, candidate, claim.wanted, names, group, judged.classes)
-    except ValueError as error:
-        raise UserError(f"margin: {error}") from error
+        group = group_of(measured[0].data.split(place), first.picture_numbers(), claim.groups)
+    found = {}
+    for number, (reference, candidate, names_of_pair) in pairs.items():
+        assert reference is not None and candidate is not None
+        try:
+            found[number] = certify(
+                reference, candidate, claim.wanted, names_of_pair, group, measured[number].classes
+            )
+        except ValueError as error:
+            raise UserError(f"margin: {error}") from error
+    return found

@@ -14,7 +14,7 @@ from kd.errors import UserError
 from kd.models.taps import classifier_of
 from kd.report.evaluated import disputed_parts
 from kd.report.tables import write_parts
-from kd.run.cascade import Pair
+from kd.run.subject import Subject
 from kd.storage.elsewhere import mapping_of
 from kd.storage.shown import CsvTable
 from kd.storage.writing import write_json, write_text
@@ -29,15 +29,15 @@ COLUMNS = ("picture", "label", "suggested", "p_label", "p_suggested", "teacher",
 the probabilities of label and suggestion in 0..1."""
 
 
-def check_disputes(pairs: Sequence[Pair]) -> None:
+def check_disputes(measured: Sequence[Subject]) -> None:
     """Refuses what has no labels to dispute.
 
     Raises:
         UserError: several models, or a task without one class a picture, of two or more.
     """
-    if len(pairs) > 1:
+    if len(measured) > 1:
         raise UserError("disputed: takes one run, or one weights file")
-    if not pairs[0].task.one_class or len(pairs[0].classes) < 2:
+    if not measured[0].task.one_class or len(measured[0].classes) < 2:
         raise UserError(
             "disputed: needs one class a picture, of two or more (model.task=Classification)"
         )
@@ -67,18 +67,18 @@ class Disputes:
     kept."""
 
     @classmethod
-    def of(cls, pair: Pair) -> "Disputes":
+    def of(cls, subject: Subject) -> "Disputes":
         """Listens to the classifier's input of the teacher, or of the student.
 
         Raises:
             UserError: neither has a last layer.
         """
-        if pair.teacher is not None:
+        if subject.teacher is not None:
             try:
-                return cls._listening("teacher", pair.teacher.model)
+                return cls._listening("teacher", subject.teacher.model)
             except UserError:
                 pass  # a teacher of the user's own: the student's features serve
-        return cls._listening("student", pair.model)
+        return cls._listening("student", subject.model)
 
     @classmethod
     def _listening(cls, name: str, model: nn.Module) -> "Disputes":
@@ -110,11 +110,11 @@ class Disputes:
             answers = self.answers.setdefault(name, [])
             answers.append(logits.argmax(1).cpu())
 
-    def found(self, pair: Pair, place: str) -> dict[str, Any]:
+    def found(self, subject: Subject, place: str) -> dict[str, Any]:
         """The disputed labels; also written into the run's folder, with pictures for the page; not of a bare weights file.
 
         Args:
-            pair: the models.
+            subject: the models.
             place: the pictures' split.
 
         Returns:
@@ -139,7 +139,7 @@ class Disputes:
         answers = {}
         for name, ids in self.answers.items():
             answers[name] = torch.cat(ids)[is_known_N]
-        rows = self._rows(disputed, labels_N[is_known_N], numbers_N, answers, pair, place)
+        rows = self._rows(disputed, labels_N[is_known_N], numbers_N, answers, subject, place)
         found = {
             "split": place,
             "pictures": int(is_known_N.sum()),
@@ -149,8 +149,8 @@ class Disputes:
             "judge": self.judge,
             "labels": rows,
         }
-        if pair.run is not None:
-            _write(found, pair, place, numbers_N[disputed.worst_first])
+        if subject.run is not None:
+            _write(found, subject, place, numbers_N[disputed.worst_first])
         return found
 
     def _rows(
@@ -159,7 +159,7 @@ class Disputes:
         labels_N: Tensor,
         numbers_N: Tensor,
         answers: dict[str, Tensor],
-        pair: Pair,
+        subject: Subject,
         place: str,
     ) -> list[dict[str, Any]]:
         """A row of each disputed picture, the least likely labels first; they become the table's lines.
@@ -169,50 +169,50 @@ class Disputes:
             labels_N: the pictures' class ids, ``(N,)``.
             numbers_N: their numbers in the split, ``(N,)``.
             answers: class ids ``(N,)`` by model.
-            pair: student, teacher and data.
+            subject: student, teacher and data.
             place: the split's name.
         """
-        pictures = pair.data.split(place)
+        pictures = subject.data.split(place)
         rows = []
         for i in disputed.worst_first.tolist():
             label, suggested = int(labels_N[i]), int(disputed.suggested[i])
             row: dict[str, Any] = {
                 "picture": printable(pictures.name(int(numbers_N[i]))),
-                "label": pair.classes[label],
-                "suggested": pair.classes[suggested],
+                "label": subject.classes[label],
+                "suggested": subject.classes[suggested],
                 "p_label": round(float(disputed.probabilities[i, label]), 4),
                 "p_suggested": round(float(disputed.probabilities[i, suggested]), 4),
             }
             for name, class_ids in answers.items():
-                row[name] = pair.classes[int(class_ids[i])]
+                row[name] = subject.classes[int(class_ids[i])]
             rows.append(row)
         return rows
 
 
-def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> None:
+def _write(found: dict[str, Any], subject: Subject, place: str, numbers: Tensor) -> None:
     """Writes the table of all rows, what the page shows, and all of ``found`` but the rows into the run's ``summary.json``,
     where it has one.
 
     Args:
         found: as of :meth:`Disputes.found`; ``labels`` are the rows.
-        pair: whose run's folder is written to.
+        subject: whose run's folder is written to.
         place: the split's name.
         numbers: of the disputed pictures in the split, the least likely labels first.
     """
-    assert pair.run is not None
+    assert subject.run is not None
     rows = found["labels"]
     text = io.StringIO()
     table = CsvTable(text, "\n")
     table.add(COLUMNS)
     for row in rows:
         table.add([row.get(column, "") for column in COLUMNS])
-    write_text(pair.run / TABLE, text.getvalue())
+    write_text(subject.run / TABLE, text.getvalue())
 
     shown = numbers[:EXAMPLES].tolist()
-    images = [thumbnail(picture) for picture in as_validated(pair.data, place, shown)]
-    write_parts(pair.run, "disputed", disputed_parts(found, images))
+    images = [thumbnail(picture) for picture in as_validated(subject.data, place, shown)]
+    write_parts(subject.run, "disputed", disputed_parts(found, images))
 
     page = {key: value for key, value in found.items() if key != "labels"}
-    summary = mapping_of(pair.run / "summary.json")
+    summary = mapping_of(subject.run / "summary.json")
     if summary:
-        write_json(pair.run / "summary.json", {**summary, "disputed_labels": page})
+        write_json(subject.run / "summary.json", {**summary, "disputed_labels": page})

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from kd.config.kinds import Like, Range, checked_group
 from kd.errors import UserError
-from kd.proof.cascade import Goal, Score
+from kd.proof.cascade import Goal
 from kd.proof.certificate import ProofMargin
 from kd.run.options import CommandOptions
 from kd.storage.of_weights import evaluation
@@ -25,35 +25,6 @@ class Claim:
     """Margin (a fraction: ``margin=1`` is 0.01) and confidence."""
     groups: re.Pattern[str] | None = None
     """Its first brackets match what pictures that belong together share in their names; None: each is its own group."""
-
-
-@dataclass(frozen=True)
-class CascadeWish:
-    """What a cascade should reach."""
-
-    goal: Goal | None
-    """None where milliseconds are given: these become a share once both models are timed."""
-    text: str
-    """The goal as it was given."""
-    confidence: float
-    """With which the goal is met, > 0.5 and <= 0.999."""
-    score: Score
-    """The measure of how sure the student is (:data:`kd.proof.cascade.SCORES`)."""
-    latency_ms: float | None = None
-    """Most milliseconds that a picture takes, on average over those that the student alone answers and those that the
-    teacher is asked for too; None: the goal is no time."""
-
-
-@dataclass(frozen=True)
-class PaysWish:
-    """What the distilled backbone is compared with, and on what."""
-
-    folder: str
-    """Labelled pictures, ``folder/train/<class>/*.jpg`` and ``folder/val/<class>/*.jpg``."""
-    pretrained: str = ""
-    """``true``: timm's pre-trained weights of the same architecture; else their file. "": the run's own start."""
-    seeds: int = 3
-    """How often each start is measured."""
 
 
 @checked_group
@@ -84,7 +55,7 @@ class EvalOptions(CertificateOptions):
         "confidence": ("margin=POINTS", "cascade=true"),
         "groups": ("margin=POINTS",),
         "despite_choice": ("margin=POINTS", "cascade=true"),
-        **dict.fromkeys(("accuracy", "share", "latency_ms", "score"), ("cascade=true",)),
+        **dict.fromkeys(("accuracy", "share", "latency_ms"), ("cascade=true",)),
         **dict.fromkeys(("pretrained", "seeds"), ("pays=DIR",)),
     }
     EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -125,8 +96,6 @@ class EvalOptions(CertificateOptions):
     """Of the pictures, for which the teacher is asked."""
     latency_ms: Annotated[float, Range("> 0")] | None = None
     """Of a picture, on average."""
-    score: Score = "probability"
-    """Of sureness: probability, margin, entropy or head."""
     disputed: bool = False
     """Labels that the teacher disputes, worst first: of the training pictures, or of split=NAME or folder=DIR; also in
     RUN_FOLDER/disputed_labels.csv, and with pictures in the report."""
@@ -181,27 +150,21 @@ class EvalOptions(CertificateOptions):
         return Claim(ProofMargin(self.margin / 100, self.confidence), groups)
 
     @property
-    def cascade_wish(self) -> CascadeWish | None:
-        """What the cascade should reach; None without ``cascade=true``."""
-        if not self.cascade:
-            return None
-        text = f"accuracy={self.accuracy or 'teacher'}"
-        goal: Goal | None = Goal(of_teacher=(self.margin or 1) / 100)
+    def cascade_goal(self) -> tuple[Goal | None, str]:
+        """What a cascade should reach, and that in words; None for ``latency_ms``, a share once both models are timed."""
         if self.latency_ms is not None:
-            goal, text = None, f"latency_ms={self.latency_ms:g}"
-        elif self.share is not None:
-            goal, text = Goal(share=self.share), f"share={self.share:g}"
-        elif self.accuracy not in (None, "teacher"):
-            number, is_share, _ = str(self.accuracy).partition("*")
-            goal = (
-                Goal(share_of_teacher=float(number)) if is_share else Goal(accuracy=float(number))
-            )
-        return CascadeWish(goal, text, self.confidence, self.score, self.latency_ms)
-
-    @property
-    def pays_wish(self) -> PaysWish | None:
-        """What the backbone is compared with; None without ``pays``."""
-        return PaysWish(self.pays, self.pretrained or "", self.seeds) if self.pays else None
+            return None, f"latency_ms={self.latency_ms:g}"
+        if self.share is not None:
+            return Goal(share=self.share), f"share={self.share:g}"
+        text = self.accuracy or "teacher"
+        number, is_share, _ = text.partition("*")
+        if text == "teacher":
+            goal = Goal(of_teacher=(self.margin or 1) / 100)
+        elif is_share:
+            goal = Goal(share_of_teacher=float(number))
+        else:
+            goal = Goal(accuracy=float(number))
+        return goal, f"accuracy={text}"
 
     @property
     def place(self) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,17 +24,24 @@ from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
 from kd.report.evaluated import cascade_parts, certificate_table, disputed_parts, pays_parts
 from kd.report.tables import Part, write_parts
-from kd.report.terminal import without_common_folders
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.cascade import Sureness, cascade_of, check_cascade
-from kd.run.certify import Judged, certificates, check_pictures, count_look, group_of, usual_split
+from kd.run.certify import (
+    add_looks,
+    certificates,
+    check_models,
+    check_pictures,
+    count_look,
+    usual_split,
+)
 from kd.run.disputes import TABLE as DISPUTED_LABELS
 from kd.run.disputes import Disputes, check_disputes
-from kd.run.eval_options import EvalOptions, PaysWish
+from kd.run.eval_options import EvalOptions
 from kd.run.open import open_run
 from kd.run.pays import measure_pays
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.run.subject import Subject
 from kd.ship.finished import check_classes, measurable, teacher_of
 from kd.storage.elsewhere import mapping_of
 from kd.storage.of_weights import EVALUATION, write_of_weights
@@ -46,7 +52,7 @@ from kd.storage.weights_files import read_metadata, weights_file
 from kd.storage.writing import write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
-from kd.teachers import FrozenTeacher, RunTeacher, attach_answers, build_teacher
+from kd.teachers import FrozenTeacher, attach_answers, build_teacher
 
 Models = dict[str, Callable[[Tensor], Tensor]]
 """By name, what gives features ``(N, D)`` of pictures."""
@@ -58,28 +64,6 @@ OUTER_KEY = re.compile(r"(?<![\w./-])model\.teacher\.")
 """What comes before a setting of a weights file in messages of a run's settings; in a path it is no such thing."""
 FULL_PRECISIONS = ("32-true", "64-true")
 """Values of ``trainer.precision`` with which a run validates as ``kd-eval`` measures, but for rounding."""
-
-
-@dataclass
-class Subject:
-    """A model and the pictures that it is measured on."""
-
-    name: str
-    """The run's folder, or a weights file as it was given."""
-    run: Path | None
-    """The run's folder; None for a bare weights file."""
-    model: nn.Module
-    """The model, in eval mode."""
-    prepare: Prepare
-    """Its input."""
-    classes: list[str]
-    """Names by class id."""
-    data: DistillationDataModule
-    """Holds the split."""
-    task: Task
-    """What the labels mean."""
-    teacher: RunTeacher | None
-    """The teacher whose answers are compared with the model's; None where it has none that answers here."""
 
 
 @dataclass
@@ -294,7 +278,7 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
         options = replace(options, split="train")
     if any(_gives_features(word) for word in request.rest):
         if options.proves or options.disputed:
-            key = "disputed" if options.disputed else "cascade" if options.cascade else "margin"
+            key = next(key for key in ("disputed", "cascade", "margin") if getattr(options, key))
             raise UserError(f"{key}: needs a classifier, and a student has none")
         return _evaluate_features(request, replace(options, split=options.split or "val"))
     measured = subjects(request, options)
@@ -309,17 +293,18 @@ def evaluate_models(request: Request, options: EvalOptions) -> Evaluation:
         raise UserError("out: is not available for segmentation; kd-predict writes the masks")
     for subject in measured:
         _find_answers(subject, options)
-    proof = _Proof.of(measured, options)
+    listeners = _listeners(measured, options)
+    cautions = [_cautions(subject, options) for subject in measured]
     own_data = all(item.startswith(SAME_PICTURES) for item in request.overrides)
     results = []
     answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
-    for subject, listeners in zip(measured, proof.listeners, strict=True):
-        readers = [*listeners]
+    for subject, listener in zip(measured, listeners, strict=True):
+        readers = [] if listener is None else [listener]
         if task.in_rows:
             answers.append(Answers(task, subject.classes))
             readers.insert(0, answers[-1])
         results.append(measure(subject, options, readers, own_data))
-    proof.add_to(results)
+    _add_proofs(results, measured, listeners, options, cautions)
     runs = [subject.run for subject in measured]
     evaluation = Evaluation.written(results, runs, options)
     evaluation.parts = _parts(results[0])
@@ -343,13 +328,13 @@ def _parts(result: Mapping[str, Any]) -> list[Part]:
     return []
 
 
-def evaluate_pays(request: Request, wish: PaysWish, options: EvalOptions) -> Evaluation:
+def evaluate_pays(request: Request, options: EvalOptions) -> Evaluation:
     """Measures whether a run's backbone pays, and writes the figures.
 
     Raises:
         UserError: see :func:`kd.run.pays.measure_pays`.
     """
-    figures, file = measure_pays(request, wish)
+    figures, file = measure_pays(request, options)
     evaluation = Evaluation.written([figures], [None], options)
     evaluation.files.insert(0, file)
     evaluation.parts = pays_parts(figures["probe"])
@@ -372,173 +357,70 @@ def _find_answers(subject: Subject, options: EvalOptions) -> None:
         subject.teacher = None
 
 
-@dataclass
-class _Proof:
-    """What beside the figures is worked out from each picture: certificates, the cascade, disputed labels.
-
-    In this order: :meth:`of` before anything is measured, :attr:`listeners` take in all batches, :meth:`add_to` at the end.
-    """
-
-    measured: Sequence[Subject]
-    options: EvalOptions
-    cautions: list[list[str]]
-    """What to say of the pictures in each model's certificate, or in the cascade."""
-    outcomes: list[PictureOutcomes] = field(default_factory=list)
-    """For certificates, of each model."""
-    sureness: Sureness | None = None
-    """For the cascade of a single model."""
-    disputes: Disputes | None = None
-    """For the disputed labels, of a single model."""
-
-    @classmethod
-    def of(cls, measured: Sequence[Subject], options: EvalOptions) -> "_Proof":
-        """Refuses pictures and models that prove nothing, before anything is measured."""
-        proof = cls(measured, options, _cautions(measured, options))
-        if options.claim is not None:
-            proof.outcomes = [PictureOutcomes(subject.task) for subject in measured]
-        if options.cascade_wish is not None:
-            proof.sureness = Sureness()
-        if options.disputed:
-            check_disputes(measured)
-            proof.disputes = Disputes.of(measured[0])
-        return proof
-
-    @property
-    def listeners(self) -> list[list[Listener]]:
-        """What takes in the batches of each model: a list a model, in their order; of one kind at most."""
-        if self.sureness is not None:
-            return [[self.sureness]]
-        if self.disputes is not None:
-            return [[self.disputes]]
-        if self.outcomes:
-            return [[outcome] for outcome in self.outcomes]
-        return [[] for _ in self.measured]
-
-    def add_to(self, results: list[dict[str, Any]]) -> None:
-        """Puts certificates, the cascade and disputed labels into the models' figures, and counts the looks at these
-        pictures (:func:`_look`), also where nothing is to be proven.
-        """
-        options = self.options
-        place = options.place
-        first = self.measured[0]
-        if self.outcomes:
-            _certify(results, self.measured, self.outcomes, options)
-        if options.cascade_wish is not None and self.sureness is not None:
-            cascade = cascade_of(
-                first, self.sureness, options.cascade_wish, place, self.cautions[0]
-            )
-            results[0]["cascade"] = cascade
-        if self.disputes is not None:
-            results[0]["disputed"] = self.disputes.found(first, place)
-        looks = [_look(subject, options) for subject in self.measured]
-        names = [f"for {subject.name}" for subject in self.measured]
-        for result, name, look, caution in zip(results, names, looks, self.cautions, strict=True):
-            if "certificate" not in result:
-                continue
-            certificate = result["certificate"]
-            _complete(certificate, options, caution)
-            if len(results) == 1:
-                _add_looks(certificate, look, "for this run")
-            else:  # of the first model, which it is compared with, too
-                _add_looks(certificate, looks[0], names[0])
-                _add_looks(certificate, look, name)
-
-
-def _cautions(measured: Sequence[Subject], options: EvalOptions) -> list[list[str]]:
-    """What to say of the pictures in each model's certificate, a list of lines a model; empty ones where nothing is to be
-    proven.
+def _listeners(measured: Sequence[Subject], options: EvalOptions) -> Sequence[Listener | None]:
+    """What takes in the batches of each model, for certificates, the cascade or the disputed labels; None: nothing does.
 
     Raises:
-        UserError: pictures, models or groups that can't certify.
+        UserError: models that can't prove what is asked.
     """
-    if not options.proves:
-        return [[] for _ in measured]
-    if options.cascade_wish is not None:
+    if options.cascade:
         check_cascade(measured)
-    if measured[0].task.certified is None:
-        raise UserError("margin: needs a classifier, masks or numbers to compare")
-    if len(measured) == 1 and measured[0].teacher is None:
-        raise UserError(
-            f"margin: {measured[0].name} has no teacher that can be asked here; two models can be compared "
-            "(kd-eval FIRST SECOND margin=POINTS)"
-        )
-    if options.claim is not None and options.claim.groups is not None:
-        split = measured[0].data.split(options.place)
-        group_of(split, np.arange(len(split.targets)), options.claim.groups)
-    cautions = []
-    for subject in measured:
-        cautions.append(
-            check_pictures(subject.data, options.place, subject.run, options.despite_choice)
-        )
-    return cautions
+        return [Sureness()]
+    if options.claim is not None:
+        check_models(measured, options.claim, options.place)
+        return [PictureOutcomes(subject.task) for subject in measured]
+    if options.disputed:
+        check_disputes(measured)
+        return [Disputes.of(measured[0])]
+    return [None for _ in measured]
 
 
-def _look(subject: Subject, options: EvalOptions) -> dict[str, int] | None:
-    """Counts a look at pictures that a run is judged by (:func:`kd.run.certify.count_look`).
-
-    None, and nothing is counted, without a run, and of ``train`` and ``val``, which were seen while it trained.
-    """
-    if subject.run is None or options.place in ("train", "val"):
-        return None
-    listed = subject.data.splits.listed(options.place)
-    return count_look(subject.run, listed[0], "kd-eval")
+def _cautions(subject: Subject, options: EvalOptions) -> list[str]:
+    """What speaks against the pictures of a certificate or a cascade (:func:`check_pictures`); [] of other figures."""
+    if not options.proves:
+        return []
+    return check_pictures(subject.data, options.place, subject.run, options.despite_choice)
 
 
-def _certify(
+def _add_proofs(
     results: list[dict[str, Any]],
     measured: Sequence[Subject],
-    outcomes: Sequence[PictureOutcomes],
+    listeners: Sequence[Listener | None],
     options: EvalOptions,
+    cautions: Sequence[Sequence[str]],
 ) -> None:
-    """Puts the certificates into the models' figures; of several models the first gets none.
+    """Puts certificates, the cascade and disputed labels into the models' figures, and counts the looks at these pictures,
+    also where nothing is to be proven.
 
     Args:
         results: the figures of each model; changed.
         measured: the models, in the same order.
-        outcomes: what each has made of the pictures.
-        options: of the command, with a claim.
+        listeners: of :func:`_listeners`, which have taken in all batches.
+        options: of the command.
+        cautions: what speaks against the pictures, a list of lines a model.
     """
-    judged = []
-    names = without_common_folders([subject.name for subject in measured])
-    for subject, name, outcome in zip(measured, names, outcomes, strict=True):
-        split = subject.data.split(options.place)
-        judged.append(Judged(name, outcome, subject.classes, split))
-    assert options.claim is not None
-    of_models = certificates(judged, options.claim)
-    for result, certificate in zip(results, of_models, strict=True):
-        if certificate is not None:
-            result["certificate"] = certificate
-
-
-def _complete(certificate: dict[str, Any], options: EvalOptions, caution: Sequence[str]) -> None:
-    """Adds to a certificate which pictures it is about, and what speaks against it (``caution``, lines)."""
-    if options.folder:
-        place = f"folder {options.folder}"
-    else:
-        place = f"split {options.split}"
-    certificate["pictures_of"] = place
-    certificate["text"] += caution
-
-
-def _add_looks(certificate: dict[str, Any], look: dict[str, int] | None, whose: str) -> None:
-    """Adds to a certificate how often a run was measured on these pictures.
-
-    Args:
-        certificate: with ``pictures_of``; its ``looks`` are those of the run that was added last.
-        look: of :func:`_look`; None: nothing is added.
-        whose: the run, as the end of a sentence.
-    """
-    if look is None:
+    first = measured[0]
+    for listener in listeners:
+        if isinstance(listener, Sureness):
+            results[0]["cascade"] = cascade_of(first, listener, options, cautions[0])
+        elif isinstance(listener, Disputes):
+            results[0]["disputed"] = listener.found(first, options.place)
+    looks = [count_look(one, options.place, "kd-eval") for one in measured]
+    outcomes = [one for one in listeners if isinstance(one, PictureOutcomes)]
+    if options.claim is None or not outcomes:
         return
-    certificate |= look
-    times = "once"
-    if look["looks"] != 1:
-        times = f"{look['looks']} times"
-    students = ""
-    if look["students"] > 1:
-        students = f", {look['students']} different students"
-    place = certificate["pictures_of"]
-    certificate["text"].append(f"{place}: measured {times} {whose}{students} (looks.json)")
+    certified = certificates(measured, outcomes, options.claim, options.place)
+    for number, certificate in certified.items():
+        certificate["pictures_of"] = f"split {options.split}"
+        if options.folder:
+            certificate["pictures_of"] = f"folder {options.folder}"
+        certificate["text"] += cautions[number]
+        if len(measured) == 1:
+            add_looks(certificate, looks[0], "for this run")
+        else:  # of the first model, which it is compared with, too
+            add_looks(certificate, looks[0], f"for {first.name}")
+            add_looks(certificate, looks[number], f"for {measured[number].name}")
+        results[number]["certificate"] = certificate
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: EvalOptions) -> None:

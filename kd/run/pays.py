@@ -31,7 +31,7 @@ from kd.proof.seeds import Gain, gain_in_accuracy
 from kd.report.evaluated import gain_line, pays_parts
 from kd.report.tables import write_parts
 from kd.run.build import untrained_student_in
-from kd.run.eval_options import PaysWish
+from kd.run.eval_options import EvalOptions
 from kd.run.open import open_run
 from kd.run.request import Request
 from kd.run.run import Run
@@ -125,12 +125,12 @@ class Starts:
         return copy.deepcopy(of_start).eval()
 
 
-def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path]:
+def measure_pays(request: Request, options: EvalOptions) -> tuple[dict[str, Any], Path]:
     """Measures a run's backbone beside its other starts; writes a table, and the figures as ``pays`` of ``summary.json``.
 
     Args:
         request: the command line; it names one run.
-        wish: its own keys.
+        options: of the command, with ``pays``.
 
     Returns:
         The figures, and the file of the table.
@@ -143,8 +143,8 @@ def measure_pays(request: Request, wish: PaysWish) -> tuple[dict[str, Any], Path
     run = open_run(request.rest[0], request)
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    starts = Starts(run, trusted, _pretrained(run, wish))
-    return _written(run.folder, _probed(starts, wish, device))
+    starts = Starts(run, trusted, _pretrained(run, options))
+    return _written(run.folder, _probed(starts, options, device))
 
 
 def _taught_layers(config: Mapping[str, Any]) -> list[str]:
@@ -156,7 +156,7 @@ def _taught_layers(config: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(layers)) or [PRELOGITS]
 
 
-def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
+def _pretrained(run: FinishedRun, options: EvalOptions) -> nn.Module | None:
     """The student's architecture with the weights of ``pretrained=``, or with those of ``model.student.checkpoint`` or
     ``.pretrained`` that the run began with; None where there are neither. Layers that it inherited are no such weights.
 
@@ -166,9 +166,9 @@ def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
     settings = run.config["model"]["student"]
     checkpoint = settings.get("checkpoint")
     of_timm = bool(settings.get("pretrained")) and not checkpoint
-    if wish.pretrained:
-        of_timm = wish.pretrained.lower() == "true"
-        checkpoint = None if of_timm else wish.pretrained
+    if options.pretrained:
+        of_timm = options.pretrained.lower() == "true"
+        checkpoint = None if of_timm else options.pretrained
     if not (checkpoint or of_timm):
         return None
     student = student_metadata_in(run.folder / "student.safetensors")
@@ -184,9 +184,9 @@ def _pretrained(run: FinishedRun, wish: PaysWish) -> nn.Module | None:
         kwargs=kwargs,
         pretrained=of_timm,
         checkpoint=checkpoint,
-        checkpoint_key=settings.get("checkpoint_key") if not wish.pretrained else None,
+        checkpoint_key=settings.get("checkpoint_key") if not options.pretrained else None,
     )
-    key = "pretrained" if wish.pretrained else "model.student"
+    key = "pretrained" if options.pretrained else "model.student"
     try:
         return build_model(spec, classes, key, dense=dense)
     except UserError as error:
@@ -243,7 +243,7 @@ def _settle_norms(
 
 
 # -- frozen features -------------------------------------------------------------------------------------------------
-def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, Any]:
+def _probed(starts: Starts, options: EvalOptions, device: torch.device) -> dict[str, Any]:
     """The accuracies of linear probes on all starts, and what the distilled one gains over each other.
 
     Returns:
@@ -253,17 +253,17 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
     """
     run = starts.run
     data = run.load_data()
-    data.splits.probe = Probe(wish.folder)
+    data.splits.probe = Probe(options.pays or "")
     try:
         data.split("probe")
     except UserError as error:
         raise UserError(str(error).replace(PROBE, "pays")) from error
     if len(data.splits.listed("probe")[1].targets) < 2:
-        raise UserError(f"pays: needs two pictures or more to judge by, {wish.folder} has one")
+        raise UserError(f"pays: needs two pictures or more to judge by, {options.pays} has one")
 
     models: dict[str, nn.Module] = {}  # by start and seed
     for name in starts.names:
-        count = wish.seeds if name == RANDOM else 1
+        count = options.seeds if name == RANDOM else 1
         for seed in range(count):
             models[f"{name} {seed}"] = starts.new(name, seed).to(device)
     of_random = [model for name, model in models.items() if name.startswith(RANDOM)]
@@ -279,7 +279,7 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
     right_by_start: dict[str, np.ndarray] = {}  # (S, N)
     for name in starts.names:
         rows = []
-        for seed in range(wish.seeds):
+        for seed in range(options.seeds):
             features = labelled.features[f"{name} {seed if name == RANDOM else 0}"]
             rows.append(_right(features, labelled, seed))
         right_by_start[name] = np.stack(rows)
@@ -293,11 +293,11 @@ def _probed(starts: Starts, wish: PaysWish, device: torch.device) -> dict[str, A
 
     judged = len(labelled.class_ids) - labelled.bank
     how = (
-        f"linear probe on frozen features ({', '.join(layers)}): {wish.seeds} fits, each to another half of "
+        f"linear probe on frozen features ({', '.join(layers)}): {options.seeds} fits, each to another half of "
         f"{labelled.bank:,} labelled pictures of {len(labelled.class_ids.unique())} classes, judged by {judged:,} others"
     )
     return {
-        "folder": wish.folder,
+        "folder": options.pays,
         "metrics": ["accuracy"],
         "starts": accuracies,
         "gains": gains,

@@ -27,7 +27,6 @@ from kd.launch.cluster import is_rank_zero
 from kd.machine import python
 from kd.run import typed
 from kd.run.checks import class_of
-from kd.run.eval_options import PaysWish
 from kd.run.needs import teachers_in
 from kd.settings import Augment, DataSettings, Probe
 from kd.storage.objects import is_url
@@ -199,16 +198,16 @@ def list_folder(folder: str) -> None:
         labelled_folder(joined(expanded(folder)), classes_below(folder, "folder"), "folder")
 
 
-def list_to_compare(wish: PaysWish) -> None:
+def list_to_compare(folder: str) -> None:
     """Refuses a folder of ``pays=`` without ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``; one in a store passes.
 
     Raises:
         UserError: names ``pays``.
     """
-    if is_url(wish.folder):
+    if is_url(folder):
         return
     try:
-        load_probe(Probe(wish.folder))
+        load_probe(Probe(folder))
     except UserError as error:
         raise UserError(str(error).replace(PROBE, "pays")) from error
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kd.errors import UserError
 from kd.proof.binomial import both_bounds
-from kd.proof.cascade import SCORES, Score, features_of, score_of
+from kd.proof.cascade import sureness
 from kd.storage.elsewhere import text_in
 from kd.storage.of_weights import CASCADE, on_stderr, read_of_weights
 
@@ -21,23 +21,18 @@ ALARM = 1e-4
 
 @dataclass(frozen=True)
 class CascadeRule:
-    """Asks the teacher for pictures whose score is below a threshold."""
+    """Asks the teacher for pictures on which the student's largest probability is below a threshold."""
 
-    score: Score
-    """How sure the student is."""
     threshold: float
     """In 0..1 (1.01: always asks)."""
     asked: int
     """Pictures that asked the teacher where the rule was measured."""
     pictures: int
     """How many pictures the rule was measured on."""
-    head: list[float] | None = None
-    """Seven weights (:func:`kd.proof.cascade.fit_head`) of the score ``head``; None with another score."""
 
     def asks(self, probabilities: np.ndarray) -> np.ndarray:
         """Which pictures ask the teacher, bool ``(N,)``, by the student's probabilities ``(N, C)``; NaN ask, too."""
-        features = features_of(np.asarray(probabilities, np.float64))
-        return score_of(features, self.score, self.head) < self.threshold
+        return sureness(np.asarray(probabilities, np.float64)) < self.threshold
 
 
 def goal_of_rule(run: Path) -> str | None:
@@ -74,14 +69,10 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     if not found:
         raise UserError(f"{key}: {why[-1]}; {measures}")
     try:
-        score = found["score"]
         pictures = int(found["pictures"])
         percentiles = np.array(found["scores"], np.float64)
-        head = None
-        if found["head"] is not None:
-            head = [float(weight) for weight in found["head"]]
-        if score not in SCORES or percentiles.shape != (101,) or pictures < 1:
-            raise ValueError(score)
+        if percentiles.shape != (101,) or pictures < 1:
+            raise ValueError(pictures)
         if defer == "true":
             if found["threshold"] is None:
                 or_share = "give a share (defer=0.1), or " if key == "defer" else ""
@@ -89,9 +80,7 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
                     f"{key}: no threshold reached {found['goal']} there; {or_share}another goal: "
                     f"kd-eval {run} cascade=true accuracy=0.99*teacher, for one"
                 )
-            return CascadeRule(
-                score, float(found["threshold"]), int(found["asked"]), pictures, head
-            )
+            return CascadeRule(float(found["threshold"]), int(found["asked"]), pictures)
     except UserError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -99,7 +88,7 @@ def read_rule(run: Path, defer: str, key: str = "defer") -> CascadeRule:
     # the score below which this share of the measured pictures lies: its percentiles 0, 1, ..., 100 are in the file
     share = float(defer)
     threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
-    return CascadeRule(score, threshold, round(share * pictures), pictures, head)
+    return CascadeRule(threshold, round(share * pictures), pictures)
 
 
 @dataclass

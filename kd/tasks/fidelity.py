@@ -397,14 +397,10 @@ class Fidelity:
         """
         student_pairs = self.pairs.get("student", Counter())
         teacher_pairs = self.pairs.get("teacher", Counter())
-        wrong = []
-        for pair, count in student_pairs.items():
-            true_class, answer = pair
-            if true_class != answer:
-                wrong.append((count, pair))
-        wrong.sort(key=lambda count_and_pair: (-count_and_pair[0], count_and_pair[1]))
+        wrong = [(pair, times) for pair, times in student_pairs.items() if pair[0] != pair[1]]
+        wrong.sort(key=lambda pair_and_times: (-pair_and_times[1], pair_and_times[0]))
         rows = []
-        for count, (true_class, answer) in wrong[:CONFUSIONS]:
+        for (true_class, answer), count in wrong[:CONFUSIONS]:
             row = {
                 "is": classes[true_class],
                 "called": classes[answer],

@@ -1,4 +1,4 @@
-"""The cascade's guarantee on real pictures, and what each score gains.
+"""The cascade's guarantee on real pictures.
 
 python scripts/bench/cascade.py RUN [kd-eval's keys: split=test, folder=DIR, ...]
 
@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from kd.module.evaluation import metrics_of_student
-from kd.proof.cascade import SCORES, Goal, Measured, curve, fit_head, gain_area, score_of
+from kd.proof.cascade import Goal, curve
 from kd.run.cascade import Sureness, times_of
 from kd.run.eval_options import EvalOptions
 from kd.run.measure import subjects
@@ -32,26 +32,12 @@ def main() -> None:
     metrics_of_student(
         subject.model, subject.prepare, batches, subject.task, subject.teacher, None, [sureness]
     )
-    features = np.concatenate(sureness.features)
-    student, teacher = np.concatenate(sureness.student), np.concatenate(sureness.teacher)
+    everything = sureness.measured
+    student, teacher = everything.student_right, everything.teacher_right
     count = len(student)
     print(f"{count:,} pictures: student {student.mean():.1%}, teacher {teacher.mean():.1%}\n")
 
     random = np.random.default_rng(0)
-    print("| score | points gained over asking at random, mean over all shares (20 halves) |")
-    print("|---|---|")
-    gains: dict[str, list[float]] = {score: [] for score in SCORES}
-    for _ in range(20):
-        order = random.permutation(count)
-        fitted, judged = order[: count // 2], order[count // 2 :]
-        head = fit_head(features[fitted], student[fitted], teacher[fitted])
-        for score in SCORES:
-            everything = Measured(score_of(features, score, head), student, teacher)
-            gains[score].append(100 * gain_area(everything.part(judged)))
-    for score, values in gains.items():
-        print(f"| {score} | {np.mean(values):.2f} ± {np.std(values) / 20**0.5:.2f} |")
-
-    everything = Measured(score_of(features, "probability"), student, teacher)
     student_ms, teacher_ms = times_of(subject, wanted.place)
     print(f"\none picture: student {student_ms:.1f} ms, teacher {teacher_ms:.1f} ms\n")
     print("| teacher asked | accuracy | ms | of the teacher's ms |\n|---|---|---|---|")

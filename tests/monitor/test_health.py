@@ -29,7 +29,7 @@ def trained(recipe: Path, *items: str) -> RunRecords:
 def test_the_copied_weights_lie_over_the_whole_model(layers: int, copied: list[int]) -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
     parameters = list(model.parameters())
-    reading = _Reading("", model, parameters, [])
+    reading = _Reading(model, parameters, [])
     reading.before_step(parameters)
     reading.stop_listening()
     weights = [model[number].weight for number in range(layers)]

@@ -3,10 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from kd.errors import UserError
-from kd.monitor.confusion import MOST_CLASSES, Confusion
 from kd.monitor.keys import MonitorSpec
 from kd.monitor.ring import Ring
 
@@ -23,18 +21,3 @@ def test_prices_and_budgets_need_each_other() -> None:
 
 def test_all_reduces_are_timed_between_processes_alone() -> None:
     Ring().on_train_start(SimpleNamespace(world_size=1), None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("classes", "one_class", "counts"), [
-    (4, True, True), (4, False, False), (MOST_CLASSES + 1, True, False),
-])  # fmt: skip
-def test_mistakes_are_counted_for_one_label_of_not_too_many_classes(
-    classes: int, one_class: bool, counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    student = SimpleNamespace(data=SimpleNamespace(classes=["c"] * classes))
-    run = SimpleNamespace(student=student, module=SimpleNamespace(task=SimpleNamespace(one_class=one_class)),
-                          device=torch.device("cpu"))  # fmt: skip
-    monkeypatch.setattr("kd.monitor.confusion.RunContext", SimpleNamespace(of=lambda trainer: run))
-    callback = Confusion()
-    callback.on_validation_epoch_start(SimpleNamespace(sanity_checking=False), None)  # type: ignore[arg-type]
-    assert (callback._counts is not None) == counts

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kd
 from kd.errors import UserError
-from kd.monitor.confusion import Confusion
 from kd.monitor.control import Control
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
@@ -247,5 +246,5 @@ def test_kds_own_runs_are_watched_by_the_same_parts(tmp_path: Path) -> None:
     own = kd.Monitor.of_own_run(OwnRun(), spec, lambda rule: None)
     other = kd.Monitor(tmp_path / "run", prometheus_port=9000)
     shared = {Phases, System, Watch, Health, Kernels, Control, Prometheus}
-    assert {type(part) for part in own.parts} == shared | {TierRecord, Confusion}
+    assert {type(part) for part in own.parts} == shared | {TierRecord}
     assert {type(part) for part in other.parts} == shared | {BeginResults, Stopping, WatchedResults}

@@ -16,6 +16,7 @@ from kd.monitor.watch import Watch, ask_rules
 from kd.monitor.watched import Watched
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, Writer, read_run
+from kd.report.series import OfRun
 from kd.settings import MonitorSettings
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
@@ -281,17 +282,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
 
 
 def test_mistakes_between_classes_are_counted(plain: RunRecords) -> None:
-    run = plain
-    assert run.classes == ["apple", "bread", "cake", "dates"]
-    assert [c["epoch"] for c in run.confusion] == [0, 1]
-    newest_one = run.newest_confusion
-    assert newest_one is not None
-    assert newest_one["counts"] == [4, 4, 4, 4]
-    right = sum(
-        share * n for share, n in zip(newest_one["right"], newest_one["counts"], strict=True)
-    )
-    assert right / 16 == pytest.approx(run.summary["student"]["val"]["acc1"])
-    assert sum(n for _, _, n in newest_one["pairs"]) == pytest.approx(16 - right)
+    """Each wrong picture of the best validation is one confusion; the rules read them."""
+    of_run = OfRun(Facts(plain))
+    assert of_run.val_counts == dict.fromkeys(["apple", "bread", "cake", "dates"], 4)
+    wrong = 16 * (1 - plain.summary["student"]["best_val"]["acc1"])
+    assert sum(times for _, _, times in of_run.confusions) == pytest.approx(wrong)
 
 
 def test_pictures_and_weights_are_looked_at(plain: RunRecords) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kd.cli import main
 from kd.report.evaluated import fidelity_parts
-from kd.report.faithful import faithful
 from kd.report.records import read_run
 from kd.report.tables import Table
 
@@ -58,4 +57,4 @@ def test_a_torn_file_is_noted(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "fidelity.json").write_text('{"kind": ')
     run = read_run(tmp_path)
-    assert faithful(run) == [] and "fidelity.json can't be read" in run.notes
+    assert run.fidelity == {} and "fidelity.json can't be read" in run.notes

@@ -95,7 +95,7 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     page = (folder / "report.html").read_text()
     sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["sections"]  # type: ignore[union-attr]
     titles = [s.get("title", s["kind"]) for s in sections]
-    of_classes = "Each class's accuracy in epoch 2, the worst first"
+    of_classes = "Each class's accuracy, the worst first"
     assert titles[:7] == [
         "headline",
         "verdict",
@@ -103,14 +103,13 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
         "Training losses, weighted",
         "Validation",
         "Size",
-        of_classes,
+        "How faithful the student is",
     ]
     best = 0.5 + 3 / 400  # of four epochs
     kept = f"{best / 0.9:.1%}"
     assert sections[0]["text"] == (
         f"The student keeps {kept} of its teacher's acc1 ({best:.1%} of 90.0%) with 7.3% of its parameters"
     )
-    assert ["student keeps", kept, "of its teacher"] in sections[2]["cards"]
     tables = {s["title"]: s for s in sections if s["kind"] == "table"}
     assert tables["Size"]["rows"] == [
         ["teacher", "vit_large_patch16_224", "300"], ["student", "vit_small_patch16_224", "22"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.cli import report_main
-from kd.report.costs import costs_by_kind, input_costs
+from kd.report.costs import input_costs
 from kd.report.facts import Facts
 from kd.report.rules import Explained
 from tests._pages import made, run_of, sections_of
@@ -54,39 +54,6 @@ def test_cores_a_gpu_are_counted_and_other_machines_priced() -> None:
     assert found["data.engine=ray on 5 c5.9xlarge:spot beside"][1] == f"{37.688 + 5 * 0.6:.4g}"
     assert found["as it is"][2] == f"{37.688 * STEP / 3600:.4g}"
     assert found["data.engine=device, or dali"][3] == f"{100 * (1 - REST / STEP):.0f}"
-
-
-def test_a_larger_instance_of_the_family_is_priced() -> None:
-    """20 cores a GPU would keep up: 32 do; 16 make a batch in (0.7 x 12 x 192 + 86) / 16 = 106 ms."""
-    table = {"g5.2xlarge": (1.212, 12, 1), "g5.4xlarge": (1.624, 16, 1), "g5.8xlarge": (2.448, 32, 1),
-             "g5.12xlarge": (5.672, 48, 4), "g5.8xlarge:spot": (0.9, 32, 1), "g6.8xlarge": (2.0, 32, 1),
-             "c5.18xlarge": (3.06, 72, 0)}  # fmt: skip
-    machines = {
-        name: dict(zip(("price", "vcpus", "gpus"), of, strict=True)) for name, of in table.items()
-    }
-    facts = starving(
-        input_machines=machines, processes=1, cores=12, price_per_hour=2 * 1.212, world_size=2
-    )
-    facts.run.config = {"monitor": {"instances": ["2*g5.2xlarge"]}}
-    found = {name: row[:2] for name, row in list(ways(facts).items())[2:]}
-    assert found == {
-        "g5.4xlarge with data.num_workers=15": [round((0.7 * 12 * STEP + REST) / 16, 1), "3.248"],
-        "g5.8xlarge with data.num_workers=31": [REST, "4.896"],
-        "data.engine=ray on 1 c5.18xlarge beside": [REST, "5.484"],
-    }
-    facts.run.config = {}
-    assert len(ways(Facts(facts.run))) == 3
-
-
-def test_on_demand_spot_and_half_of_each_side_by_side() -> None:
-    run = run_of({"data": 0.0, "student": 90.0}, batches_per_epoch=400, max_epochs=10, price_per_hour=4.0,
-                 prices={"on demand": 4.0, "spot": 1.0, "half of the hours on spot": 2.5})  # fmt: skip
-    table = costs_by_kind(Facts(run))
-    assert table is not None
-    assert table.rows == [["on demand", "4", "0.1", "0.04", "0.4"], ["spot", "1", "0.025", "0.01", "0.1"],
-                             ["half of the hours on spot", "2.5", "0.0625", "0.025", "0.25"]]  # fmt: skip
-    del run.headers[0]["prices"]
-    assert costs_by_kind(Facts(run)) is None
 
 
 def test_nothing_to_move_nothing_said() -> None:

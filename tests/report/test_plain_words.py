@@ -31,7 +31,8 @@ def sentences(file: Path) -> set[str]:
                 texts.add(
                     "".join(v.value if isinstance(v, ast.Constant) else "1" for v in part.values)
                 )
-    return {text for text in texts if " " in text or "." in text or "=" in text}
+    names_of_series = {"student.start", "teacher.remedy"}
+    return {text for text in texts - names_of_series if {*" .="} & {*text}}
 
 
 @pytest.mark.parametrize("module", [limits, judges, rules, step_facts])

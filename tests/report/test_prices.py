@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.report.prices import by_kind, input_machines, price_of, read_prices
+from kd.report.prices import input_machines, price_of, read_prices
 
 
 def test_prices_of_machines(tmp_path: Path) -> None:
@@ -17,8 +17,6 @@ def test_prices_of_machines(tmp_path: Path) -> None:
         "small": {"price": 3.0, "vcpus": 72.0, "gpus": 0},
         "small:spot": {"price": 1.0, "vcpus": 72.0, "gpus": 0},
     }
-    assert by_kind(["big", "2*small:spot"], prices)["spot"] == 32
-    assert by_kind(["big"], prices) == {}
     with pytest.raises(
         UserError, match=r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"
     ):
@@ -29,7 +27,6 @@ def test_machines_named_by_their_parts_are_found_in_the_table() -> None:
     """As ``kd-launch instances=2xA100:8`` names them; ``monitor.instances`` took the count for a part of the name."""
     table = {"A100:8": {"price": 20.0}, "A100:8:spot": {"price": 8.0}}
     assert price_of(["2*A100:8", "A100:8:spot", "3*A100:8:on_demand"], table) == 108
-    assert by_kind(["2*A100:8"], table)["spot"] == 16
 
 
 @pytest.mark.parametrize(

@@ -117,16 +117,10 @@ def test_tensor_statistics_are_series_over_the_steps(tmp_path: Path) -> None:
         "grad_norm", "update_ratio", "agreement", "teacher_entropy",
     }  # fmt: skip
     run.health = [
-        {"step": step, "student": "a", "grad_norm": None, "spread": {"head": 0.5 + step}}
-        for step in (0, 50)
+        {"step": step, "grad_norm": None, "spread": {"head": 0.5 + step}} for step in (0, 50)
     ]
     norm, spread = run.tensors
-    assert (norm.student, norm.layer, norm.statistic, norm.values) == (
-        "a",
-        "",
-        "grad_norm",
-        [None, None],
-    )
+    assert (norm.layer, norm.statistic, norm.values) == ("", "grad_norm", [None, None])
     assert (spread.layer, spread.statistic, spread.steps, spread.values) == (
         "head",
         "spread",

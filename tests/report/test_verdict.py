@@ -96,7 +96,7 @@ def test_limits_are_ordered_by_their_gain() -> None:
 
 
 def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> None:
-    limit = limits.teacher_bound(given({"teacher": 58.0, "student": 42.0}, cache_bytes=1.1e9))
+    limit = limits.of_phase("teacher", given({"teacher": 58.0, "student": 42.0}, cache_bytes=1.1e9))
     assert limit is not None
     assert limit.gain == pytest.approx(1 / 0.42)
     assert "58 %" in limit.text.replace("%", " %")
@@ -104,7 +104,7 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
     assert v.sentence(limit).endswith(
         "model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x"
     )
-    assert limits.teacher_bound(given({"teacher": 29.0, "student": 71.0})) is None
+    assert limits.of_phase("teacher", given({"teacher": 29.0, "student": 71.0})) is None
 
 
 def test_a_cache_is_advised_only_where_it_is_possible_and_not_there_yet() -> None:
@@ -282,12 +282,12 @@ def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
 
 def test_a_cache_gains_what_the_runs_own_epochs_give() -> None:
     slow = {"teacher": 60.0, "student": 40.0}
-    long = limits.teacher_bound(given(slow, cache_bytes=1e6, epochs=20, views=4))
+    long = limits.of_phase("teacher", given(slow, cache_bytes=1e6, epochs=20, views=4))
     assert long is not None
     assert long.gain == pytest.approx(20 / (4 + 16 * 0.4))  # four epochs compute, sixteen read
     assert "in the run's 20 epochs of 4 views" in long.lever
     for epochs in (1, 4):  # no view comes again
-        short = limits.teacher_bound(given(slow, cache_bytes=1e6, epochs=epochs, views=4))
+        short = limits.of_phase("teacher", given(slow, cache_bytes=1e6, epochs=epochs, views=4))
         assert short is not None
         assert short.lever.startswith("a smaller teacher")
         assert f"more than 4 epochs, this one has {epochs}" in short.lever
@@ -368,11 +368,13 @@ def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
 
 def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
     phases = {"student": 60.0, "communication": 40.0}
-    limit = limits.communication_bound(given(phases, compute_ms={0: 60.0, 1: 60.0, 2: 100.0}))
+    limit = limits.of_phase("communication", given(phases, compute_ms={0: 60.0, 1: 60.0, 2: 100.0}))
     assert limit is not None
     assert "rank 2 computes 40 ms longer" in limit.text
     assert limit.gain == pytest.approx(100 / 60)
-    network = limits.communication_bound(given(phases, compute_ms={0: 60.0, 1: 61.0, 2: 62.0}))
+    network = limits.of_phase(
+        "communication", given(phases, compute_ms={0: 60.0, 1: 61.0, 2: 62.0})
+    )
     assert network is not None
     assert "network" in network.lever
 
@@ -397,10 +399,10 @@ def test_a_host_that_waits_behind_a_busy_gpu_loses_nothing() -> None:
 
 def test_the_costly_callback_is_named() -> None:
     slow = {"Slow.on_train_batch_start": 45.0, "Other.x": 1.0}
-    limit = limits.bookkeeping_bound(given({"student": 50.0, "logging": 50.0}, callbacks_ms=slow))
+    limit = limits.of_phase("logging", given({"student": 50.0, "logging": 50.0}, callbacks_ms=slow))
     assert limit is not None
     assert "Slow.on_train_batch_start alone 45 ms" in limit.text
-    assert limits.bookkeeping_bound(given({"student": 95.0, "logging": 5.0})) is None
+    assert limits.of_phase("logging", given({"student": 95.0, "logging": 5.0})) is None
 
 
 def test_a_long_fit_of_the_start_names_its_setting() -> None:

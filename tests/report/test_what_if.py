@@ -7,7 +7,7 @@ import pytest
 
 from kd.cli import report_main
 from kd.errors import UserError
-from kd.report.costs import Change, outlook_table, predict, present, read_change
+from kd.report.costs import Change, outlook_table, predict, present
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
 from tests._pages import tier_run, write_run
@@ -80,15 +80,15 @@ def test_the_command_says_how_far_it_can_be_wrong(
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        ("cache=maybe", "cache: must be on or off, got 'maybe'"),
-        ("gpus=0", "gpus: must be a whole number >= 1, got '0'"),
-        ("gpus=many", "gpus: must be a whole number >= 1, got 'many'"),
-        ("workers=1.5", "workers: must be a whole number >= 0, got '1.5'"),
-        ("price=-1", "price: must be a number >= 0, got '-1'"),
-        ("data_machines=-1", "data_machines: must be a whole number >= 0, got '-1'"),
-        ("data_machines=two", "data_machines: must be a whole number >= 0, got 'two'"),
+        ("cache=maybe", "cache: must be true or false, got 'maybe'"),
+        ("gpus=0", "gpus: must be >= 1, got 0"),
+        ("gpus=many", "gpus: must be a whole number, got 'many'"),
+        ("workers=1.5", "workers: must be a whole number, got '1.5'"),
+        ("price=-1", "price: must be >= 0, got -1"),
+        ("data_machines=-1", "data_machines: must be >= 0, got -1"),
+        ("data_machines=two", "data_machines: must be a whole number, got 'two'"),
         ("data_machines=2", "data_machines: needs data_cores=N, or data_instance=NAME"),
-        ("data_cores=0", "data_cores: must be a whole number >= 1, got '0'"),
+        ("data_cores=0", "data_cores: must be >= 1, got 0"),
         (
             "data_cores=8",
             "data_machines: must be given (data_machines=N): the run had no data tier",
@@ -97,18 +97,20 @@ def test_the_command_says_how_far_it_can_be_wrong(
             "data_machines=0 data_cores=8",
             "data_machines: must be >= 1 with data_cores or data_instance, got 0",
         ),
-        ("data_cores=8 data_instance=cpu", "data_cores: must be left out with data_instance"),
+        ("machines=2 gpus=4", "machines: can't be given together with gpus="),
+        (
+            "data_cores=8 data_instance=cpu",
+            "data_cores: can't be given together with data_instance=",
+        ),
         ("data_machines=1 data_instance=cpu", "data_instance: needs a run with a table of prices"),
         ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
-        ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, pixels=on|off, workers=N"),
+        ("batch=3", "no key 'batch' (it takes cache=, pixels=, workers="),
     ],
 )
 def test_wrong_changes_are_told(
     tmp_path: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_run(tmp_path / "run")
-    with pytest.raises(UserError):
-        outlook_table(Facts(read_run(folder)), read_change(item.split()))
     assert report_main([str(folder), "--what-if", *item.split()]) == 2
     said = capsys.readouterr()
     assert told in said.err and len(said.err.strip().splitlines()) == 1 and not said.out
@@ -194,8 +196,6 @@ def test_machines_and_a_larger_batch() -> None:
     assert larger.images_per_s == pytest.approx(2 * 128 / 0.19)
     assert larger.hours == pytest.approx((36 + 500 * 0.19) / 3600)
     assert "grow with the batch" in outlook_table(two, Change(batch_size=128)).note
-    with pytest.raises(UserError, match="machines: must be left out with gpus"):
-        read_change(["machines=2", "gpus=4"])
 
 
 def test_a_run_that_is_fed_gains_nothing() -> None:

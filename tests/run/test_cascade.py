@@ -34,7 +34,7 @@ def test_the_curve_and_the_rule(with_test: Path, capsys: pytest.CaptureFixture[s
     root = f"data.source.root={with_test.parent / 'data'}"
     assert main("eval", [str(with_test), "cascade=true", "share=0.8", root]) == 0
     out = capsys.readouterr().out
-    title = "The student where it is sure, else the teacher (probability; 64 pictures)"
+    title = "The student where it is sure, else the teacher (64 pictures)"
     assert title in " ".join(out.split())
     assert "share=0.8: threshold " in out
     assert "checked on 32 others: " in out
@@ -126,10 +126,6 @@ def test_a_rule_that_names_no_goal_counts_as_none(measured: Path) -> None:
             ["cascade=true", "accuracy=best"],
             "accuracy: must be teacher, a share of it such as 0.99*teacher",
         ),
-        (
-            ["cascade=true", "score=x"],
-            "score: must be one of probability, margin, entropy, head, got 'x'",
-        ),
         (["cascade=true", "accuracy=0.9", "margin=1"], "margin: has no effect on accuracy=0.9"),
         (["cascade=true", "groups=(a)"], "groups: can't be given together with cascade="),
         (["cascade=true"], "split: these pictures chose the best epoch"),
@@ -152,7 +148,7 @@ def test_a_wrong_key_is_one_line(
 def test_the_share_that_has_changed_is_noticed() -> None:
     """5,000 pictures like those measured never alert; of other pictures it alerts within a window."""
     random = np.random.default_rng(0)
-    watch = ShareWatch(CascadeRule("probability", 0.5, 120, 1000))
+    watch = ShareWatch(CascadeRule(0.5, 120, 1000))
     assert not any(watch.add(bool(random.random() < 0.12)) for _ in range(5000))
     begun = [watch.add(bool(random.random() < 0.4)) for _ in range(500)]
     assert sum(begun) == 1

@@ -33,7 +33,7 @@ ONNX = {"to": "onnx", "kept": True, "int8": False, "file": "summary.json", "size
         "agreement": 1.0, "max_difference": 0.0}  # fmt: skip
 ROW = {"model": "student", "runtime": "torch", "threads": 1, "batch": 1, "median_ms": 1.0, "p95_ms": 1.0,
        "images_per_s": 1.0}  # fmt: skip
-RULE = {**CURVE, "threshold": 0.5, "head": None, "asked": 2, "pictures": 9, "scores": [0.5] * 101,
+RULE = {**CURVE, "threshold": 0.5, "asked": 2, "pictures": 9, "scores": [0.5] * 101,
         "chosen": {"accuracy": 1, "share": 1}, "share_interval": [0, 1], "checked": {"pictures": 1, "accuracy": 1,
         "teacher": 1, "share": 1, "ms": 1}}  # fmt: skip
 PARTS = {"parts": [{"kind": "table", "title": "", "columns": [""], "rows": [["not worse"]]}]}

@@ -22,12 +22,6 @@ TEACHER, CASCADE = "teacher", "cascade"
 """Folders of the repository beside the student's."""
 FILE = "cascade.json"
 """The rule beside the exported models."""
-SCORE_LINES = {
-    "probability": "p.max(1)",
-    "margin": "np.diff(np.sort(p, 1)[:, -2:], axis=1)[:, 0]",
-    "entropy": "1 + (p * np.log(p.clip(1e-12))).sum(1) / np.log(p.shape[1])",
-}
-"""Each score of the probabilities ``p (N, C)`` as NumPy computes it."""
 PROGRAM = '''\
 """Answers of the student where it is sure, else of the teacher. Needs numpy and onnxruntime."""
 
@@ -39,7 +33,7 @@ student, teacher = (ort.InferenceSession(f"{name}/1/model.onnx") for name in ("s
 def answer(pictures):  # uint8 SHAPE -> logits (N, classes), and which pictures the teacher answered
     z = student.run(["answer"], {"pictures": pictures})[0]
     p = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
-    asks = ~(SCORE >= rule["threshold"])  # also where the student answers NaN
+    asks = ~(p.max(1) >= rule["threshold"])  # also where the student answers NaN
     if asks.any():
         z[asks] = teacher.run(["answer"], {"pictures": pictures[asks]})[0]
     return z, asks
@@ -72,7 +66,7 @@ class TritonPythonModel:
     def answer(self, pictures):
         z = logits("student", pictures).copy()
         p = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
-        asks = ~(SCORE >= self.rule["threshold"])  # also where the student answers NaN
+        asks = ~(p.max(1) >= self.rule["threshold"])  # also where the student answers NaN
         if asks.any():
             z[asks] = logits("teacher", np.ascontiguousarray(pictures[asks]))
         return z, asks
@@ -109,13 +103,13 @@ class Cascade(Format):
 
         ``student/1/model.onnx`` and ``teacher/1/model.onnx``, each with its ``config.pbtxt`` and ``labels.txt``;
         ``cascade/1/model.py`` (:data:`TRITON_PROGRAM`), which asks them; ``answer.py`` (:data:`PROGRAM`) for ONNX Runtime
-        alone; and ``cascade.json``, the rule, which is returned: ``score``, ``threshold``, ``asked`` and ``pictures`` of
+        alone; and ``cascade.json``, the rule, which is returned: ``threshold``, ``asked`` and ``pictures`` of
         :class:`~kd.ship.cascade_rule.CascadeRule`, and ``classes``.
 
         Raises:
-            UserError: no rule, a rule that plain NumPy can't compute, or a teacher that can't be exported.
+            UserError: no rule, or a teacher that can't be exported.
         """
-        rule = _rule(job)
+        rule = read_rule(job.weights.parent, "true", "to=cascade")
         answer = (len(job.manifest.classes),)
         for name, of_model in ((NAME, job), (TEACHER, _teachers_job(job))):
             program = onnx_program(of_model)
@@ -123,11 +117,9 @@ class Cascade(Format):
             write_text(folder / name / "config.pbtxt", config(of_model.manifest, answer, name))
             write_text(folder / name / "labels.txt", as_lines(job.manifest.classes))
         shape = f"(N, {', '.join(str(side) for side in job.manifest.shape)})"
-        score = SCORE_LINES[rule.score]
-        write_text(folder / "answer.py", PROGRAM.replace("SHAPE", shape).replace("SCORE", score))
+        write_text(folder / "answer.py", PROGRAM.replace("SHAPE", shape))
         file = folder / FILE
         content = {
-            "score": rule.score,
             "threshold": rule.threshold,
             "asked": rule.asked,
             "pictures": rule.pictures,
@@ -136,7 +128,7 @@ class Cascade(Format):
         write_json(file, content)
         cascade = folder / CASCADE
         write_json(make_folder(cascade / "1") / FILE, content)
-        write_text(cascade / "1" / "model.py", TRITON_PROGRAM.replace("SCORE", score))
+        write_text(cascade / "1" / "model.py", TRITON_PROGRAM)
         of_cascade = config(job.manifest, answer, CASCADE, "python", BY_TEACHER)
         write_text(cascade / "config.pbtxt", of_cascade)
         write_text(cascade / "labels.txt", as_lines(job.manifest.classes))
@@ -166,7 +158,7 @@ class Cascade(Format):
         runtime = _runtime(
             lambda pictures: job.prepared(torch.from_numpy(pictures)).numpy(),
             lambda pictures: teacher(torch.from_numpy(pictures)).numpy(),
-            _rule(job),
+            read_rule(job.weights.parent, "true", "to=cascade"),
         )
 
         class InTorch(nn.Module):
@@ -177,20 +169,6 @@ class Cascade(Format):
                 return torch.from_numpy(runtime(pictures.numpy()))
 
         return InTorch()
-
-
-def _rule(job: ExportJob) -> CascadeRule:
-    """The rule that was measured for the run of ``job.weights``.
-
-    Raises:
-        UserError: the rule is missing, or its score is not one of :data:`SCORE_LINES`.
-    """
-    rule = read_rule(job.weights.parent, "true", "to=cascade")
-    if rule.score not in SCORE_LINES:
-        raise UserError(
-            f"to=cascade: score={rule.score} needs kd to be computed; measure with score=probability"
-        )
-    return rule
 
 
 def _teachers_job(job: ExportJob) -> ExportJob:
