@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock
+from pydantic import TypeAdapter
 
 from kd.data.pictures import MAX_PIXELS, decode
 from kd.data.sources import FileSplit, MaskSplit, Split, Subset, printable
@@ -74,6 +75,9 @@ class Scan(NamedTuple):
     """With ``check`` all a hash of each picture's bytes, "" for one that can't be read; else no entries."""
 
 
+SCAN = TypeAdapter(Scan)
+
+
 def scan(
     split: Split,
     label: str,
@@ -93,7 +97,7 @@ def scan(
         max_pixels: a picture with more counts as damaged.
         facts: gives those of the split.
     """
-    if check == "off":
+    if check in ("off", False):  # YAML 1.1 reads a bare off so
         return Scan({}, [])
     what = f"{check}-{max_pixels}"
     listed = _as_listed(split)
@@ -178,15 +182,13 @@ def _remembered(file: Path, count: int, check: Check) -> Scan | None:
         check: how much was checked.
     """
     try:
-        content = json_of(text_of(file, LARGEST_LIST))  # 20 bytes a picture
-        damaged = {int(i): str(reason) for i, reason in content["damaged"].items()}
-        digests = [str(digest) for digest in content["digests"]]
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        found = SCAN.validate_json(text_of(file, LARGEST_LIST))  # 20 bytes a picture
+    except (OSError, ValueError):
         return None
     digests_expected = count if check == "all" else 0
-    if len(digests) != digests_expected or not all(0 <= i < count for i in damaged):
+    if len(found.digests) != digests_expected or not all(0 <= i < count for i in found.damaged):
         return None
-    return Scan(damaged, digests)
+    return found
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,13 @@ class Mirror:
         if self._thread is not None:
             return
         self.folder = folder
-        self._beside = beside
-        self._pointed = False
-        self.place = f"{folder.parent.name}/{folder.name}"
+        recipe = folder.parent.name
+        # once: of two runs at the same time, the newer one is the latest
+        self._beside = {f"{recipe}/latest": f"{folder.name}\n".encode()}
+        for file in beside:
+            if file.is_file():
+                self._beside[f"{recipe}/{file.name}"] = file.read_bytes()
+        self.place = f"{recipe}/{folder.name}"
         self._copies = Copies(folder, f"{self.url}/{self.place}")
         self._copies.save()
         self._thread = threading.Thread(target=self._run, name="kd-mirror", daemon=True)
@@ -131,7 +136,10 @@ class Mirror:
         return True
 
     def _run(self) -> None:
-        """The thread: sends all that has changed when there is a new checkpoint, else every :data:`WHOLE_S` seconds."""
+        """The thread: sends all that has changed when there is a new checkpoint, else every :data:`WHOLE_S` seconds.
+
+        Each problem is reported once.
+        """
         # the first time at once: who asks for the run from outside finds its settings
         sent_at = -math.inf
         while not self._end.wait(EVERY_S):
@@ -141,16 +149,12 @@ class Mirror:
                     sent_at = time.monotonic()
                     self._send()
             except Exception as error:  # the thread must survive it
-                self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        """Reports each problem once."""
-        problem = first_line(error)
-        if problem not in self._reported:
-            self._reported.add(problem)
-            command = "kd-train" if self.of_kd else "kd.Monitor"
-            then = "" if self._lost else "; the upload is tried again"
-            print(f"{command}: warning: {problem}{then}", file=sys.stderr)
+                problem = first_line(error)
+                if problem not in self._reported:
+                    self._reported.add(problem)
+                    command = "kd-train" if self.of_kd else "kd.Monitor"
+                    then = "" if self._lost else "; the upload is tried again"
+                    print(f"{command}: warning: {problem}{then}", file=sys.stderr)
 
     def _changed(self) -> list[str]:
         """Names of files that the store lacks, or has in another state, by the notes, in the order to send them.
@@ -178,18 +182,12 @@ class Mirror:
             OSError: a file can't be sent; those before it count as sent. Or another machine trains the same run: then
                 each later call raises it too.
         """
-        if self._lost:
-            raise OSError(self._lost)
-        if not self._pointed:  # once: of two runs at the same time, the newer one is the latest
-            recipe = self.folder.parent.name
-            self._write(f"{recipe}/latest", f"{self.folder.name}\n".encode())
-            for file in self._beside:
-                if file.is_file():
-                    self._write(f"{recipe}/{file.name}", file.read_bytes())
-            self._pointed = True
+        for name, data in self._beside.items():
+            write = partial(self.files.pipe_file, f"{self.root}/{name}", data)
+            tried(write, f"{self.url}: {name} can't be written")
+        self._beside = {}
         changed = self._changed()
-        if changed:
-            self._check_ours()
+        self._check_ours()
         last = self.folder / ".last"  # training may replace last.ckpt while the others are sent
         if LATEST in changed:
             last.unlink(missing_ok=True)
@@ -199,31 +197,26 @@ class Mirror:
             file = self.folder / name
             if name == LATEST:
                 self._check_ours()
-                if last.exists():
-                    file = last
+                file = last if last.exists() else file
             self._upload(file, name)
         last.unlink(missing_ok=True)
-
-    def _write(self, name: str, data: bytes) -> None:
-        """Writes ``data`` to the file ``name`` below the store's root, with retries."""
-        path = f"{self.root}/{name}"
-        tried(lambda: self.files.pipe_file(path, data), f"{self.url}: {name} can't be written")
 
     def _upload(self, file: Path, name: str) -> None:
         """Sends one file, whole; one that changes or goes meanwhile is left for the next time.
 
-        The size of what is sent is noted beforehand, so that an upload which was killed still counts as this machine's.
-        The previous checkpoint is copied in the store where it was the last one there.
+        It is noted beforehand, so that an upload which was killed still counts as this machine's. The previous checkpoint
+        is copied in the store where it was the last one there.
 
         Raises:
             OSError: the store has another size of it, though the file is unchanged here, or can't be reached.
         """
         copies = self._copies
         path = f"{self.root}/{self.place}/{name}"
+        latest = copies.known.get(LATEST, {})
         try:
             state = state_of(file)
-            copies.sending(name, state)
-            is_there = name.endswith(PREVIOUS) and copies.known.get(LATEST, {}).get("here") == state
+            is_there = name.endswith(PREVIOUS) and latest.get("here") == state
+            copies.note(name, None, None)
 
             def put() -> None:
                 """One try; a copy that the store can't make is sent from here."""
@@ -248,15 +241,11 @@ class Mirror:
     def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
         copies = self._copies
-        if LATEST not in copies.known:
-            return
-        in_store = self._info(LATEST)
-        if in_store is None or copies.is_ours(LATEST, in_store):
-            return
-        self._lost = (
-            f"{copies.url}: another machine trains there; nothing more is sent from {self.folder}"
-        )
-        raise OSError(self._lost)
+        in_store = self._info(LATEST) if copies.there(LATEST) else None
+        if in_store is not None and not copies.is_ours(LATEST, in_store):
+            self._lost = f"{copies.url}: another machine trains there; nothing more is sent from {self.folder}"
+        if self._lost:
+            raise OSError(self._lost)
 
     def _info(self, name: str) -> dict[str, Any] | None:
         """What the store says of a file of the run now, as fsspec has it; None where it has none."""

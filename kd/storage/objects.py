@@ -7,6 +7,7 @@ answer that is too short) is tried again with growing pauses before the run ends
 import errno
 import hashlib
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -127,7 +128,7 @@ def fetched(url: str, key: str) -> Path:
         UserError: it is missing, can't be read, or the server reports no size for it, by which a cut copy is noticed.
     """
     files, path = file_system(url, key)
-    with _named(url, key):
+    with in_one_line(key, url):
         info = tried(lambda: files.info(path), f"{url} can't be read")
         if info["size"] is None:
             raise UserError(
@@ -147,28 +148,24 @@ def fetched(url: str, key: str) -> Path:
 
 
 @contextmanager
-def _named(what: str, key: str) -> Iterator[None]:
-    """Inside, an OSError becomes a UserError that begins with the setting's key; a missing file's names ``what``."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UserError(f"{key}: {what} not found") from error
-    except OSError as error:
-        raise UserError(f"{key}: {first_line(error)}") from error
+def in_one_line(start: str, missing: str = "") -> Iterator[None]:
+    """Inside, any error becomes a UserError of one line: the object stores' clients raise many kinds.
 
+    A UserError is left as it is, unless it is one of a file.
 
-@contextmanager
-def in_one_line(what: str) -> Iterator[None]:
-    """Inside, any error becomes a UserError that begins with ``what``: the object stores' clients raise many kinds.
-
-    A UserError is left as it is.
+    Args:
+        start: begins the message, such as the setting's key.
+        missing: what was looked for; a missing file's message is that it was not found.
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
-        raise UserError(f"{what}: {first_line(error)}") from error
+        if isinstance(error, UserError) and not isinstance(error, OSError):
+            raise
+        reason = first_line(error)
+        if missing and isinstance(error, FileNotFoundError):
+            reason = f"{missing} not found"
+        raise UserError(f"{start}: {reason}") from error
 
 
 def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
@@ -203,6 +200,8 @@ class LocalCache:
 
     Above ``limit`` those used longest ago go; a full disk keeps nothing. Each ends in a checksum: what was cut or has
     changed is fetched again. A copy's name is ``FOLDER/FILE``, neither more nor less: :meth:`_bound` looks there.
+
+    fsspec's own caches are bounded by age alone, and each process rewrites their index without a lock.
     """
 
     def __init__(self, folder: Path, limit: int | None) -> None:
@@ -215,59 +214,51 @@ class LocalCache:
         """Whether a copy of this name is here."""
         return (self.folder / name).is_file()
 
-    def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
+    def get(self, name: str, fetch: Callable[[], bytes], size: int) -> bytes:
         """The copy of this name; fetched first, by one of all processes, where it is missing.
 
         Args:
             name: of the copy, ``FOLDER/FILE``.
             fetch: gives the content; its errors reach the caller.
-            size: in bytes, that a copy must have to count; None: any.
+            size: of the content in bytes, that a copy must have to count.
         """
         file = self.folder / name
         with suppress(OSError):
             return _used(file, size)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         number = zlib.crc32(name.encode()) % STRIPES
         with FileLock(self.folder / f"lock-{number}"):  # one of all processes fetches it
             with suppress(OSError):
                 return _used(file, size)
             data = fetch()
-            self._keep(file, data)
+            part = file.with_suffix(f".{os.getpid()}.part")
+            try:
+                part.write_bytes(data + _sum(data))
+                part.replace(file)  # whole or not at all
+            except OSError as error:
+                with suppress(OSError):
+                    part.unlink()
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+            if self.limit is not None:
+                self._bound(self.limit, len(data))
             return data
 
-    def _keep(self, file: Path, data: bytes) -> None:
-        """Writes an entry with its checksum, whole or not at all; a full disk is no error: the entry is not kept."""
-        part = file.with_suffix(f".{os.getpid()}.part")
-        try:
-            file.parent.mkdir(exist_ok=True)
-            part.write_bytes(data + _sum(data))
-            part.replace(file)  # whole or not at all
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-        if self.limit is not None:
-            self._bound(len(data))
-
-    def _bound(self, more: int) -> None:
+    def _bound(self, limit: int, more: int) -> None:
         """After each fiftieth of the limit that this process has written: deletes the copies used longest ago.
 
         What stays is at most nine tenths of the limit. One process of the machine does it, the others go on.
 
         Args:
+            limit: bytes of all copies together.
             more: bytes that were written since the last call.
         """
-        assert self.limit is not None
         self._written += more
-        if self._written <= self.limit // 50:
+        if self._written <= limit // 50:
             return
         self._written = 0
         # else another does
-        with (
-            suppress(Timeout),
-            FileLock(self.folder / "lock-evict", timeout=0),
-        ):
+        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):
             copies = []
             for file in self.folder.glob("*/*"):
                 with suppress(OSError):
@@ -275,10 +266,9 @@ class LocalCache:
                     copies.append((status.st_mtime, status.st_size, file))
             total = sum(size for _, size, _ in copies)
             for _, size, file in sorted(copies):
-                if total <= self.limit * 9 // 10:
+                if total <= limit * 9 // 10:
                     break
-                with suppress(OSError):
-                    file.unlink()
+                file.unlink(missing_ok=True)
                 total -= size
 
 
@@ -288,14 +278,17 @@ class Ranged:
     Args:
         url: of the folder.
         folder: of the blocks; one for each content of the files.
-        whole: size of all files in bytes.
+        sizes: by the file's name, up to which byte it is read.
         limit: most bytes of blocks; None: all may be kept.
     """
 
-    def __init__(self, url: str, folder: Path, whole: int, limit: int | None) -> None:
+    def __init__(self, url: str, folder: Path, sizes: Mapping[str, int], limit: int | None) -> None:
         """Chooses the size of blocks; the arguments are the class's. Nothing is fetched."""
         self.url = url
-        self.block = LARGE if limit is None or whole <= limit else SMALL
+        self.sizes = sizes
+        self.block = LARGE
+        if limit is not None and sum(sizes.values()) > limit:
+            self.block = SMALL
         self.cache = LocalCache(folder / f"blocks-{self.block}", limit)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -310,39 +303,34 @@ class Ranged:
         blocks = []
         for number in range(first, last + 1):
             start = number * self.block
-            fetch = partial(_range, self.url, name, start, start + self.block)
-            blocks.append(self.cache.get(f"{name}/{number:08d}", fetch))
+            count = min(self.block, self.sizes[name] - start)
+            fetch = partial(_range, self.url, name, start, start + count, count)
+            block = self.cache.get(f"{name}/{number:08d}", fetch, count)
+            blocks.append(block)
+        data = b"".join(blocks)
         start = offset - first * self.block
-        data = b"".join(blocks)[start : start + size]
-        if len(data) < size:
-            raise OSError(f"{self.url}/{name} is truncated")
-        return data
+        return data[start : start + size]
 
 
-def _range(folder: str, name: str, start: int, end: int, size: int | None = None) -> bytes:
-    """The bytes ``start`` to ``end`` of a file in a store, fewer where it ends before.
+def _range(folder: str, name: str, start: int, end: int, expected: int) -> bytes:
+    """The bytes ``start`` to ``end`` of a file in a store.
 
     Args:
         folder: URL.
         name: of the file, relative to the folder.
         start: first byte.
         end: the byte after the last.
-        size: of the file in bytes; None: it is requested where fewer bytes came than were wanted.
+        expected: how many bytes there are.
 
     Raises:
         FileNotFoundError: no such file.
-        OSError: it can't be fetched, or the connection has ended before the file.
+        OSError: it can't be fetched, or other than ``expected`` bytes come.
     """
 
     def fetch() -> bytes:
         """One try."""
         files, path = file_system(folder)
-        file = f"{path}/{name}"
-        data: bytes = files.cat_file(file, start=start, end=end)
-        expected = end - start
-        if size is not None or len(data) < expected:
-            whole = int(files.info(file)["size"]) if size is None else size
-            expected = min(whole, end) - start
+        data: bytes = files.cat_file(f"{path}/{name}", start=start, end=end)
         if len(data) != expected:
             received = f"{len(data)} of" if len(data) < expected else "more than the listed"
             raise OSError(f"received {received} {expected} bytes")
@@ -351,22 +339,20 @@ def _range(folder: str, name: str, start: int, end: int, size: int | None = None
     return tried(fetch, f"{folder}/{name} can't be fetched")
 
 
-def _used(file: Path, size: int | None) -> bytes:
+def _used(file: Path, size: int) -> bytes:
     """The content of a copy without its checksum; an OSError where it is missing, damaged or of another size.
 
     It counts as used now: its time of change is set, once in :data:`TOUCH_S` at most.
 
     Args:
         file: the copy.
-        size: bytes of the content that it must have; None: any.
+        size: bytes of the content that it must have.
     """
     with file.open("rb") as stream:
-        status = os.fstat(stream.fileno())
-        data = stream.read(max(0, status.st_size - SUM))
-        checksum = stream.read()
-        if checksum != _sum(data) or size not in (None, len(data)):
+        data = stream.read(size)
+        if stream.read(SUM + 1) != _sum(data) or len(data) != size:
             raise OSError("it was cut, or has changed since it was fetched")
-        if time.time() - status.st_mtime > TOUCH_S:
+        if time.time() - os.fstat(stream.fileno()).st_mtime > TOUCH_S:
             os.utime(stream.fileno())
         return data
 
@@ -430,12 +416,13 @@ def state_of_object(info: Mapping[str, object]) -> str:
 
 
 def size_in(state: str) -> int:
-    """The size in bytes that :func:`listed` has seen.
+    """The size in bytes that a file's state or stamp begins with; 0 where the file is not there.
 
-    >>> size_in("1024-0123456789abcdef")
-    1024
+    >>> size_in("1024-0123456789abcdef"), size_in("")
+    (1024, 0)
     """
-    return int(state.partition("-")[0])
+    digits = re.match(r"\d*", state)
+    return int(digits[0] or 0) if digits else 0
 
 
 def whole_file(url: str, size: int) -> bytes:
@@ -466,7 +453,7 @@ def content_of(url: str, key: str) -> bytes:
     """
     files, path = file_system(url, key)
     files.invalidate_cache()
-    with _named(url, key):
+    with in_one_line(key, url):
         return small_file(files, path, f"{url} can't be read", LARGEST_LIST)
 
 
@@ -507,7 +494,7 @@ def url_of_run(url: str, key: str) -> str:
         return url
     files, path = file_system(url, key)
     files.invalidate_cache()
-    with _named(f"run {url}", key):
+    with in_one_line(key, f"run {url}"):
         content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
     name = plain_name(content.decode(errors="replace").strip(), f"{key}: {url}")
     return url.removesuffix("latest") + name

@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 
-from kd.errors import UserError, first_line
+from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
 from kd.storage.elsewhere import (
@@ -26,6 +27,7 @@ from kd.storage.objects import (
     LONGEST_NAME,
     fetch_whole,
     file_system,
+    in_one_line,
     is_url,
     small_file,
     state_of_object,
@@ -35,6 +37,8 @@ from kd.storage.objects import (
 from kd.storage.weights_files import FILES
 from kd.storage.writing import guard, make_folder, write_text
 
+Info: TypeAlias = Mapping[str, Any]
+"""What a store says of a file, as fsspec has it."""
 MOST_FILES = 100_000  # of a run in a store
 # endings of a run's large files
 WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
@@ -172,18 +176,14 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         return
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
     files, path = file_system(recipe, "runs_dir")
-    try:
-        content = small_file(
-            files, f"{path}/{marker.name}", f"{recipe} can't be read", LONGEST_NAME
-        )
+    name = ""
+    with in_one_line("runs_dir"), suppress(FileNotFoundError):
+        what = f"{recipe} can't be read"
+        content = small_file(files, f"{path}/{marker.name}", what, LONGEST_NAME)
         name = plain_name(content.decode(errors="replace").strip(), recipe)
-        config = f"{path}/{name}/config.yaml"
-        in_store = tried(lambda: files.exists(config), f"{recipe} can't be read")
-    except FileNotFoundError:
-        in_store = False
-    except OSError as error:
-        raise UserError(f"runs_dir: {first_line(error)}") from error
-    if in_store:
+        if not tried(lambda: files.exists(f"{path}/{name}/config.yaml"), what):
+            name = ""
+    if name:
         fetched_run(f"{recipe}/{name}", "runs_dir", together=together)
         write_text(marker, name + "\n")
     elif together:
@@ -197,7 +197,7 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
         url: of the run, or of ``latest`` beside it.
         key: by which the user has given it, for messages.
         checkpoints: whether these are fetched too.
-        together: whether several machines resume the run (:func:`_fetch_all`).
+        together: whether several machines resume the run (:func:`_to_fetch`).
 
     Returns:
         The folder, below the cache folder. As it is, without a look at the files in the store, where the run is being
@@ -207,45 +207,37 @@ def fetched_run(url: str, key: str, checkpoints: bool = True, together: bool = F
         UserError: no such run, or it can't be fetched.
     """
     url = url_of_run(url, key)
-    try:
-        files, path = file_system(url, key)
+    files, path = file_system(url, key)
+    folder = on_disk(url, key)
+    if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
+        return folder
+    with in_one_line(f"{key}: {url} can't be fetched"):
         files.invalidate_cache()
-        folder = on_disk(url, key)
-        if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
-            return folder
-        if not tried(lambda: files.exists(f"{path}/config.yaml"), f"{url} can't be read"):
+        infos = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
+        in_store = {full.removeprefix(f"{path}/"): info for full, info in infos.items()}
+        if "config.yaml" not in in_store:
             if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
                 return folder
             raise UserError(f"{key}: run {url} not found")
         make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
-            infos = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
-            in_store = {full.removeprefix(f"{path}/"): info for full, info in infos.items()}
             copies = Copies(folder, url)
-            _fetch_all(files.get_file, path, in_store, copies, key, checkpoints, together)
-        return folder
-    except FileNotFoundError as error:
-        raise UserError(f"{key}: run {url} not found") from error
-    except OSError as error:
-        raise UserError(f"{key}: {url} can't be fetched: {first_line(error)}") from error
+            for name, info in _to_fetch(in_store, copies, key, checkpoints, together).items():
+                file = inside(folder, name, key)
+                make_folder(file.parent)
+                fetch_whole(files.get_file, f"{path}/{name}", file, int(info["size"]))
+                copies.note(name, state_of(file), info)
+    return folder
 
 
-def _fetch_all(
-    get: Callable[[str, str], object],
-    path: str,
-    in_store: Mapping[str, Mapping[str, Any]],
-    copies: "Copies",
-    key: str,
-    checkpoints: bool,
-    together: bool,
-) -> None:
-    """Fetches the files of a run that the store has in another state.
+def _to_fetch(
+    in_store: Mapping[str, Info], copies: "Copies", key: str, checkpoints: bool, together: bool
+) -> dict[str, Info]:
+    """The files of a run that the store has in another state, by name, with what it says of each.
 
     Args:
-        get: the store's own way, ``get_file`` of its file system.
-        path: of the run there.
         in_store: what the store says of each file, by name.
-        copies: what is known of both sides; noted anew after each file.
+        copies: what is known of both sides.
         key: the setting, for messages.
         checkpoints: fetch these, too. Hidden files are never fetched.
         together: several machines resume the run: what one of them has alone does not count. Checkpoints that the
@@ -254,7 +246,6 @@ def _fetch_all(
     Raises:
         UserError: the run has continued here and from another machine, or no run is like it: too many files, one that is
             too large to be read, or more bytes than this disk has room for.
-        OSError: a file can't be fetched.
     """
     if together and checkpoints:
         for name in {LATEST, f"checkpoints/{PREVIOUS}"} - in_store.keys():
@@ -265,35 +256,42 @@ def _fetch_all(
             f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
             f"{copies.url}; remove the folder to resume from there"
         )
-    if len(in_store) > MOST_FILES:
-        raise UserError(
-            f"{key}: {copies.url} has {len(in_store):,} files, at most {MOST_FILES:,} are fetched"
-        )
-    sizes: dict[str, int] = {}  # of the files to fetch, in bytes
+    wanted: dict[str, Info] = {}
     for name, info in in_store.items():
-        is_checkpoint = name.startswith("checkpoints/")
-        if name.rpartition("/")[2].startswith(".") or (is_checkpoint and not checkpoints):
+        is_left_out = name.startswith("checkpoints/") and not checkpoints
+        if is_left_out or name.rpartition("/")[2].startswith("."):
             continue
         changed = copies.changed_here(name)
-        if not (continued_here and changed) and (
-            copies.differ(name, info) or (together and changed)
-        ):
-            sizes[name] = int(info["size"])
-            largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
-            if sizes[name] > largest:
-                raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', sizes[name], largest)}")
-    free = shutil.disk_usage(copies.folder).free
-    missing = sum(sizes.values())
-    if missing > free:
+        fetched = (copies.folder / name).is_file() and copies.there(name) == state_of_object(info)
+        if together and changed:
+            fetched = False
+        elif continued_here and changed:
+            fetched = True
+        if not fetched:
+            wanted[name] = info
+    _check_room(wanted, copies, key)
+    return wanted
+
+
+def _check_room(wanted: Mapping[str, Info], copies: "Copies", key: str) -> None:
+    """Refuses, by a UserError, more files than a run has, a larger one than is read, and more than the disk has room for."""
+    if len(wanted) > MOST_FILES:
         raise UserError(
-            f"{key}: {copies.url} has {missing / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
+            f"{key}: {copies.url} has {len(wanted):,} files, at most {MOST_FILES:,} are fetched"
+        )
+    for name, info in wanted.items():
+        largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
+        if int(info["size"]) > largest:
+            raise UserError(
+                f"{key}: {too_large(f'{copies.url}/{name}', int(info['size']), largest)}"
+            )
+    free = shutil.disk_usage(copies.folder).free
+    needed = sum(int(info["size"]) for info in wanted.values())
+    if needed > free:
+        raise UserError(
+            f"{key}: {copies.url} has {needed / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
             f"{free / 1e6:,.0f} MB"
         )
-    for name, size in sizes.items():
-        file = inside(copies.folder, name, key)
-        make_folder(file.parent)
-        fetch_whole(get, f"{path}/{name}", file, size)
-        copies.note(name, state_of(file), in_store[name])
 
 
 def state_of(file: Path) -> list[int]:
@@ -303,11 +301,11 @@ def state_of(file: Path) -> list[int]:
 
 
 class Copies:
-    """What is known of both sides: each file's state here, and its tag there, when they were the same.
+    """What is known of both sides: each file's state here, and its state there, when they were the same.
 
-    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here`` (:func:`state_of`;
-    None before the first upload has ended), ``there`` (:func:`~kd.storage.objects.state_of_object`; "" likewise) and,
-    while it is sent, ``sending`` (bytes). :func:`fetched_run` and :class:`kd.storage.mirror.Mirror` write them.
+    Kept in the run's folder (:data:`KEPT`), as JSON: ``url``, and ``files`` by name, each with ``here`` (:func:`state_of`)
+    and ``there`` (:func:`~kd.storage.objects.state_of_object`); while a file is sent ``here`` is null and ``there``
+    empty. :func:`fetched_run` and :class:`kd.storage.mirror.Mirror` write them.
 
     Args:
         folder: of the run here.
@@ -317,45 +315,20 @@ class Copies:
     def __init__(self, folder: Path, url: str = "") -> None:
         """Reads the notes in the run's folder; damaged ones count as none. Arguments as of the class."""
         self.folder = folder
-        self.url = url
-        self.known: dict[str, dict[str, Any]] = {}
         saved = mapping_of(folder / KEPT)
-        saved_url = text_in(saved, "url")
-        files = mapping_in(saved, "files")
-        if url in ("", saved_url):
-            self.url = saved_url
-            self.known = {name: mapping_in(files, name) for name in files}
+        self.url = url or text_in(saved, "url")
+        self.known: dict[str, dict[str, Any]] = {}
+        files = mapping_in(saved, "files") if self.url == text_in(saved, "url") else {}
+        for name in files:
+            self.known[name] = mapping_in(files, name)
 
-    def sending(self, name: str, state: list[int]) -> None:
-        """Notes that a file is on its way: a kill before its end is known must not make it another machine's.
+    def there(self, name: str) -> object:
+        """The file's state in the store when it was last the same as here; "" while it is sent, None where unknown."""
+        return self.known.get(name, {}).get("there")
 
-        Args:
-            name: of the file in the run's folder.
-            state: of :func:`state_of`, as it is sent; its size counts.
-        """
-        known = self.known.setdefault(name, {"here": None, "there": ""})
-        known["sending"] = state[0]
-        self.save()
-
-    def is_ours(self, name: str, info: Mapping[str, Any]) -> bool:
-        """Whether this machine has sent the file that the store has, or was sending one of its size.
-
-        Args:
-            name: of the file in the run's folder.
-            info: what the store says of it.
-        """
-        known = self.known.get(name, {})
-        if known.get("there") == state_of_object(info):
-            return True
-        size = int(info["size"])
-        return known.get("sending") == size
-
-    def differ(self, name: str, info: Mapping[str, Any]) -> bool:
-        """Whether the file is missing here, or the store has another one than was last seen there."""
-        if not (self.folder / name).is_file():
-            return True
-        last_seen = self.known.get(name, {}).get("there")
-        return last_seen != state_of_object(info)
+    def is_ours(self, name: str, info: Info) -> bool:
+        """Whether this machine has sent the file that the store has, or was sending it when it was killed."""
+        return self.there(name) in ("", state_of_object(info))
 
     def changed_here(self, name: str) -> bool:
         """Whether the file here is another than the one that was the same as the store's.
@@ -367,9 +340,11 @@ class Copies:
             return False
         return self.known[name].get("here") != state_of(file)
 
-    def note(self, name: str, state: list[int], info: Mapping[str, Any]) -> None:
-        """Both sides have the same; kept at once: a newer file must not be taken for the one that was sent."""
-        self.known[name] = {"here": state, "there": state_of_object(info)}
+    def note(self, name: str, state: list[int] | None, info: Info | None) -> None:
+        """Both sides have the same, or (without both) this machine begins to send it; kept at once: neither a newer file
+        nor a killed upload must be taken for another machine's.
+        """
+        self.known[name] = {"here": state, "there": state_of_object(info) if info else ""}
         self.save()
 
     def save(self) -> None:

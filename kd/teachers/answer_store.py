@@ -133,7 +133,8 @@ class AnswerStore:
             self._open()
             return
         blocks = cache_dir() / "shards" / f"answers-{digest(text)}"
-        self._remote = Ranged(place, blocks, self.disk_bytes, limit)
+        sizes = {view_file(view): self.samples * self.record_bytes for view in range(self.views)}
+        self._remote = Ranged(place, blocks, sizes, limit)
 
     def _begin(self) -> None:
         """Makes what is missing of a cache of this machine, or compares its fingerprint."""

@@ -4,16 +4,7 @@ import pytest
 
 from kd.errors import UserError
 from kd.storage.elsewhere import RefusedFile, refused_file
-from kd.storage.objects import fetched, file_system, is_url, size_in, state_of_object
-
-
-def test_is_url() -> None:
-    assert is_url("s3://bucket/food")
-    assert not is_url("/data/food")
-
-
-def test_size_in() -> None:
-    assert size_in("1024-0123456789abcdef") == 1024
+from kd.storage.objects import fetched, file_system, size_in, state_of_object
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from kd.data.sources.arrays import chained, chosen
 from kd.data.sources.files import FileSplit, printable
 from kd.data.sources.places import Place, place_of
 from kd.data.targets import Targets
+from kd.storage.objects import size_in
 
 
 class Split(Protocol):
@@ -267,7 +268,7 @@ def facts_of(split: Split) -> SplitFacts:
             key = whole.key(j)
         size = 0  # of pictures in a shard or a table
         if isinstance(whole, FileSplit):
-            size = whole.size_in(stamp)
+            size = size_in(stamp)
         else:
             with suppress(OSError):
                 size = Path(name).stat().st_size

@@ -1,7 +1,6 @@
 """Splits of picture files."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, TypeAlias
 
@@ -83,11 +82,6 @@ class FileSplit:
     def stamp(self, i: int) -> str:
         """Size and time of change of each of its files, one after another (:meth:`Disk.stamp`, :meth:`Store.stamp`)."""
         return "".join(self.at(file).stamp(file) for file in self.files(i))
-
-    @staticmethod
-    def size_in(stamp: str) -> int:
-        """Bytes of the picture's file by its stamp, which begins with them; 0 where the file is not there."""
-        return int(re.match(r"\d*", stamp)[0] or 0)  # type: ignore[index]
 
     def name(self, i: int) -> str:
         """Path or URL of the picture's file."""

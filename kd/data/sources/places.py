@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -99,27 +99,23 @@ class Disk:
             return ""
         return f"{stat.st_size}\0{stat.st_mtime_ns}\0"
 
-    def size(self, file: str) -> int:
-        """Bytes of a file; 0 where it is not there."""
-        return int(self.stamp(file).partition("\0")[0] or 0)
-
 
 class Store:
     """Files in an object store, by URL, listed once; each is read whole by one request and kept on the local disk.
 
-    A pickled one knows the files, so that a loader's process lists nothing, but not their folders.
+    A pickled one knows the files, so that a loader's process lists nothing.
 
     Args:
         root: names the folder of its copies.
+        states: by the URL of each file its size, and a hash of ETag and time (``SIZE-HASH``).
         limit: most bytes of copies, of all processes of the machine; None: all that were read.
     """
 
-    def __init__(self, root: str, limit: int | None = None) -> None:
-        """A store without files yet, see :meth:`of` and :meth:`holding`; the arguments are the class's."""
+    def __init__(self, root: str, states: dict[str, str], limit: int | None) -> None:
+        """A store of these files: :meth:`of` and :meth:`holding` list them. Arguments as of the class."""
         self.root = root
         self.limit = limit
-        self._states: dict[str, str] = {}  # by URL, size and a hash of ETag and time: "SIZE-HASH"
-        self._urls: list[str] = []  # sorted, to find folders in; of :meth:`of` alone
+        self._states = states
 
     @classmethod
     def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
@@ -129,14 +125,11 @@ class Store:
             UserError: they can't be listed; the message names ``key``.
         """
         _check_plain(root, key)
-        place = cls(joined(root), limit)
-        for name, state in listed(place.root, key).items():
-            url = f"{place.root}/{name}"
-            place._states[url] = state
-        place._urls = sorted(place._states)
-        for url in place._urls:
+        root = joined(root)
+        states = {f"{root}/{name}": state for name, state in listed(root, key).items()}
+        for url in states:
             _check_plain(url, key)
-        return place
+        return cls(root, states, limit)
 
     @classmethod
     def holding(
@@ -153,29 +146,33 @@ class Store:
         Raises:
             UserError: a folder can't be listed; the message names ``key``.
         """
-        place = cls(root, limit)
         wanted = set(files)
         folders = sorted({file.rpartition("/")[0] for file in wanted})
         for folder in folders:
             _check_plain(folder, key)
-        list_folder = partial(listed, key=key, below=False)
+        states = {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for folder, states in zip(folders, pool.map(list_folder, folders), strict=True):
-                for name, state in states.items():
-                    file = f"{folder}/{name}"
-                    if file in wanted:
-                        place._states[file] = state
-        return place
+            listings = pool.map(partial(listed, key=key, below=False), folders)
+            for folder, listing in zip(folders, listings, strict=True):
+                for name, state in listing.items():
+                    if f"{folder}/{name}" in wanted:
+                        states[f"{folder}/{name}"] = state
+        return cls(root, states, limit)
+
+    @cached_property
+    def _urls(self) -> list[str]:
+        """The files' URLs, sorted, to find folders in."""
+        return sorted(self._states)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_urls": []}
+        return {name: value for name, value in vars(self).items() if name != "_urls"}
 
     def _in(self, folder: str) -> list[str]:
-        """The URLs of all files below a folder, sorted."""
+        """What follows the folder in the URLs of all files below it, sorted."""
         start = f"{folder}/"
         first = bisect_left(self._urls, start)
         end = bisect_left(self._urls, start + PREFIX_END)
-        return self._urls[first:end]
+        return [url[len(start) :] for url in self._urls[first:end]]
 
     def is_folder(self, folder: str) -> bool:
         """Whether a file is below the URL: a store has no empty folders."""
@@ -183,23 +180,18 @@ class Store:
 
     def folders(self, folder: str) -> list[str]:
         """Names of the folders in a folder, from the listing."""
-        rests = (url[len(folder) + 1 :] for url in self._in(folder))
-        return list({rest.partition("/")[0] for rest in rests if "/" in rest})
+        return list({name.partition("/")[0] for name in self._in(folder) if "/" in name})
 
     def files(self, folder: str) -> list[str]:
         """Names of the files in a folder, from the listing."""
-        rests = [url[len(folder) + 1 :] for url in self._in(folder)]
-        return [rest for rest in rests if "/" not in rest]
+        return [name for name in self._in(folder) if "/" not in name]
 
     def below(self, folder: str) -> Iterator[str]:
         """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left
         out.
         """
-        return (
-            url
-            for url in self._in(folder)
-            if not any(map(is_hidden, url[len(folder) + 1 :].split("/")))
-        )
+        names = self._in(folder)
+        return (f"{folder}/{name}" for name in names if not any(map(is_hidden, name.split("/"))))
 
     def open(self, file: str) -> IO[bytes]:
         """A file's content, from the local copies where it is among them; else it is fetched whole by this process.
@@ -212,7 +204,7 @@ class Store:
         """
         if file not in self._states:
             raise FileNotFoundError(f"{file} not found")
-        size = self.size(file)
+        size = size_in(self._states[file])
         if size > MAX_BYTES:
             raise OSError(f"has {size:,} bytes, more than any picture")
         return BytesIO(self._copies().get(self._copy(file), partial(whole_file, file, size), size))
@@ -230,19 +222,18 @@ class Store:
 
         What can't be fetched is skipped: :meth:`open` raises the error for it.
         """
-        copies = self._copies()
-        missing = []
-        for file in files:
-            if file in self._states and not copies.has(self._copy(file)):
-                missing.append(file)
+        has = self._copies().has
+        listed_files = [file for file in files if file in self._states]
+        missing = [file for file in listed_files if not has(self._copy(file))]
+
+        def attempt(file: str) -> None:
+            """Copies one file, in a thread."""
+            with suppress(OSError, UserError):
+                self.open(file)
+
         if len(missing) > 1:
             with ThreadPoolExecutor(min(AT_ONCE, len(missing))) as pool:
-                list(pool.map(self._try, missing))
-
-    def _try(self, file: str) -> None:
-        """Copies one file; runs in a thread of :meth:`fetch`."""
-        with suppress(OSError, UserError):
-            self.open(file)
+                list(pool.map(attempt, missing))
 
     def fits(self) -> bool:
         """Whether copies of all that was listed may be kept."""
@@ -251,12 +242,6 @@ class Store:
     def stamp(self, file: str) -> str:
         """Size, and a hash of the ETag and of the time of change, as the listing has them; "" of a file not listed."""
         return self._states.get(file, "")
-
-    def size(self, file: str) -> int:
-        """Bytes of a file by the listing; 0 where it is not there."""
-        if file in self._states:
-            return size_in(self._states[file])
-        return 0
 
 
 @lru_cache(maxsize=16)

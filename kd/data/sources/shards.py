@@ -9,13 +9,14 @@ fetched but the ranges that pictures lie in, when they are wanted; they are kept
 import hashlib
 import io
 import os
-import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kd.config.kinds import problem_in
 from kd.data.info import Target
 from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split, cache_bytes_of
@@ -29,7 +30,6 @@ from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import (
     LARGEST_DATA,
     LARGEST_LIST,
-    json_of,
     open_descriptor,
     open_regular,
 )
@@ -43,6 +43,23 @@ LARGEST_OFFSET = 2**60
 """Bytes; an index that names a larger place in a shard is refused."""
 MOST_OPEN = 64
 """Shards that a process holds open."""
+
+
+class PackHead(BaseModel):
+    """A pack's ``SPLIT.json``, which may come from anywhere, and names files."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+    classes: list[str]
+    """Names by class id; empty: pictures without labels."""
+    shards: list[Annotated[str, Field(pattern=r"^[\w.-]+\.tar$")]]
+    """Plain names of the shards' files."""
+    masks: bool
+    """Whether the pictures have masks."""
+    ignore_index: Annotated[int, Field(ge=0, le=255)] | None = None
+    """The value of a mask's pixels that take no part."""
+    index: str
+    """The SHA-256 of ``SPLIT.index``."""
 
 
 class Shards(Source):
@@ -60,7 +77,7 @@ class Shards(Source):
         """Expands ``~`` in the root; the arguments are the class's. No index is read yet."""
         self.cache_bytes = cache_bytes_of(cache_gb)
         self.root = expanded(root).rstrip("/")
-        self._heads: dict[str, tuple[dict[str, Any], str]] = {}  # content and hash by split
+        self._heads: dict[str, tuple[PackHead, str]] = {}  # content and hash by split
 
     def load(self, split: str) -> Split:
         """Reads a split's index; the classes become the source's. Shards are not opened.
@@ -71,17 +88,17 @@ class Shards(Source):
         """
         head, digest = self._head(split)
         train = self._head("train")[0] if self.has("train") else head
-        self.classes = list(train["classes"])  # ids are those of the training pictures
-        if head["classes"] != self.classes:
+        self.classes = list(train.classes)  # ids are those of the training pictures
+        if head.classes != self.classes:
             raise UserError(
                 f"data.source.root: {self.root}/{split}.json lists other classes than train.json; pack "
                 "both splits again (kd-pack)"
             )
         table = self._table(split, head)
         shard_split = ShardSplit(
-            self.root, head["shards"], table, table["target"], digest, self.cache_bytes
+            self.root, head.shards, table, table["target"], digest, self.cache_bytes
         )
-        if self.classes and not head["masks"]:
+        if self.classes and not head.masks:
             self.note(*doubts(self.classes))
             if split == "train":
                 self.note(*unused(self.classes, np.unique(table["target"]).tolist()))
@@ -102,15 +119,14 @@ class Shards(Source):
     @property
     def kind(self) -> Targets:  # type: ignore[override]
         """Masks where the training index has them, else class ids; the first use reads the index."""
-        return Masks() if self._head("train")[0]["masks"] else Targets()
+        return Masks() if self._head("train")[0].masks else Targets()
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
         """The value of a mask's pixels that take no part; None without masks or such a value."""
-        value: int | None = self._head("train")[0]["ignore_index"]
-        return value
+        return self._head("train")[0].ignore_index
 
-    def _head(self, split: str) -> tuple[dict[str, Any], str]:
+    def _head(self, split: str) -> tuple[PackHead, str]:
         """A split's ``SPLIT.json`` (:func:`kd.data.pack.pack` says what it holds), and a hash of it, 16 hex digits; read
         once.
 
@@ -120,20 +136,20 @@ class Shards(Source):
         if split not in self._heads:
             text = self._file(f"{split}.json")
             try:
-                head = json_of(text)
-                check_head(head)
-            except ValueError as error:
-                raise self._damaged(f"{split}.json", error) from error
+                head = PackHead.model_validate_json(text)
+            except ValidationError as error:
+                place, problem = problem_in(error)
+                raise self._damaged(f"{split}.json", f"{place} {problem}") from error
             self._heads[split] = head, hashlib.sha256(text).hexdigest()[:16]
         return self._heads[split]
 
-    def _table(self, split: str, head: dict[str, Any]) -> np.ndarray:
+    def _table(self, split: str, head: PackHead) -> np.ndarray:
         """A split's index, of :data:`PICTURE` or :data:`MASK`; on a disk the pages of the file, which all processes share.
 
         Raises:
             UserError: no such file, or not the one that was packed.
         """
-        kind = MASK if head["masks"] else PICTURE
+        kind = MASK if head.masks else PICTURE
         name = f"{split}.index"
         try:
             if is_url(self.root):
@@ -141,14 +157,14 @@ class Shards(Source):
             else:
                 with open_regular(Path(self.root, name), LARGEST_DATA) as file:
                     table = np.memmap(file, kind, mode="r")
-            if hashlib.sha256(table.view(np.uint8).data).hexdigest() != head["index"]:
+            if hashlib.sha256(table.view(np.uint8).data).hexdigest() != head.index:
                 raise ValueError(f"it is not the one that {split}.json was written with")
-            check_table(table, len(head["shards"]), len(head["classes"]))
+            check_table(table, len(head.shards), len(head.classes))
         except (OSError, ValueError) as error:
             raise self._damaged(name, error) from error
         return table
 
-    def _damaged(self, name: str, error: Exception) -> UserError:
+    def _damaged(self, name: str, error: object) -> UserError:
         """The error, for the caller to raise, of a file of the pack that ``error`` says something of."""
         return UserError(f"data.source.root: {self.root}/{name} is damaged: {str(error)[:160]}")
 
@@ -175,36 +191,6 @@ class Shards(Source):
             return bool(files.exists(f"{path}/{split}.json"))
 
 
-def check_head(head: object) -> None:
-    """Refuses a pack's JSON that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
-
-    Raises:
-        ValueError: the first thing that is wrong, in one line.
-    """
-    if not isinstance(head, dict):
-        raise ValueError("it must be an object")
-    lists = ("classes", "shards", "checksums")
-    for name in lists:
-        if not isinstance(head.get(name), list):
-            raise ValueError(f"it must hold the lists {', '.join(lists)}")
-    for name in head["classes"]:
-        if not isinstance(name, str):
-            raise ValueError("classes must be names")
-    for shard in head["shards"]:
-        if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.tar", shard):
-            raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
-    checksums = len(head["checksums"])
-    shards = len(head["shards"])
-    if checksums != shards:
-        raise ValueError(f"checksums must be one for each of {shards} shard(s), got {checksums}")
-    if not isinstance(head.get("masks"), bool) or not isinstance(head.get("index"), str):
-        raise ValueError("it must say whether there are masks, and the index's hash")
-    ignored = head.setdefault("ignore_index", None)
-    is_value = type(ignored) is int and 0 <= ignored <= 255
-    if ignored is not None and not is_value:
-        raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
-
-
 def check_table(table: np.ndarray, shards: int, classes: int) -> None:
     """Refuses an index that names a place outside its shards, or an unknown class.
 
@@ -218,31 +204,22 @@ def check_table(table: np.ndarray, shards: int, classes: int) -> None:
     """
     if not len(table):
         raise ValueError("it names no pictures")
-    is_wrong = _outside(table["shard"], 0, shards - 1)
-    kinds = [""]
-    if table.dtype == MASK:
-        kinds.append("mask_")
-    for kind in kinds:
-        is_wrong |= _outside(table[f"{kind}offset"], 0, LARGEST_OFFSET - 1)
-        is_wrong |= _outside(table[f"{kind}size"], 1, MAX_BYTES)
-    if is_wrong.any():
+    bounds = {
+        "shard": (0, shards - 1),
+        "offset": (0, LARGEST_OFFSET - 1),
+        "size": (1, MAX_BYTES),
+        "target": (0, classes - 1) if classes else (UNLABELLED, UNLABELLED),
+    }
+    for name in table.dtype.names or ():
+        first, last = bounds[name.removeprefix("mask_")]
+        numbers = table[name]
+        is_wrong = (numbers < first) | (numbers > last)
+        if not is_wrong.any():
+            continue
         i = int(is_wrong.argmax())
+        if name == "target":
+            raise ValueError(f"target {i} must be a class id, {first} to {last}, got {numbers[i]}")
         raise ValueError(f"sample {i} lies at no place in {shards} shard(s): {table[i]}")
-    first = last = UNLABELLED
-    if classes:
-        first = 0
-        last = classes - 1
-    is_wrong = _outside(table["target"], first, last)
-    if is_wrong.any():
-        i = int(is_wrong.argmax())
-        raise ValueError(
-            f"target {i} must be a class id, {first} to {last}, got {table['target'][i]}"
-        )
-
-
-def _outside(numbers: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Which numbers are not between two, both included; bool ``(N,)``."""
-    return (numbers < first) | (numbers > last)
 
 
 class ShardSplit:
@@ -282,7 +259,8 @@ class ShardSplit:
             self.check = "off"
             name = f"{Path(root).name}-{digest}"
             folder = cache_dir() / "shards" / name
-            self._remote = Ranged(root, folder, sum(self.ends()), cache_bytes)
+            sizes = dict(zip(shards, self.ends(), strict=True))
+            self._remote = Ranged(root, folder, sizes, cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": {}}
