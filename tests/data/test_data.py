@@ -255,15 +255,6 @@ def test_manifests(suffix: str, tmp_path: Path, pictures: Path) -> None:
     assert source.classes == folder.classes
 
 
-def test_class_ids_of_a_manifest_are_sorted_by_value(tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_text(
-        "path,label\n" + "".join(f"{i}.jpg,{i}\n" for i in (10, 9, 2, 0))
-    )
-    source = Manifest(str(tmp_path / "m.csv"), str(tmp_path / "m.csv"))
-    assert source.load("train").targets == [3, 2, 1, 0]
-    assert source.classes == ["0", "2", "9", "10"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

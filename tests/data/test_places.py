@@ -37,6 +37,5 @@ def test_a_list_that_is_not_read_is_refused_by_its_setting(tmp_path: Path) -> No
 
 
 def test_a_pattern_of_too_many_shards_is_refused() -> None:
-    assert braces("a-{08..10}.tar") == [f"a-{n}.tar" for n in ("08", "09", "10")]
     with pytest.raises(UserError, match="data.source.train: .* at most 1,000,000 shards"):
         braces("{0..999}{0..999}{0..999}", "data.source.train")

@@ -140,7 +140,7 @@ def test_what_can_not_be_read_is_named(
     (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[: 512 + len(picture) // 2])
     cases = [
         (tmp_path / "none", f"data.source.train: {tmp_path}/none not found"),
-        (tmp_path / "n-{3..1}.tar", "data.source.train: {3..1} must count up"),
+        (tmp_path / "n-{3..1}.tar", "data.source.train: no tar files: "),
         ("s3://bucket/a.tar", "is not on a disk; copy the shards there"),
         (tmp_path / "cut.tar", "is truncated"),
         (shard(tmp_path / "packed.tar", [good], "w:gz"), "is not a plain tar file"),

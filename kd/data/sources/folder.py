@@ -86,14 +86,13 @@ class ImageFolder(Source):
         folder = self._folder(split)
         if not self.place.is_folder(folder):
             raise self._no_folder(split, folder)
-        folders = _visible(self.place, folder)
-        if not folders and split == "train":
+        if split == "train" and not _visible(self.place, folder):
             raise self._no_classes(folder)
         note = self._noted(split)
         if split != "train":
             listed = labelled_folder(folder, self.classes, self.key, self.place, note)
         else:
-            names = sorted({plain(name) for name in folders})
+            names = sorted({plain(name) for name in _visible(self.place, folder)})
             listed = labelled_folder(folder, names, self.key, self.place, note)
             # Folders without a picture are no classes: the others are numbered without them.
             used, ids = np.unique(np.asarray(listed.targets), return_inverse=True)
@@ -118,19 +117,14 @@ class ImageFolder(Source):
         if not self.place.is_folder(root):
             reads = "ImageFolder reads train/<class>/*.jpg and val/<class>/*.jpg in it"
             return UserError(f"{self.key}: folder {self.root} not found ({reads})")
+        key = "split"  # of a command that reads a split by its name
         if self.folders.get(split) is not None:
             key = f"data.source.{split}"
         elif split in self.folders or self.key != Source.key:
             key = self.key
-        else:  # of a command that reads a split by its name
-            key = "split"
-        names = ", ".join(map(printable, _visible(self.place, root)))
-        says = ""
-        if key == Source.key:
-            says = f"; data.source.{split}=NAME names another"
-        return UserError(
-            f"{key}: folder {folder} not found; {self.root} has {names or 'no folders'}{says}"
-        )
+        names = ", ".join(map(printable, _visible(self.place, root))) or "no folders"
+        says = f"; data.source.{split}=NAME names another" if key == Source.key else ""
+        return UserError(f"{key}: folder {folder} not found; {self.root} has {names}{says}")
 
     def _no_classes(self, folder: str) -> UserError:
         """The error, for the caller to raise, of a training folder without folders; it names a table beside it."""
@@ -138,12 +132,9 @@ class ImageFolder(Source):
         tables = [name for name in self.place.files(root) if name.lower().endswith(TABLES)]
         if tables:
             table = "train.csv" if "train.csv" in tables else min(tables)
-            pictures = joined(root, "train")
-            if not self.place.is_folder(pictures):
-                pictures = "FOLDER"
             return UserError(
                 f"{self.key}: no class folders in {folder}, but tables in {root}: "
-                f"data.source={joined(root, table)} data.source.image_dir={pictures} reads {table}"
+                f"data.source={joined(root, table)} data.source.image_dir=FOLDER reads {table}"
             )
         return UserError(
             f"{self.key}: no class folders in {folder} (expected train/<class>/*.jpg and val/<class>/*.jpg, or "
@@ -161,10 +152,9 @@ class ImageFolder(Source):
         root = joined(self.root)
         names = _visible(self.place, root)
         named = [name for name in names if split_of(name)]
-        others = [name for name in names if name not in named]
         train, val = self.folders["train"], self.folders["val"]
         if train is None and val is None:
-            self._doubt(root, named, others)
+            self._doubt(root, named, [name for name in names if name not in named])
             if not named:
                 return SplitFolders(train=".", val=None)
         holders = [name for name in named if _visible(self.place, joined(root, name))]
@@ -175,15 +165,9 @@ class ImageFolder(Source):
             return SplitFolders(train, val)
         first, _, _ = train.partition("/")
         if val is None:
-            with_classes = [name for name in holders if name != first]
-            flat = [name for name in named if name not in holders and split_of(name) == "val"]
-            # one without class folders is refused where it is read
-            val = self._choose(with_classes, "val") or self._choose(flat, "val")
-            if val is not None:
-                val = self._inner(root, val)
-        used = {first, *holders}
-        if val is not None:
-            used.add(val.split("/")[0])
+            val = self._choose([name for name in holders if name != first], "val")
+            val = val and self._inner(root, val)
+        used = {first, *holders, str(val).partition("/")[0]}
         unread = [printable(name) for name in names if name not in used]
         if unread:
             self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
@@ -202,14 +186,11 @@ class ImageFolder(Source):
         if len(named) == 1:
             suspects = [name for name in others if self._has_pictures(joined(root, name))]
         elif not named:
-            alike: dict[tuple[str, ...], list[str]] = {}
-            for name in others:
-                inner = _visible(self.place, joined(root, name))
-                alike.setdefault(tuple(inner), []).append(name)
-            for folders, holders in alike.items():
-                count = len(holders)
-                if len(folders) > 1 and 2 * count > max(2, len(others)):
-                    suspects = holders
+            inner = {name: tuple(_visible(self.place, joined(root, name))) for name in others}
+            counts = Counter(folders for folders in inner.values() if len(folders) > 1)
+            for folders, count in counts.most_common(1):
+                if 2 * count > max(2, len(others)):
+                    suspects = [name for name in others if inner[name] == folders]
         if suspects:
             among = ", ".join(map(printable, [*named, *suspects][:3]))
             says = "expected train/<class>/*.jpg and val/<class>/*.jpg"
@@ -231,13 +212,9 @@ class ImageFolder(Source):
 
         ``seg_train/seg_train``, as some archives unpack.
         """
-        split = split_of(name)
         folders = _visible(self.place, joined(root, name))
-        if split is None or len(folders) != 1:
-            return name
-        (inner,) = folders
-        if split_of(inner) == split:
-            return f"{name}/{inner}"
+        if len(folders) == 1 and split_of(name) and split_of(folders[0]) == split_of(name):
+            return f"{name}/{folders[0]}"
         return name
 
     def _folder(self, split: str) -> str:

@@ -1,10 +1,9 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
 
 from kd.data.info import Target
 from kd.data.label_text import plain
@@ -12,15 +11,12 @@ from kd.data.sources.arrays import Column
 from kd.data.sources.base import Source, Split
 from kd.data.sources.labels import labels_in, numbered
 from kd.data.sources.places import expanded
-from kd.data.sources.split_names import RowSplits, Unfit, choose
+from kd.data.sources.split_names import Unfit, choose, column_of_splits, split_in
 from kd.errors import UserError, first_line
 from kd.storage.dataset_folder import check_dataset_folder
 from kd.storage.decoding import MAX_BYTES
 from kd.storage.elsewhere import open_regular
 from kd.storage.hub import FORMATS, REMEDIES, check_dataset, without_retries
-
-PLAIN = {"string", "large_string", "bool", "int8", "int16", "int32", "int64", "uint8"}
-"""Types of columns that may name the rows' splits."""
 
 
 class HubTable(Protocol):
@@ -46,8 +42,8 @@ class HubRows(NamedTuple):
     """The label of each row, "" without one."""
     names: list[str] | None
     """The classes that the data set itself lists."""
-    splits: list[str | None]
-    """The split of each row that a column names; None where none does."""
+    splits: list[str]
+    """The split of each row that a column names; [] where none does."""
 
 
 class HuggingFace(Source):
@@ -113,7 +109,7 @@ class HuggingFace(Source):
         self.classes = found.classes
         self.note(*found.notes)
         data = table.data if len(numbers) == len(table.labels) else table.data.select(numbers)
-        return _HuggingFaceSplit(data, self.columns[0], found.ids, self.path)
+        return _HuggingFaceSplit(data, self.columns[0], Column(found.ids), self.path)
 
     def _rows(self, split: str) -> tuple[HubRows, Sequence[int]]:
         """A split of the data set and the numbers of its rows that are of ``split``: of its own split all, or those of the
@@ -132,24 +128,18 @@ class HuggingFace(Source):
             except Unfit as error:
                 raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
         table = self._tables[name]
-        if {*table.splits} <= {None}:
+        if not table.splits:
             return table, range(len(table.labels) if self._name(split) else 0)
         wanted = "test" if split == "val" and "val" not in table.splits else split
         return table, [i for i, its_split in enumerate(table.splits) if its_split == wanted]
 
-    def _splits(self, data: HubTable) -> list[str | None]:
-        """The split of each row that a column names; None where none does."""
-        columns = [
-            column
-            for column in data.column_names
-            if column not in self.columns and getattr(data.features[column], "dtype", "") in PLAIN
-        ]
-        finder = RowSplits(self.split_column, [])
-        values = [data[column][:] for column in columns]
-        cells = zip(*values, strict=True) if columns else [()] * len(data)
-        splits = [finder.of(dict(zip(columns, row, strict=True))) for row in cells]
-        finder.check()
-        return splits
+    def _splits(self, data: HubTable) -> list[str]:
+        """The split of each row that a column names; [] where none does."""
+        columns = [column for column in data.column_names if column not in self.columns]
+        column = column_of_splits(self.split_column, columns)
+        if column is None:
+            return []
+        return [split_in(column, cell) for cell in data[column][:]]
 
     def _table(self, name: str) -> HubTable:
         """A split of the data set with its pictures as encoded bytes.
@@ -281,22 +271,18 @@ def _check_format(builder: object) -> None:
         raise ValueError(f"its files are {format_name}, not one of {', '.join(FORMATS)}")
 
 
+@dataclass(eq=False)
 class _HuggingFaceSplit:
     """Some rows of a data set as a :class:`~kd.data.sources.base.Split`; pictures are decoded elsewhere."""
 
-    def __init__(self, data: HubTable, column: str, targets: np.ndarray, path: str) -> None:
-        """Stores the rows.
-
-        Args:
-            data: with the pictures still encoded.
-            column: that holds them.
-            targets: class ids, by row.
-            path: of the data set: picture ``i`` of this split is called ``path[i]``.
-        """
-        self.data = data
-        self.column = column
-        self.targets = Column(targets)
-        self.path = path
+    data: HubTable
+    """The rows, with the pictures still encoded."""
+    column: str
+    """That holds them."""
+    targets: Column
+    """Class ids, by row."""
+    path: str
+    """Of the data set: picture ``i`` of this split is called ``path[i]``."""
 
     def read(self, i: int) -> bytes:
         """The encoded bytes of picture ``i``: from the table itself, or from the file that it names (an OSError where that

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from kd.data.label_text import plain
-from kd.data.sources.split_names import Unfit
 from kd.errors import UserError
 
 NAMED = 5  # classes that a message names
@@ -22,8 +21,6 @@ MISSING = {"nan", "null", "none", "n/a", "<na>", "na", "-1", "-1.0", "unlabeled"
 """Labels, in lower case, that may say that a picture has none."""
 FRACTION = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
 """A number that is no whole one."""
-RECURRING = 0.5
-"""From this share of the parts of cells on, which other cells have too, a mark in cells may separate labels."""
 
 
 def in_order(labels: Iterable[str]) -> list[str]:
@@ -89,12 +86,12 @@ def doubts(classes: Sequence[str]) -> list[str]:
             f"warning: {in_quotes(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
             "leave these pictures out of the data if they have no label"
         )
-    joined = [name for name in classes if re.search("[ ;|]", name)]
-    words = {word for name in joined for word in re.split("[ ;|]+", name)}
+    joined = [name for name in classes if re.search("[ ;|,]", name)]
+    words = {word for name in joined for word in re.split("[ ;|,]+", name)}
     if len(joined) > max(3, len(words)):
         notes.append(
             f"warning: {len(joined)} classes are made of {len(words)} words, such as {in_quotes(joined)}: several labels in "
-            "a cell? data.source.multi_label=true parts them, data.source.label_separator says where"
+            "a cell? data.source.multi_label=true data.source.label_separator=CHARACTER parts them"
         )
     measured = [name for name in classes if FRACTION.fullmatch(name)]
     if len(measured) > 1 and 2 * len(measured) > len(classes):
@@ -238,37 +235,3 @@ def labels_in(cell: object, separator: str) -> list[str]:
         elif separator != "none":
             parts = text.split(separator)
     return [label for label in map(plain, parts) if label]
-
-
-def separator_of(cells: Iterable[object], several: bool) -> str:
-    """What separates the labels of a cell where no setting says so: ``;``, or "none" where a picture has one label.
-
-    Args:
-        cells: of the training pictures.
-        several: whether a picture may have several labels.
-
-    Raises:
-        Unfit: another mark may separate labels; or cells look like several labels where a picture has one.
-    """
-    texts = {plain(cell) for cell in cells if isinstance(cell, str) and cell.strip()[:1] != "["}
-    if several and any(";" in text for text in texts):
-        return ";"
-    for mark in "|,/+& " if several else ";|,":
-        with_mark = sorted(text for text in texts if mark in text)
-        if not with_mark:
-            continue
-        cells_with = Counter(part for text in texts for part in {*labels_in(text, mark)})
-        parts = {part for text in with_mark for part in labels_in(text, mark)}
-        recurring = sum(cells_with[part] > 1 for part in parts)
-        example = f"separated by {mark!r} ('{with_mark[0][:60]}')"
-        if not several and recurring > RECURRING * len(parts):
-            raise Unfit(
-                f"has cells that look like several labels, {example}: data.source.multi_label=true takes several, "
-                "data.source.label_separator=none takes such a cell as one label"
-            )
-        if several and (mark in "|," or recurring > RECURRING * len(parts)):
-            raise Unfit(
-                f"has cells that may be several labels, {example}: data.source.label_separator='{mark}' parts them, "
-                "data.source.label_separator=none takes such a cell as one label"
-            )
-    return ";" if several else "none"

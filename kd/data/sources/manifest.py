@@ -4,9 +4,11 @@ import csv
 import io
 import os
 import posixpath
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import numpy as np
 from kd.data.sources.arrays import Column, Names
 from kd.data.sources.base import Source, Split, cache_bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
-from kd.data.sources.labels import check_known, doubts, in_order, in_quotes, labels_in, separator_of
+from kd.data.sources.labels import check_known, doubts, in_order, in_quotes, labels_in
 from kd.data.sources.places import (
     DISK,
     IMAGE_SUFFIXES,
@@ -27,7 +29,7 @@ from kd.data.sources.places import (
     joined,
     list_at,
 )
-from kd.data.sources.split_names import RowSplits, Unfit
+from kd.data.sources.split_names import Unfit, column_of_splits, split_in, split_of
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, number_of
@@ -44,7 +46,7 @@ class Rows(NamedTuple):
 
     paths: Names
     cells: list[Any]
-    """Of each picture the cell of its label, or those of its numbers."""
+    """Of each picture the cell of its label, or those of its numbers; empty where the list has no labels."""
     left_out: dict[str, int]
     """How many rows name files that are no pictures, by ending."""
 
@@ -70,8 +72,8 @@ class Manifest(Source):
         targets: column or columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is
             missing.
         delimiter: between a table's columns; default: a comma in ``.csv``, a tab in ``.tsv``, a blank in ``.txt``.
-        split_column: the column that names each row's split (``train``, ``Testing``, or yes and no in ``is_valid``);
-            default: ``split`` where there is one; ``none``: all rows belong to the list's split.
+        split_column: the column that names each row's split (``train``, ``Testing``); default: ``split`` where there is
+            one; ``none``: all rows belong to the list's split.
         label_separator: the character between the labels of one cell; default: ``;``; ``none``: a cell is one label.
         ending: of the pictures' files, where paths lack it (``.jpg``); default: that of the first picture.
     """
@@ -100,36 +102,32 @@ class Manifest(Source):
             ValueError: an argument out of its range, or two that contradict each other; it begins with the argument's
                 name.
         """
-        delimiter = CHARACTERS.get(delimiter or "", delimiter)
-        separator = CHARACTERS.get(label_separator or "", label_separator)
-        if delimiter is not None and len(delimiter) != 1:
-            raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
-        if separator not in (None, "none") and len(separator) != 1:
-            raise ValueError(
-                f"label_separator must be one character (or tab, blank, none), got '{separator}'"
-            )
-        if isinstance(targets, str):
-            targets = [targets]
-        if targets is not None and (not targets or len(set(targets)) < len(targets) or multi_label):
+        separator = label_separator or (";" if multi_label else "none")
+        self.separator = CHARACTERS.get(separator, separator)
+        self.delimiter = CHARACTERS.get(delimiter or "", delimiter)
+        for name, character in (("delimiter", self.delimiter), ("label_separator", self.separator)):
+            if character not in (None, "none") and len(character) != 1:
+                raise ValueError(f"{name} must be one character (or tab, blank), got '{character}'")
+        self.targets = [targets] if isinstance(targets, str) else targets
+        if targets is not None and (
+            multi_label or not 0 < len({*self.targets}) == len(self.targets)
+        ):
             raise ValueError(
                 f"targets must be different columns, without multi_label, got {targets}"
             )
-        self.targets = targets
         self.path_column = path_column
         self.label_column = label_column
-        self.delimiter = delimiter
         self.split_column = split_column
-        self.separator = separator
         self.ending = ending
         self.cache_bytes = cache_bytes_of(cache_gb)
         given = {"train": train, "val": val, "test": test}
         self.lists = {split: expanded(file) for split, file in given.items() if file}
-        self.image_dir = expanded(image_dir) if image_dir else image_dir
+        self.image_dir = expanded(image_dir) if image_dir else None
+        self.several = multi_label
         self.kind = Numbers() if targets else LabelSets() if multi_label else Targets()
-        self._several = multi_label
         self._rows: dict[str, dict[str | None, Rows]] = {}
         """By list, then by the split that its rows name (None: they name none), until they are loaded."""
-        self._named: set[str | None] = set()  # splits that rows of the training list name
+        self._named: set[str | None] | None = None  # splits that rows of the training list name
         self._loaded: dict[str, FileSplit] = {}
 
     # -- what a list holds -------------------------------------------------------------------------------------------
@@ -137,7 +135,7 @@ class Manifest(Source):
         """Path or URL of the list that has a split's rows: its own, else the training list."""
         return joined(self.lists.get(split) or self.lists["train"])
 
-    def _of_file(self, split: str) -> dict[str | None, Rows]:
+    def _by_split(self, split: str) -> dict[str | None, Rows]:
         """The rows of a split's list by the splits that they name; read once.
 
         Raises:
@@ -147,119 +145,134 @@ class Manifest(Source):
         file = self._file(split)
         if file not in self._rows:
             content = list_at(file, key)
-            try:
-                self._rows[file] = self._read(content.decode("utf-8-sig"), file)
-            except Unfit as error:
-                raise UserError(f"{key}: {file} {error}") from error
-            except (csv.Error, ValueError, TypeError) as error:
-                raise UserError(
-                    f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})"
-                ) from error
-            if split not in self.lists or split == "train":
+            with _refused(f"{key}: {file}"):
+                self._rows[file] = self._read(
+                    content.decode("utf-8-sig"), Path(file).suffix.lower()
+                )
+            if key == "data.source.train":
                 self._named = {*self._rows[file]}
         return self._rows[file]
 
-    def _read(self, text: str, file: str) -> dict[str | None, Rows]:
+    def _read(self, text: str, suffix: str) -> dict[str | None, Rows]:
         """The rows of a list by the splits that they name; only what is needed of each row is kept.
 
         Raises:
             Unfit: a column is missing, a row has no path, or it is not clear which splits rows belong to.
         """
-        label_columns: list[Any] = self.targets or [self.label_column]
-        splits = RowSplits(self.split_column, [self.path_column, *label_columns])
-        columns: dict[Any, None] = {}
+        records = self._records(text, suffix)
+        first = next(records, {})
+        if not first:
+            return {None: Rows(Names([]), [], {})}
+        wanted = self._columns(first)
+        others = [column for column in first if column not in (self.path_column, *wanted)]
+        splits = column_of_splits(self.split_column, others)
+        suspects: dict[
+            Any, set[str | None]
+        ] = {}  # other columns, and the splits that their cells mean
+        if splits is None and self.split_column is None:
+            suspects = {column: set() for column in others if split_of(first[column])}
         parts: dict[str | None, tuple[list[str], list[Any], Counter[str]]] = {}
-        same: dict[str, str] = {}  # one object for equal texts
-        for number, row in enumerate(self._records(text, Path(file).suffix.lower()), 1):
-            columns |= dict.fromkeys(row)
-            if self.path_column not in row:
-                raise _no_column(self.path_column, row, "path_column")
-            path = str(row[self.path_column] or "")
+        for number, row in enumerate(chain([first], records), 1):
+            path = str(row.get(self.path_column) or "")
             if not path:
                 raise Unfit(f"has no path in row {number}")
-            paths, cells, left_out = parts.setdefault(splits.of(row), ([], [], Counter()))
-            ending = ending_of(path)
-            if ending in UNUSABLE:
-                left_out[ending] += 1
+            for column, meanings in suspects.items():
+                meanings.add(split_of(row.get(column)))
+            split = None if splits is None else split_in(splits, row.get(splits))
+            paths, cells, left_out = parts.setdefault(split, ([], [], Counter()))
+            if ending_of(path) in UNUSABLE:
+                left_out[ending_of(path)] += 1
                 continue
-            cell = row.get(self.label_column)
-            if self.targets:
-                cell = list(map(row.get, self.targets))
-            elif isinstance(cell, str):
-                cell = same.setdefault(cell, cell)
             paths.append(path)
-            cells.append(cell)
-        splits.check()
-        if None in parts and len(parts) > 1:
-            count = len(parts[None][0])
-            raise Unfit(
-                f"names no split in {count} of its rows; data.source.split_column=none takes all rows"
-            )
-        has_paths_alone = label_columns == ["label"] and len(columns) == 1
-        if columns and not has_paths_alone and label_columns != [None]:
-            self._check_columns(label_columns, columns)
-        rows: dict[str | None, Rows] = {}
-        for split, (paths, cells, left_out) in parts.items():
-            if has_paths_alone:
-                cells = []
-            rows[split] = Rows(Names(paths), cells, dict(left_out))
-        return rows
+            if self.targets:
+                cells.append([row.get(name) for name in wanted])
+            elif wanted:
+                cell = row.get(wanted[0])
+                cells.append(sys.intern(cell) if type(cell) is str else cell)
+        for column, meanings in suspects.items():
+            if None not in meanings and len(meanings) > 1:
+                raise Unfit(
+                    f"has a column {column} that may name splits: data.source.split_column={column} reads it, "
+                    "data.source.split_column=none takes all rows"
+                )
+        return {split: Rows(Names(p), cells, dict(n)) for split, (p, cells, n) in parts.items()}
 
-    def _check_columns(self, wanted: list[Any], columns: Mapping[Any, Any]) -> None:
-        """Refuses, by Unfit, a list without one of the columns of labels or numbers."""
-        setting = "label_column"
+    def _columns(self, first: Mapping[Any, Any]) -> list[Any]:
+        """The columns of labels or numbers; none in a list of paths alone.
+
+        Args:
+            first: the list's first row.
+
+        Raises:
+            Unfit: the list lacks one of the columns.
+        """
+        there = ", ".join(map(str, first))[:120]
         if self.targets:
-            setting = "targets"
-        for name in wanted:
-            if name not in columns:
-                raise _no_column(name, columns, setting)
+            for name in self.targets:
+                if name not in first:
+                    raise Unfit(f"has no column {name} (data.source.targets; it has {there})")
+        has_labels = self.label_column is not None
+        if self.label_column == "label" and len(first) == 1:
+            has_labels = False
+        needed = [self.path_column]
+        if has_labels and not self.targets:
+            needed.append(self.label_column)
+        for name in needed:
+            if name not in first:
+                raise Unfit(
+                    f"has no column {name} (it has {there}); data.source.path_column=NAME and "
+                    "data.source.label_column=NAME say which (numbers from 0 without a header), data.source.delimiter "
+                    "what parts them, and scripts/to_list.py makes a table of COCO's JSON, Ultralytics' NDJSON and "
+                    "columns of 0 and 1"
+                )
+        return self.targets or needed[1:]
 
     def _records(self, text: str, suffix: str) -> Iterator[Mapping[Any, Any]]:
         """The rows of a list by column: of a table, of a JSON list, or of one JSON object a line.
 
-        A row that is shorter than the header lacks its last columns; of two columns of one name the first counts.
+        A row that is shorter than the header lacks its last columns.
         """
         if suffix not in DELIMITERS:
-            content = None
+            records: Any = (json_of(line) for line in text.split("\n") if line.strip())
             with suppress(ValueError):
                 content = json_of(text)
-            lines = (json_of(line) for line in text.split("\n") if line.strip())
-            for record in content if isinstance(content, list) else lines:
+                records = content if isinstance(content, list) else [content]
+            for record in records:
                 if not isinstance(record, dict):
                     raise Unfit("must hold an object a picture")
                 yield record
             return
         delimiter = self.delimiter or DELIMITERS[suffix]
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        names: list[Any] = []
-        for row in filter(None, reader):
-            if not names and not isinstance(self.path_column, int):
-                names = [name.strip() for name in row]
-                continue
-            names = names or [*range(len(row))]
+        rows = filter(None, reader)
+        first = next(rows, [])
+        names: list[Any] = [name.strip() for name in first]
+        if isinstance(self.path_column, int):  # no header
+            names = [*range(len(first))]
+            rows = chain([first], rows)
+        for row in rows:
             if len(row) > len(names):
-                raise Unfit(
-                    f"has {len(row)} columns in line {reader.line_num}, {len(names)} in the first"
-                )
-            cells: dict[Any, Any] = {}
-            for name, cell in zip(names, row, strict=False):
-                cells.setdefault(name, cell)
-            yield cells
+                count = f"{len(row)} columns in line {reader.line_num}"
+                raise Unfit(f"has {count}, {len(names)} in the first")
+            yield dict(zip(names, row, strict=False))
 
     def _rows_of(self, split: str) -> Rows | None:
         """The rows of a split; a test split validates where there is no validation split.
 
         None where its list was not given, and no row of the training list belongs to it.
         """
-        by_split = self._of_file(split)
+        by_split = self._by_split(split)
         name = "test" if split == "val" and "val" not in by_split else split
         return by_split.get(name, by_split.get(None) if split in self.lists else None)
 
     def has(self, split: str) -> bool:
         """Whether there is a list for the split, or the training list names rows of it."""
-        if split not in self.lists and not self._named:
-            self._of_file(split)
-        return split in {*self.lists, *self._named} or (split == "val" and "test" in self._named)
+        if split in self.lists:
+            return True
+        if self._named is None:
+            self._by_split("train")
+        assert self._named is not None
+        return split in self._named or (split == "val" and "test" in self._named)
 
     # -- a split -----------------------------------------------------------------------------------------------------
     def load(self, split: str) -> FileSplit:
@@ -272,29 +285,26 @@ class Manifest(Source):
             return self._loaded[split]
         if split != "train":
             self.load("train")  # names the classes
-        file = self._file(split)
         key = f"data.source.{split}"
+        file = self._file(split)
         rows = self._rows_of(split)
         if rows is None and split not in self.lists:
             raise UserError(
                 f"split: these lists have the splits {', '.join(self.lists)}, got '{split}' (data.source.test=FILE is a "
                 "list of test pictures)"
             )
-        if rows is None and self._of_file(split):
+        if rows is None:
             raise UserError(
                 f"{key}: {file} names no row of {split}; data.source.split_column=none reads all rows"
             )
-        if rows is None or not len(rows.paths):
-            left_out = rows.left_out if rows else {}
-            raise UserError(f"{key}: {file} lists no pictures{said(left_out)}")
+        if not len(rows.paths):
+            raise UserError(f"{key}: {file} lists no pictures{said(rows.left_out)}")
         paths = self._paths_of(rows.paths, split, key)
-        try:
+        with _refused(f"{key}: {file}"):
             if self.targets:
                 targets = self._numbers(paths, rows.cells)
             else:
                 paths, targets = self._ids(paths, rows.cells, split)
-        except Unfit as error:
-            raise UserError(f"{key}: {file} {error}") from error
         urls = [path for path in paths if is_url(path)]
         place: Place = DISK  # of a store the folders of the URLs are listed; the training list names its copies
         if urls:
@@ -316,30 +326,22 @@ class Manifest(Source):
         """
         if split == "train":
             self.classes = []
-        if not cells or self.label_column is None:
+        if not cells:
             if self.classes:
                 raise Unfit("has no labels, which the training list has")
             return paths, Column(np.full(len(paths), UNLABELLED, np.int32))
-        if split == "train" and self.separator is None:
-            self.separator = separator_of(cells, self._several)
-        separator = self.separator or "none"
-        labels = [labels_in(cell, separator) for cell in cells]
-        if not self._several:
+        labels = [labels_in(cell, self.separator) for cell in cells]
+        if not self.several:
             _check_one_each(paths, labels)
         paths, labels = self._joined(paths, labels)
         if split == "train":
-            different: set[str] = set()
-            for labels_of_picture in labels:
-                different.update(labels_of_picture)
-            self.classes = in_order(different)
+            self.classes = in_order({*chain.from_iterable(labels)})
             self.note(*doubts(self.classes))
         ids = {label: i for i, label in enumerate(self.classes)}
         names = map(printable, paths)
         check_known(zip(names, labels, strict=True), ids, f"data.source.{split}")
         targets = Column.of_sets([ids[label] for label in of_picture] for of_picture in labels)
-        if not self._several:
-            targets = Column(targets.values)
-        return paths, targets
+        return paths, targets if self.several else Column(targets.values)
 
     def _joined(self, paths: Names, labels: list[list[str]]) -> tuple[Names, list[list[str]]]:
         """The rows, those of one picture joined where it may have several labels.
@@ -350,19 +352,19 @@ class Manifest(Source):
         hashes = np.fromiter(map(hash, paths), np.int64, len(paths))
         if len(np.unique(hashes)) == len(paths):
             return paths, labels
-        joined_labels: dict[str, list[str]] = {}
+        by_path: dict[str, list[str]] = {}
         for path, its_labels in zip(paths, labels, strict=True):
-            before = joined_labels.setdefault(path, its_labels)
-            if before != its_labels and not self._several:
+            before = by_path.setdefault(path, its_labels)
+            if before != its_labels and not self.several:
                 found = in_quotes([*before, *its_labels])
                 raise Unfit(
                     f"lists {printable(path)} twice, with different labels ({found}); give each picture one label, or "
                     "data.source.multi_label=true joins them"
                 )
-            joined_labels[path] = [*dict.fromkeys([*before, *its_labels])]
-        self.note(f"rows of pictures that are listed before: {len(paths) - len(joined_labels)}")
-        if self._several:
-            return Names(joined_labels), [*joined_labels.values()]
+            by_path[path] = [*dict.fromkeys([*before, *its_labels])]
+        self.note(f"rows of pictures that are listed before: {len(paths) - len(by_path)}")
+        if self.several:
+            return Names(by_path), [*by_path.values()]
         return paths, labels
 
     def _numbers(self, paths: Names, cells: list[Any]) -> Column:
@@ -372,26 +374,19 @@ class Manifest(Source):
             Unfit: a field is no number, or a column has none in this split.
         """
         self.classes = list(self.targets or [])
-        rows = []
-        for path, fields in zip(paths, cells, strict=True):
-            row = []
-            for name, field in zip(self.classes, fields, strict=True):
-                text = ""
-                if field is not None:
-                    text = str(field).strip()
+        numbers = np.empty((len(paths), len(self.classes)))
+        for i, fields in enumerate(cells):
+            for j, field in enumerate(fields):
+                text = "" if field is None else str(field).strip()
                 try:
-                    row.append(number_of(text))
+                    numbers[i, j] = number_of(text)
                 except ValueError as error:
-                    what = f"'{text[:40]}' for {name} of {printable(path)}"
+                    what = f"'{text[:40]}' for {self.classes[j]} of {printable(paths[i])}"
                     raise Unfit(f"has {what}, which is not a number") from error
-            rows.append(row)
-        texts = [list(map(str, row)) for row in rows]
-        self._joined(paths, texts)
-        numbers = np.array(rows)
-        has_none = np.isnan(numbers).all(axis=0)
-        if has_none.any():
-            name = self.classes[has_none.argmax()]
-            raise Unfit(f"has no value of {name} (data.source.targets)")
+        self._joined(paths, [list(map(str, row)) for row in numbers])
+        for name, is_missing in zip(self.classes, np.isnan(numbers).all(axis=0), strict=True):
+            if is_missing:
+                raise Unfit(f"has no value of {name} (data.source.targets)")
         return Column(numbers)
 
     # -- where the pictures are --------------------------------------------------------------------------------------
@@ -403,15 +398,13 @@ class Manifest(Source):
         """The rows' paths from where they start, with their endings; an ending that was found is noted."""
         root = self._folder(split)
         whole = Names(joined(root, expanded(path)) for path in paths)
-        lacking = [path for path in whole if not _has_ending(path)]
-        if not lacking:
+        lacking = next((path for path in whole if not _has_ending(path)), None)
+        if lacking is None:
             return whole
-        ending = self.ending
-        if ending is None:
-            ending = _ending_of_file(lacking[0], key)
+        ending = _ending_of_file(lacking, key) if self.ending is None else self.ending
         if not ending:
             return whole
-        name = printable(posixpath.basename(lacking[0]))
+        name = printable(posixpath.basename(lacking))
         self.note(f"{split}: paths lack the ending {ending}: '{name}' is {name}{ending}")
         return Names(path if _has_ending(path) else path + ending for path in whole)
 
@@ -420,8 +413,7 @@ class Manifest(Source):
         assert isinstance(split, FileSplit)
         if split.store is not None or any(Path(path).exists() for path in split.paths):
             return
-        folder = self._folder(name)
-        start = printable(os.path.abspath(folder))  # noqa: PTH100 - Path has no ".."
+        start = printable(os.path.abspath(self._folder(name)))  # noqa: PTH100 - Path has no ".."
         count = len(split.paths)
         first = printable(split.paths[0])
         raise UserError(
@@ -432,6 +424,20 @@ class Manifest(Source):
     def describe(self) -> str:
         """The files of the lists."""
         return f"Manifest {', '.join(self.lists.values())}"
+
+
+@contextmanager
+def _refused(start: str) -> Iterator[None]:
+    """Inside, what is wrong with a list becomes a UserError whose message begins with ``start``, the key and the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Unfit as error:
+        raise UserError(f"{start} {error}") from error
+    except (csv.Error, ValueError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{start} is no list of pictures ({reason})") from error
 
 
 def _check_one_each(paths: Names, labels: list[list[str]]) -> None:
@@ -446,18 +452,6 @@ def _check_one_each(paths: Names, labels: list[list[str]]) -> None:
         raise Unfit(f"is no list of one label each: {printable(path)} has {count}")
 
 
-def _no_column(name: object, names: Mapping[Any, Any], setting: str) -> Unfit:
-    """The error, for the caller to raise, of a list without the column ``name`` that ``data.source.setting`` names."""
-    there = ", ".join(map(str, names))[:120]
-    if setting == "targets":
-        return Unfit(f"has no column {name} (data.source.targets; it has {there})")
-    return Unfit(
-        f"has no column {name} (it has {there}); data.source.path_column=NAME and data.source.label_column=NAME say which "
-        "(numbers from 0 without a header), data.source.delimiter what parts them, and scripts/to_list.py makes a table "
-        "of COCO's JSON, Ultralytics' NDJSON and columns of 0 and 1"
-    )
-
-
 def _has_ending(path: str) -> bool:
     return path.lower().endswith(IMAGE_SUFFIXES)
 
@@ -469,15 +463,13 @@ def _ending_of_file(path: str, key: str) -> str:
         UserError: two pictures fit, or the folder of a URL can't be listed.
     """
     folder, name = posixpath.split(path)
+    names: list[str] = []
     if is_url(path):
         names = list(listed(folder, key, below=False))
-    else:
-        names = [file.name for file in Path(folder).iterdir()] if Path(folder).is_dir() else []
-    fitting = sorted(
-        ending
-        for stem, ending in map(posixpath.splitext, names)
-        if stem == name and _has_ending(ending)
-    )
+    elif Path(folder).is_dir():
+        names = [file.name for file in Path(folder).iterdir()]
+    parts = map(posixpath.splitext, names)
+    fitting = sorted(ending for stem, ending in parts if stem == name and _has_ending(ending))
     if len(fitting) > 1:
         among = " and ".join(printable(name + ending) for ending in fitting[:2])
         raise UserError(

@@ -1,10 +1,9 @@
 """The source ``SegmentationFolder``: pictures with a class for every pixel."""
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
-from pathlib import Path
+from posixpath import splitext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,15 +11,14 @@ from PIL.Image import Image
 
 from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source, cache_bytes_of
-from kd.data.sources.files import FileSplit, PathLike, printable, said
+from kd.data.sources.files import FileSplit, PathLike, said
 from kd.data.sources.places import (
     DISK,
     IMAGE_SUFFIXES,
     Place,
-    ending_of,
     expanded,
-    is_hidden,
     joined,
+    pictures_below,
 )
 from kd.data.sources.split_names import choose
 from kd.data.targets import Masks
@@ -194,7 +192,7 @@ class SegmentationFolder(Source):
         return chosen or split
 
     def load(self, split: str) -> MaskSplit:
-        """See :meth:`Source.load`; files in folders within the split's folder are not read. No mask is opened.
+        """See :meth:`Source.load`; pictures may lie at any depth of the split's folder. No mask is opened.
 
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.
@@ -210,42 +208,19 @@ class SegmentationFolder(Source):
             if not self.place.is_folder(folder):
                 raise UserError(f"data.source.root: folder {folder} not found")
 
-        # The pictures; what else is in their folder is counted.
-        inner = sorted(self.place.folders(images))
-        names = []
-        others: Counter[str] = Counter()
-        for name in self.place.files(images):
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
-                names.append(name)
-            elif name not in inner and not is_hidden(name):
-                others[ending_of(name)] += 1
-        names.sort()
-        left_out = dict(others)
-        if not names:
+        paths, left_out = pictures_below(images, self.place)
+        if not paths:
             raise UserError(
                 f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)}){said(left_out)}"
             )
-        not_read = [printable(name) for name in inner if not is_hidden(name)]
-        if not_read:
-            self.note(f"folders in {images} are not read: {', '.join(not_read[:5])}")
-
         # The mask of a picture has its name.
-        mask_names = [f"{Path(name).stem}.png" for name in names]
-        files_of_masks = set(self.place.files(masks))
-        missing = [joined(masks, name) for name in mask_names if name not in files_of_masks]
+        mask_paths = [f"{masks}{splitext(path[len(images) :])[0]}.png" for path in paths]
+        missing = sorted({*mask_paths} - {*self.place.below(masks)})
         if missing:
-            more = ""
-            if len(missing) > 1:
-                more = f" (and {len(missing) - 1} more)"
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(f"data.source.root: mask {missing[0]} not found{more}")
-        return MaskSplit(
-            [joined(images, name) for name in names],
-            [joined(masks, name) for name in mask_names],
-            len(self.classes),
-            self.ignore_index,
-            self.place,
-            left_out,
-        )
+        classes = len(self.classes)
+        return MaskSplit(paths, mask_paths, classes, self.ignore_index, self.place, left_out)
 
     def has(self, split: str) -> bool:
         """Whether both folders, of pictures and of masks, have the split."""

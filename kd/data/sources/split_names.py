@@ -4,7 +4,7 @@ Every source finds its splits here. Where two names fit, the message names the k
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 
 from kd.errors import UserError
 
@@ -27,11 +27,6 @@ BESIDE = {
 
 USUAL = ("train", "val", "valid", "validation", "test")
 """Names that are taken before any other name of the same split, in this order."""
-
-SPLITS = "split"
-"""The column that names each row's split where no setting names another."""
-TRUE = {"1", "1.0", "true", "yes"}
-FALSE = {"0", "0.0", "false", "no"}
 
 
 class Unfit(ValueError):
@@ -63,7 +58,7 @@ def split_of(name: object) -> str | None:
 
 
 def choose(
-    names: Iterable[str], split: str, key: str, where: str, has_setting: bool = True
+    names: Collection[str], split: str, key: str, where: str, has_setting: bool = True
 ) -> str | None:
     """Which of some names is the split ``train``, ``val`` or ``test``; None where no name means it.
 
@@ -82,93 +77,50 @@ def choose(
     >>> choose(["Testing", "valid", "Training", "cat"], "val", "data.source", "DIR")
     'valid'
     """
-    wanted = ("val", "test") if split == "val" else (split,)
-    ranks: dict[str, tuple[int, int]] = {}
-    for name in sorted(names):
-        meaning = split_of(name)
-        if meaning in wanted:
-            usual = USUAL.index(name) if name in USUAL else len(USUAL)
-            ranks[name] = (wanted.index(meaning), usual)
-    if not ranks:
-        return None
-    best = min(ranks.values())
-    first, *equal = [name for name, rank in ranks.items() if rank == best]
-    if equal:
-        among = ", ".join([first, *equal])
-        remedy = "rename or move all but one"
-        if has_setting:
-            remedy = f"data.source.{split}=NAME says which"
-        raise UserError(
-            f"{key}: {where} has several splits that could be {split}: {among}; {remedy}"
-        )
-    return first
+    for meaning in ("val", "test") if split == "val" else (split,):
+        fitting = sorted(name for name in names if split_of(name) == meaning)
+        usual = [name for name in USUAL if name in fitting]
+        if usual or len(fitting) == 1:
+            return [*usual, *fitting][0]
+        if fitting:
+            remedy = "rename or move all but one"
+            if has_setting:
+                remedy = f"data.source.{split}=NAME says which"
+            raise UserError(
+                f"{key}: {where} has several splits that could be {split}: {', '.join(fitting)}; {remedy}"
+            )
+    return None
 
 
-def split_in(column: Column, value: object) -> str | None:
-    """The split that a cell names: by its word, or by yes and no in a column such as ``is_valid``; None for other cells.
-
-    >>> split_in("subset", "Testing"), split_in("is_valid", "True"), split_in("is_valid", 0), split_in("age", 0)
-    ('test', 'val', 'train', None)
-    """
-    text = str(value).strip()
-    flag = text.lower()
-    if flag not in TRUE | FALSE:
-        return split_of(text)
-    without_is = re.sub(r"^(?i:is)([\W_]+|(?=[A-Z]))", "", str(column).strip())
-    named = split_of(without_is)
-    if named is None or flag in TRUE:
-        return named
-    return "val" if named == "train" else "train"
-
-
-class RowSplits:
-    """Finds each row's split by the column that a setting names, or by the column ``split``.
+def column_of_splits(wanted: Column | None, columns: Collection[Column]) -> Column | None:
+    """The column that names each row's split; None where there is none.
 
     Args:
-        wanted: the setting ``data.source.split_column``: a column; ``none``: no column names splits; None: ``split``.
-        used: columns that hold something else.
+        wanted: the setting ``data.source.split_column``: a column; ``none``: no column; None: ``split`` where there is one.
+        columns: those of the list that hold neither paths nor labels.
+
+    Raises:
+        Unfit: there is no such column.
     """
-
-    def __init__(self, wanted: Column | None, used: Iterable[Column]) -> None:
-        """Stores what columns are for; the arguments are the class's."""
-        self.wanted = wanted
-        self.others: dict[Column, set[str | None]] = {}  # what the cells of each other column mean
-        self.used = set(used)
-
-    def of(self, row: Mapping[Column, object]) -> str | None:
-        """The split of a row; None where no column names splits.
-
-        Raises:
-            Unfit: a cell of the column names no split, or there is no such column.
-        """
-        column = SPLITS if self.wanted is None else self.wanted
-        if column in row and column not in self.used:
-            split = split_in(column, row[column])
-            if split is None:
-                raise Unfit(
-                    f"names splits in its column {column}, but has '{row[column]}' there; write train, val or test, or "
-                    "data.source.split_column=none reads the column as no split"
-                )
-            return split
-        if self.wanted is None:
-            for other in row.keys() - self.used:
-                meanings = self.others.setdefault(other, set())
-                if None not in meanings:
-                    meanings.add(split_in(other, row[other]))
-        elif self.wanted != "none":
-            there = ", ".join(map(str, row))[:120]
-            raise Unfit(f"has no column {column} (data.source.split_column; it has {there})")
+    column = "split" if wanted is None else wanted
+    if column in columns:
+        return column
+    if wanted in (None, "none"):
         return None
+    there = ", ".join(map(str, columns))[:120]
+    raise Unfit(f"has no column {column} (data.source.split_column; it has {there})")
 
-    def check(self) -> None:
-        """Refuses a column that names splits in all rows without a setting that says so; call it after the last row.
 
-        Raises:
-            Unfit: names the column, and the setting.
-        """
-        for column, meanings in self.others.items():
-            if None not in meanings and len(meanings) > 1:
-                raise Unfit(
-                    f"has a column {column} that may name splits: data.source.split_column={column} reads it, "
-                    "data.source.split_column=none takes all rows"
-                )
+def split_in(column: Column, cell: object) -> str:
+    """The split that a cell of a column of splits names.
+
+    Raises:
+        Unfit: it names none.
+    """
+    split = split_of(cell)
+    if split is None:
+        raise Unfit(
+            f"names splits in its column {column}, but has '{cell}' there; write train, val or test, or "
+            "data.source.split_column=none reads the column as no split"
+        )
+    return split

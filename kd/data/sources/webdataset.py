@@ -20,7 +20,7 @@ from kd.data.sources.arrays import Names
 from kd.data.sources.base import Source
 from kd.data.sources.files import said
 from kd.data.sources.labels import numbered
-from kd.data.sources.places import IMAGE_SUFFIXES, expanded, is_hidden
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded
 from kd.data.sources.shards import PICTURE, ShardSplit
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
@@ -164,30 +164,24 @@ class WebDataset(Source):
         Raises:
             UserError: some names of shards mean a split and others none.
         """
-        places = self.places.get(split, self.places["train"])
-        folder = Path(places[0])
-        if len(places) > 1 or not folder.is_dir():
+        first, *others = self.places.get(split, self.places["train"])
+        folder = Path(first)
+        if others or not folder.is_dir():
             return None
-        shards = sorted(folder.glob("*.tar"))
-        folders = sorted(p for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name))
-        splits = {path: split_of(path.stem) for path in shards or folders}
-        meanings = {*splits.values()}
-        if meanings <= {None} or (shards and len(meanings) == 1 and split in self.places):
+        shards = sorted(folder.glob("*.tar")) or sorted(folder.glob("[!.]*/*.tar"))
+        groups: dict[str | None, list[str]] = {}
+        for file in shards:
+            name = file.stem if file.parent == folder else file.parent.name
+            groups.setdefault(split_of(name), []).append(str(file))
+        if groups.keys() <= {None} or (len(groups) == 1 and split in self.places):
             return None
-        if shards and None in meanings:
-            unnamed = next(path.name for path, meaning in splits.items() if meaning is None)
+        if None in groups:
             raise UserError(
-                f"data.source.{split}: {folder} has shards whose names mean a split beside {unnamed}; "
-                "data.source.train=PATTERN and data.source.val=PATTERN say which are which"
+                f"data.source.{split}: {folder} has shards whose names mean a split beside "
+                f"{Path(groups[None][0]).name}; data.source.train=PATTERN and data.source.val=PATTERN say which are which"
             )
-        wanted = "test" if split == "val" and "val" not in meanings else split
-        chosen = [path for path, meaning in splits.items() if meaning == wanted]
-        if folders and not shards:
-            inside = {path: sorted(path.glob("*.tar")) for path in folders}
-            if not any(inside.values()):
-                return None
-            chosen = [file for path in chosen for file in inside[path]]
-        return [*map(str, chosen)]
+        wanted = "test" if split == "val" and "val" not in groups else split
+        return groups.get(wanted, [])
 
     def _read(self, split: str) -> dict[str, Shard]:
         """What the shards of a split hold, by path; read once.
@@ -266,13 +260,11 @@ def shards_at(place: str, key: str) -> list[str]:
         raise UserError(
             f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)"
         )
-    path = Path(place)
     files: list[str] = []
-    if path.is_dir():
-        files = sorted(map(str, path.glob("*.tar")))
-    else:
-        for name in braces(place, key):
-            files += sorted(glob.glob(name)) if re.search(r"[*?\[]", name) else [name]  # noqa: PTH207 - any root
+    if Path(place).is_dir():
+        place = f"{glob.escape(place)}/*.tar"
+    for name in braces(place, key):
+        files += sorted(glob.glob(name)) if re.search(r"[*?\[]", name) else [name]  # noqa: PTH207 - any root
     if not files:
         raise UserError(f"{key}: no tar files: {place}")
     for file in files:
@@ -283,30 +275,26 @@ def shards_at(place: str, key: str) -> list[str]:
 
 def braces(pattern: str, key: str = "") -> list[str]:
     """A pattern's names, as a shell writes numbers in braces; a UserError with ``key`` refuses more than
-    :data:`MOST_SHARDS`, and numbers that count down.
+    :data:`MOST_SHARDS`.
 
     >>> braces("a-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar']
     >>> braces("{0..1}/{5..6}")
     ['0/5', '0/6', '1/5', '1/6']
     """
-    match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
-    if match is None:
-        return [pattern]
-    start = pattern[: match.start()]
-    rests = braces(pattern[match.end() :], key)
-    first = int(match[1])
-    last = int(match[2])
-    count = (last - first + 1) * len(rests)
-    if not 0 < count <= MOST_SHARDS:
-        raise UserError(f"{key}: {match[0]} must count up, at most {MOST_SHARDS:,} shards")
-    width = 1
-    if match[1].startswith("0"):
-        width = len(match[1])
-    names = []
-    for number in range(first, last + 1):
-        text = f"{number:0{width}d}"
-        names += [start + text + rest for rest in rests]
+    # text, first number, last number, text, ...
+    parts = re.split(r"\{(\d{1,9})\.\.(\d{1,9})\}", pattern)
+    names = [parts[0]]
+    for i in range(1, len(parts), 3):
+        first, last, text = parts[i : i + 3]
+        width = 1
+        if first.startswith("0"):
+            width = len(first)
+        numbers = range(int(first), int(last) + 1)
+        if len(names) * len(numbers) > MOST_SHARDS:
+            raise UserError(f"{key}: {pattern[:200]} must name at most {MOST_SHARDS:,} shards")
+        ends = [f"{number:0{width}d}{text}" for number in numbers]
+        names = [name + end for name in names for end in ends]
     return names
 
 
@@ -401,30 +389,33 @@ def _label(
     Raises:
         UserError: the label's file is no text, no JSON, has no such field, or one of several labels.
     """
-    ending, _, field = label.partition(".")
-    if label == "auto":
-        ending, field = next((name for name in LABELS if name in members), ""), "label"
-    if ending not in members:
+    if label == "none":
         return None
-    start, size = members[ending]
-    shard.seek(start)
-    try:
-        text = shard.read(min(size, MAX_LABEL)).decode().strip()
-        content: Any = json_of(text) if ending == "json" else None
-    except ValueError as error:
-        raise UserError(f"data.source.label: the {ending} of {where} can't be read") from error
-    if ending != "json":
-        return text or None
-    value = content.get(field) if isinstance(content, dict) else None
-    if value is None and label == "auto" and "txt" in members:
-        return _label(shard, members, "txt", where)
-    if value is None:
-        there = ", ".join(content)[:120] if isinstance(content, dict) else "no fields"
+    without_field = ""  # what a json holds in place of the field
+    for kind in ("cls", "json.label", "txt") if label == "auto" else (label,):
+        ending, _, field = kind.partition(".")
+        if ending not in members:
+            continue
+        start, size = members[ending]
+        shard.seek(start)
+        try:
+            text = shard.read(min(size, MAX_LABEL)).decode().strip()
+            content: Any = json_of(text) if field else text
+        except ValueError as error:
+            raise UserError(f"data.source.label: the {ending} of {where} can't be read") from error
+        if field and isinstance(content, dict):
+            without_field = ", ".join(content)[:120]
+            content = content.get(field)
+        if isinstance(content, list | dict):
+            raise UserError(
+                f"data.source.label: the json of {where} holds no single label, but {type(content).__name__}"
+            )
+        if content is not None:
+            return str(content) or None
+    if without_field:
+        field = label.partition(".")[2] or "label"
         raise UserError(
-            f"data.source.label: the json of {where} has no '{field}'; it has {there} (data.source.label=json.FIELD)"
+            f"data.source.label: the json of {where} has no '{field}'; it has {without_field} "
+            "(data.source.label=json.FIELD)"
         )
-    if isinstance(value, list | dict):
-        raise UserError(
-            f"data.source.label: the json of {where} holds no single label, but {type(value).__name__}"
-        )
-    return str(value)
+    return None

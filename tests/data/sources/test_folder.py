@@ -40,23 +40,6 @@ def test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
         ImageFolder(str(tmp_path)).load("train")
 
 
-@pytest.mark.parametrize("folder", ["val", "valid", "validation", "test"])
-def test_validation_folders_by_their_usual_names(tmp_path: Path, folder: str) -> None:
-    picture(tmp_path / "train" / "a" / "1.png")
-    picture(tmp_path / folder / "a" / "2.png")
-    source = ImageFolder(str(tmp_path))
-    assert source.has("val")
-    assert len(source.load("val").targets) == 1
-
-
-def test_a_flat_folder_is_the_training_split(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        picture(tmp_path / name / "1.png")
-    source = ImageFolder(str(tmp_path))
-    assert not source.has("val")
-    assert source.load("train").targets == [0, 1]
-
-
 @pytest.mark.parametrize(
     "names",
     [
