@@ -344,7 +344,7 @@ def test_a_checkpoint_gives_weights_and_no_arguments(key: str, tmp_path: Path) -
     loaded = kd.DistillationModule.load_from_checkpoint(tmp_path / "a.ckpt", **made)
     assert loaded.student.objective.task_loss_weight == 1.0
     data = kd.DistillationDataModule.load_from_checkpoint(tmp_path / "a.ckpt", img_size=32)
-    assert (data.size, data.position.at) == ((32, 32), (3, 8))
+    assert (data.size, data.resumed_at) == ((32, 32), (3, 8))
     assert Planted.calls == 0
     for wrong in ({"epoch": "x", "samples": 0}, {"epoch": 0, "samples": -1}, {"epoch": 1}):
         torch.save({**content, "DistillationDataModule": wrong}, tmp_path / "a.ckpt")

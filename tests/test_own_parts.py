@@ -286,7 +286,8 @@ OTHER_LEVELS = np.where(LEVELS == 2500, 0, LEVELS)  # NumPy's text of both is th
 @pytest.mark.parametrize(("one", "other"), [
     (brighter, darker),
     (v2.Lambda(brighter), v2.Lambda(darker)),
-    (lambda picture: picture, lambda picture: picture.flip(-1)),
+    (lambda picture: picture,
+     lambda picture: picture.flip(-1)),
     (shifted_by(1), shifted_by(2)),
     (partial(brightened, levels=1), partial(brightened, levels=2)),
     (Table(LEVELS), Table(OTHER_LEVELS)),

@@ -227,7 +227,7 @@ def as_validated(
         numbers: of the pictures in it.
     """
     pictures = data.split(split)
-    view = EvalView(data.size, data.crop_ratio)
+    view = EvalView(data.size, data.given.crop_ratio)
     for number in numbers:
         picture = decode(pictures.read(number))
         seen_3HW = view(picture)

@@ -22,7 +22,7 @@ def _batches_of_run(trainer: Trainer, data: DistillationDataModule) -> tuple[int
     what is left until ``max_steps`` that of its optimizer steps.
     """
     per_epoch = int(trainer.num_training_batches)
-    epoch, samples = data.position.at or (0, 0)
+    epoch, samples = data.resumed_at or (0, 0)
     done = epoch * per_epoch + data.batches_before(samples)
     left = []
     if trainer.max_epochs and trainer.max_epochs > 0:

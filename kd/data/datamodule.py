@@ -1,7 +1,7 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import cycle, islice
@@ -49,54 +49,6 @@ Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
 """Adds a cache's answers to both."""
 
 
-class Position:
-    """The place in the order of the training samples that a checkpoint stores.
-
-    ``at``: (epoch, samples of all processes that are done in it) at which a resumed run starts; None: at the beginning.
-    """
-
-    at: tuple[int, int] | None = None
-    _batches: TrainBatches | None = None
-
-    def begin(self, batches: TrainBatches) -> None:
-        """These batches are trained on; samples that a resumed run had seen before, by ``at``, are left out of them."""
-        if self.at:
-            batches.skip(*self.at)
-        self._batches = batches
-
-    def state(self, trainer: Trainer | None) -> dict[str, Any]:
-        """Where the run is: "epoch", and "samples" of all processes that are done in it; after an epoch's last batch the
-        next epoch and 0. {} without a trainer or batches.
-        """
-        if trainer is None or self._batches is None:
-            return {}
-        epoch = trainer.current_epoch
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        if done >= trainer.num_training_batches:
-            return {"epoch": epoch + 1, "samples": 0}
-        return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
-
-    def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
-        """Restores the position of :meth:`state`; a loader that was already made is made again, at that position. An empty
-        ``state`` changes nothing.
-
-        Raises:
-            UserError: ``epoch`` and ``samples`` are not two whole numbers from 0 on.
-        """
-        if not state:
-            return
-        place = (state.get("epoch"), state.get("samples"))
-        for number in place:
-            if type(number) is not int or not 0 <= number < 2**53:
-                raise UserError(
-                    f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}"
-                )
-        self.at = (state["epoch"], state["samples"])
-        if trainer is not None and self._batches is not None:
-            # A sharded strategy reads the checkpoint after the loader was made.
-            make_loader_again(trainer)
-
-
 def _batches_left(trainer: Trainer) -> float:
     """How many batches of the present epoch the trainer has still to take; infinite for a loader without a length."""
     done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
@@ -126,47 +78,36 @@ class DistillationDataModule(LightningDataModule):
             UserError: settings that contradict each other.
         """
         super().__init__()
-        data = DataSettings(source=source, **settings)
+        self.given = given = DataSettings(source=source, **settings)
+
         # The loader. A run measures what is "auto"; until then these numbers hold.
-        self.auto: set[str] = set()
-        self.batch_size: int
-        if isinstance(data.batch_size, str):  # "auto"
-            self.auto.add("batch_size")
-            self.batch_size = 64
-        else:
-            self.batch_size = data.batch_size
-        self.tier = _make_tier(data, self._rank)
-        self.num_workers: int
-        if self.tier is not None:
+        self.auto = {
+            name for name in ("batch_size", "num_workers") if getattr(given, name) == "auto"
+        }
+        self.batch_size = 64 if isinstance(given.batch_size, str) else given.batch_size
+        workers = None if isinstance(given.num_workers, str) else given.num_workers
+        self.num_workers = max(0, cores() - 1) if workers is None else workers
+        self.tier: Tier | None = None
+        if given.engine == "ray":
+            loader = import_module("kd.data.tier.loader")
+            self.tier = loader.Tier(given.tier or TierSpec(), workers, self._rank)
+            self.auto -= {"num_workers"}
             self.num_workers = 0  # the tier's machines load, none of this machine's processes
-        elif isinstance(data.num_workers, str):  # "auto"
-            self.auto.add("num_workers")
-            self.num_workers = max(0, cores() - 1)
-        else:
-            self.num_workers = data.num_workers
-        self.copy_ahead = data.copy_ahead
         self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
         # Pictures and labels.
         self.source = source or FoodTagMini()
-        self.unlabeled = data.unlabeled
-        self.unlabeled_ratio = data.unlabeled_ratio
-        self.balance_classes = data.balance_classes
-        self.sampler = data.sampler
-        self.class_facts = data.class_facts
-        self._facts: ClassFacts | None = None  # read once the classes are known
-        self.probe = data.probe
-        if data.probe is not None and not data.probe.root:
-            self.probe = None
-        self.splits = Splits(self.source, data, self.probe)
-        self.position = Position()
+        self.probe = given.probe if given.probe and given.probe.root else None
+        self.splits = Splits(self.source, given, self.probe)
+        self.resumed_at: tuple[int, int] | None = None
+        """(epoch, samples of all processes that are done in it) at which a resumed run starts."""
+        self._trained_on: TrainBatches | None = None
 
         # Views.
-        self.size = height_width(data.img_size)
-        self.crop_ratio = data.crop_ratio
-        self.augment = data.augment or Augment()
-        self.seed = data.seed
-        self.engine = data.engine
+        self.size = height_width(given.img_size)
+        self.augment = given.augment or Augment()
+        self.seed = given.seed
+        self.engine = given.engine
         if self._engine is not None:
             self._engine.check(self.augment)
         self._finish: Callable[[Batch], Batch] | None = None  # what is left to the device
@@ -210,11 +151,14 @@ class DistillationDataModule(LightningDataModule):
             UserError: missing data, or settings that do not fit each other or the source.
         """
         info = self.splits.info()
-        if self.class_facts is None:
+        if self.given.class_facts is None:
             return info
-        if self._facts is None:
-            self._facts = read_class_facts(self.class_facts, info)
         return replace(info, facts=self._facts)
+
+    @cached_property
+    def _facts(self) -> ClassFacts:
+        """The numbers about classes in ``data.class_facts``."""
+        return read_class_facts(str(self.given.class_facts), self.splits.info())
 
     def split(self, name: str) -> Split:
         """As :meth:`Splits.split`: without damaged pictures; the first call for a split checks them."""
@@ -236,7 +180,9 @@ class DistillationDataModule(LightningDataModule):
             UserError: a global batch larger than the training set, or than an epoch.
         """
         batches = self._checked_batches()
-        self.position.begin(batches)
+        if self.resumed_at:
+            batches.skip(*self.resumed_at)
+        self._trained_on = batches
         loader: Any = self._loader(*self._training(), batches)
         trainer: Any = self.trainer
         accumulate = 1
@@ -297,11 +243,11 @@ class DistillationDataModule(LightningDataModule):
             rank,
             world_size,
             unlabelled=unlabelled,
-            ratio=self.unlabeled_ratio,
+            ratio=self.given.unlabeled_ratio,
             views=self.views,
             paired=self.augment.mixes,
-            classes=np.asarray(targets[:labelled]) if self.balance_classes else None,
-            draw=None if self.sampler is None else draw_by(self.sampler, targets[:labelled]),
+            classes=np.asarray(targets[:labelled]) if self.given.balance_classes else None,
+            draw=draw_by(self.given.sampler, targets[:labelled]),
         )
 
     @property
@@ -346,7 +292,7 @@ class DistillationDataModule(LightningDataModule):
             of_source: whether their targets are of the source's kind; else (``data.probe``) they are class ids.
         """
         max_pixels = self.splits.max_pixels
-        view = EvalView(self.size, self.crop_ratio, max_pixels)
+        view = EvalView(self.size, self.given.crop_ratio, max_pixels)
         if not of_source:
             return PictureSet(split, view, self.seed, max_pixels=max_pixels), Collate()
         classes = len(self.source.classes)
@@ -507,12 +453,37 @@ class DistillationDataModule(LightningDataModule):
         return data
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, as :meth:`Position.state`; Lightning writes it into each checkpoint."""
-        return self.position.state(self.trainer)
+        """Where the run is, for each checkpoint: "epoch", and "samples" of all processes that are done in it; after an
+        epoch's last batch the next epoch and 0. {} without a trainer or batches.
+        """
+        trainer = self.trainer
+        if trainer is None or self._trained_on is None:
+            return {}
+        epoch = trainer.current_epoch
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if done >= trainer.num_training_batches:
+            return {"epoch": epoch + 1, "samples": 0}
+        return {"epoch": epoch, "samples": self._trained_on.samples_after(epoch, done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes after the samples that a checkpoint's run had seen; Lightning calls it in each process."""
-        self.position.load(state, self.trainer)
+        """Resumes after the samples that a checkpoint's run had seen; Lightning calls it in each process. A loader that was
+        already made is made again, at that place. An empty ``state`` changes nothing.
+
+        Raises:
+            UserError: ``epoch`` and ``samples`` are not two whole numbers from 0 on.
+        """
+        if not state:
+            return
+        place = (state.get("epoch"), state.get("samples"))
+        for number in place:
+            if type(number) is not int or not 0 <= number < 2**53:
+                raise UserError(
+                    f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}"
+                )
+        self.resumed_at = (state["epoch"], state["samples"])
+        if self.trainer is not None and self._trained_on is not None:
+            # A sharded strategy reads the checkpoint after the loader was made.
+            make_loader_again(self.trainer)
 
     @property
     def epoch_length(self) -> int:
@@ -533,9 +504,9 @@ class DistillationDataModule(LightningDataModule):
         split = self.split("train")
         return {
             "seed": self.seed,
-            "unlabeled_ratio": self.unlabeled_ratio,
-            "balance_classes": self.balance_classes,
-            "sampler": described(self.sampler),
+            "unlabeled_ratio": self.given.unlabeled_ratio,
+            "balance_classes": self.given.balance_classes,
+            "sampler": described(self.given.sampler),
             "train": len(split.targets),
             "content": self.splits.facts("train").identity,
         }
@@ -544,24 +515,6 @@ class DistillationDataModule(LightningDataModule):
 def _is_label(target: Target) -> bool:
     """Whether a target is one class id, or a list of labels or numbers; False for a picture without a label (-1)."""
     return isinstance(target, list) or (isinstance(target, int | np.integer) and target >= 0)
-
-
-def _make_tier(data: DataSettings, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
-    """The machines of ``engine=ray``, not joined yet; None with any other engine.
-
-    Args:
-        data: ``engine``, ``tier`` and ``num_workers`` count.
-        rank: this training process's number, and how many there are; called once training begins.
-
-    Raises:
-        UserError: Ray is not installed.
-    """
-    if data.engine != "ray":
-        return None
-    from kd.data.tier.loader import Tier
-
-    workers = data.num_workers
-    return Tier(data.tier or TierSpec(), None if isinstance(workers, str) else workers, rank)
 
 
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -591,30 +544,21 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
         )
 
 
+@dataclass(eq=False)
 class SampledPictures:
     """Some pictures of a split with their targets: pairs of uint8 ``(3, H, W)`` and the target as ``split.targets`` has it.
 
     A picture is decoded when its pair is taken, in each pass again.
-
-    Args:
-        pictures: the split's samples, as validation shows them.
-        targets: of all pictures in the split.
-        numbers: of the pictures that are taken.
-        stack: makes one tensor of targets, as a batch has them.
     """
 
-    def __init__(
-        self,
-        pictures: Dataset[Any],
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        stack: Callable[[Sequence[Any]], Tensor],
-    ) -> None:
-        """Stores the arguments, which are the class's."""
-        self.stack = stack
-        self.pictures = pictures
-        self.targets = targets
-        self.numbers = numbers
+    pictures: Dataset[Any]
+    """The split's samples, as validation shows them."""
+    targets: Sequence[Target]
+    """Of all pictures in the split."""
+    numbers: Sequence[int]
+    """Of the pictures that are taken."""
+    stack: Callable[[Sequence[Any]], Tensor]
+    """Makes one tensor of targets, as a batch has them."""
 
     def __len__(self) -> int:
         return len(self.numbers)

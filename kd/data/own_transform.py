@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -139,18 +139,58 @@ def _seeded_by_torch() -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
-def described(value: object) -> object:
+def described(value: object, depth: int = 8, modules: set[str] | None = None) -> object:
     """What an object is made of, as values of JSON: two processes give the same for the same class and settings.
 
     A cache of a teacher's answers is found by it and by :func:`code_of` (``data.augment.transform``), and a run resumed
-    (``data.sampler``). Objects more than eight levels deep, and what has no attributes, are the text that Python shows.
+    (``data.sampler``). What lies deeper than ``depth`` levels, and what has no attributes, is the text that Python shows.
     That may name an address: then no cache of an earlier run is found, and never one of other views.
 
     Args:
         value: a transform or a sampler: its class path, and its attributes or what it says itself (``to_dict``). Of a
-            function also its bytecode, its defaults and the values that it carries.
+            function also its line, its defaults and the values that it carries; what it does is in its file
+            (:func:`code_of`).
+        depth: how many levels of values in values are described.
+        modules: gets the names of the modules that define the classes and functions on the way.
     """
-    return _Description().of(value)
+    inner = partial(described, depth=depth - 1, modules=modules)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(
+        value, Tensor | np.ndarray | np.generic
+    ):  # whose text leaves out most of many values
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): inner(part) for name, part in value.items()}
+    if isinstance(value, Set):  # its order differs between processes
+        return sorted(map(inner, value), key=repr)
+    if isinstance(value, Sequence):
+        return [*map(inner, value)]
+    kind = value if isinstance(value, type | FunctionType) else type(value)
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    if modules is not None:
+        modules.add(kind.__module__)
+    if isinstance(value, type):
+        return path
+    parts = _parts(value)
+    if parts is None or depth <= 0:
+        return repr(value)
+    return {path: inner(parts)}
+
+
+def _parts(value: Any) -> object:
+    """What a function or an object holds, to be described in turn; None where it has no attributes."""
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, FunctionType):
+        carried = [cell.cell_contents for cell in value.__closure__ or ()]
+        line = value.__code__.co_firstlineno  # tells functions without a name apart
+        return [line, value.__defaults__, value.__kwdefaults__, carried]
+    if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
+        return value.to_dict()
+    return getattr(value, "__dict__", None)
 
 
 def code_of(value: object) -> str:
@@ -163,9 +203,9 @@ def code_of(value: object) -> str:
     Args:
         value: a transform.
     """
-    description = _Description()
-    description.of(value)
-    waiting = list(description.modules)
+    modules: set[str] = set()
+    described(value, modules=modules)
+    waiting = list(modules)
     digests: dict[str, str] = {}  # by module
     while waiting:
         name = waiting.pop()
@@ -182,70 +222,6 @@ def code_of(value: object) -> str:
 
 SESSION = os.urandom(16)
 """Stands for code that has no file."""
-
-
-class _Description:
-    """Describes objects as :func:`described` does.
-
-    Attributes:
-        modules: names of those that define the classes and functions it has met.
-    """
-
-    def __init__(self) -> None:
-        self.modules: set[str] = set()
-
-    def of(self, value: object, depth: int = 8) -> object:
-        """What a value is made of; ``depth``: how many levels of values in values are described."""
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, Tensor):
-            return value.tolist()
-        if isinstance(value, np.ndarray | np.generic):  # whose text leaves out most of many values
-            return self.of(value.tolist(), depth - 1)
-        if isinstance(value, Mapping):
-            return {str(name): self.of(inner, depth - 1) for name, inner in value.items()}
-        if isinstance(value, Sequence):
-            return [self.of(inner, depth - 1) for inner in value]
-        if isinstance(value, Set):  # its order differs between processes
-            return sorted((self.of(inner, depth - 1) for inner in value), key=repr)
-        if isinstance(value, type):
-            return self._path(value)
-        path = self._path(type(value))
-        if depth > 0 and isinstance(value, FunctionType | MethodType | partial):
-            return {path: [self.of(part, depth - 1) for part in self._parts(value)]}
-        if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
-            return {path: self.of(value.to_dict(), depth - 1)}
-        if depth > 0 and hasattr(value, "__dict__"):
-            return {path: self.of(vars(value), depth - 1)}
-        return repr(value)
-
-    def _path(self, named: type | FunctionType) -> str:
-        """Module and name of a class or function; several functions may share it (``<lambda>``)."""
-        for cls in named.__mro__ if isinstance(named, type) else (named,):
-            self.modules.add(cls.__module__)
-        return f"{named.__module__}.{named.__qualname__}"
-
-    def _parts(self, function: FunctionType | MethodType | partial[Any]) -> list[object]:
-        """What tells two functions apart, to be described in turn; a function's attributes are left out.
-
-        Of a partial the function and its arguments; of a method the function and its object; of a function its path, its
-        bytecode, its defaults and the values that it carries.
-        """
-        if isinstance(function, partial):
-            return [function.func, function.args, function.keywords]
-        if isinstance(function, MethodType):
-            return [function.__func__, function.__self__]
-        carried = [cell.cell_contents for cell in function.__closure__ or ()]
-        code = function.__code__
-        constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-        parts = [code.co_code.hex(), code.co_names, constants]
-        return [
-            self._path(function),
-            *parts,
-            function.__defaults__,
-            function.__kwdefaults__,
-            carried,
-        ]
 
 
 def _is_own(module: str) -> bool:

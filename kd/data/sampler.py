@@ -252,8 +252,8 @@ class TrainBatches(Sampler[list[Key]]):
             yield list(zip(samples, views_of_samples, strict=True))
 
 
-def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
-    """The samples of an epoch as a class of the user's draws them.
+def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw | None:
+    """The samples of an epoch as a class of the user's draws them; None without one.
 
     Args:
         sampler: has ``draw(targets, epoch, rng)``, which returns numbers of samples, each from 0 to ``len(targets) - 1``,
@@ -264,6 +264,8 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
     Raises:
         UserError: it has no such method; later, from the result: it draws something else.
     """
+    if sampler is None:
+        return None
     name = type(sampler).__name__
     if not hasattr(sampler, "draw"):
         needs = "draw(self, targets, epoch, rng), which returns the numbers of an epoch's pictures"
@@ -274,7 +276,9 @@ def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
     def draw(epoch: int, rng: np.random.Generator) -> np.ndarray:
         """The sampler's indices of an epoch, checked: whole numbers of samples, any number of times each."""
         numbers = np.asarray(sampler.draw(targets, epoch, rng))
-        if not _are_numbers_of_samples(numbers, count):
+        are_whole = np.issubdtype(numbers.dtype, np.integer)
+        is_list = numbers.ndim == 1 and len(numbers) > 0 and are_whole
+        if not is_list or numbers.min() < 0 or numbers.max() >= count:
             wanted = f"a list of whole numbers from 0 to {count - 1}"
             raise UserError(f"data.sampler: {name}.draw must return {wanted}")
         return numbers
@@ -365,12 +369,3 @@ class EvalBatches(Sampler[list[Key]]):
                 self.rank + start * self.world_size, end * self.world_size, self.world_size
             )
             yield [(int(self.order[n]), 0) if n < self.length else padding for n in numbers]
-
-
-def _are_numbers_of_samples(numbers: np.ndarray, count: int) -> bool:
-    """Whether an array is a list of at least one whole number from 0 to ``count - 1``."""
-    if numbers.ndim != 1 or not len(numbers):
-        return False
-    are_whole = np.issubdtype(numbers.dtype, np.integer)
-    is_inside = numbers.min() >= 0 and numbers.max() < count
-    return bool(are_whole and is_inside)

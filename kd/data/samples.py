@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -133,23 +134,17 @@ class PictureSet(Samples):
         return view, view_target, key
 
 
+@dataclass(eq=False)
 class Collate:
-    """Samples -> a batch.
+    """Samples -> a batch."""
 
-    Args:
-        mix: mixes pairs of a training batch, or none of them where the settings have no mixup and cutmix; None: a
-            validation batch.
-        kind: of the targets; None: class ids.
-        classes: how many the source has, for targets ``(N, C)``.
-    """
-
-    def __init__(
-        self, mix: MixPairs | None = None, kind: Targets | None = None, classes: int = 0
-    ) -> None:
-        """Stores the arguments, which are the class's; without ``kind`` targets are class ids."""
-        self.mix = mix
-        self.kind = kind or Targets()
-        self.classes = classes
+    mix: MixPairs | None = None
+    """Mixes pairs of a training batch, or none of them where the settings have no mixup and cutmix; None: a validation
+    batch."""
+    kind: Targets = field(default_factory=Targets)
+    """Of the targets: class ids, unless it says otherwise."""
+    classes: int = 0
+    """How many the source has, for targets ``(N, C)``."""
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         """A batch of N samples; the training step, teachers and caches read its parts by name.

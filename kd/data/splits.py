@@ -53,12 +53,7 @@ class Splits:
         """
         self.source = source
         self.given = given
-        self.unlabeled = given.unlabeled
         self.probe = probe
-        self.val_fraction = given.val_fraction
-        self.seed = given.seed
-        self.on_bad_image = given.on_bad_image
-        self.check = "off" if given.check is False else given.check  # YAML 1.1 reads a bare off so
         self.max_pixels = given.max_pixels
         self.cache_bytes = source.cache_bytes
         # Whether ``val`` is a part of the source's training pictures; known once a split is listed.
@@ -77,9 +72,9 @@ class Splits:
         Raises:
             UserError: the setting would have no effect.
         """
-        if self.val_fraction != DataSettings.val_fraction and self.source.has("val"):
+        if self.given.val_fraction != DataSettings.val_fraction and self.source.has("val"):
             why = "data.source has validation pictures"
-            raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: {why}")
+            raise UserError(f"data.val_fraction: {self.given.val_fraction} has no effect: {why}")
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -110,10 +105,10 @@ class Splits:
             parts = [self._part(name)]
         else:
             parts = [self._loaded(name)]
-        if name == "train" and self.unlabeled:
+        if name == "train" and self.given.unlabeled:
             source = self.source
             source.kind.check_unlabelled(len(source.classes), source.ignore_index)
-            parts.append(self._unlabelled_pictures(self.unlabeled))
+            parts.append(self._unlabelled_pictures(self.given.unlabeled))
         self._listed[name] = parts
         return parts
 
@@ -178,7 +173,7 @@ class Splits:
             raise UserError(
                 "data.source: needs two pictures or more to hold one out for validation, got one"
             )
-        numbers = held_out(all_pictures.targets, self.val_fraction, self.seed)
+        numbers = held_out(all_pictures.targets, self.given.val_fraction, self.given.seed)
         if not len(numbers):
             hint = ""
             if all(re.fullmatch(r"-?\d+(\.\d*)?", name) for name in self.source.classes):
@@ -203,7 +198,7 @@ class Splits:
         """
         first, *others = self.listed("train")
         count = len(first.targets)
-        chosen = held_out(first.targets, fraction, self.seed + 1)
+        chosen = held_out(first.targets, fraction, self.given.seed + 1)
         if not len(chosen):
             raise UserError(f"data.source: {count} training pictures are too few to hold some out")
         rest = np.setdiff1d(np.arange(count), chosen)
@@ -217,7 +212,7 @@ class Splits:
 
         Then the first call for a split checks its pictures.
         """
-        if self.on_bad_image == "stop":
+        if self.given.on_bad_image == "stop":
             return self.listed(name)
         split = self.split(name)
         if isinstance(split, Joined):
@@ -275,7 +270,9 @@ class Splits:
         """
         from kd.data.scan import scan, usual
 
-        check = self.check or usual(split)
+        check = self.given.check
+        if check is None:
+            check = usual(split)
         damaged, digests = scan(split, name, check, self.max_pixels, self._facts_of)
         self._digests[name] = [digest for i, digest in enumerate(digests) if i not in damaged]
         if not damaged:
@@ -287,7 +284,7 @@ class Splits:
             key = "data.unlabeled"
         elif name.startswith("probe"):
             key = PROBE
-        if self.on_bad_image == "stop":
+        if self.given.on_bad_image == "stop":
             more = ""
             if count > 10:
                 more = f" and {count - 10} more"
@@ -392,27 +389,20 @@ class Splits:
         self._listed["folder"] = [split]
         self.split("folder")
 
-    def sizes(self) -> dict[str, int]:
-        """How many pictures ``train`` and ``val`` have, and how many of ``train`` are of ``data.unlabeled``
-        (``unlabeled``).
-        """
-        sizes = {}
-        for name in ("train", "val"):
-            sizes[name] = sum(len(part.targets) for part in self.parts(name))
-        sizes["unlabeled"] = self.unlabelled()
-        return sizes
-
     def unlabelled(self) -> int:
         """How many unlabelled pictures follow the labelled ones in the training split."""
-        if self.unlabeled:
+        if self.given.unlabeled:
             return len(self.parts("train")[1].targets)
         return 0
 
     def info(self) -> DataInfo:
         """What is known of the data, without the facts of classes; see :func:`info_of`."""
+        sizes = {"unlabeled": self.unlabelled()}
+        for name in ("train", "val"):
+            sizes[name] = sum(len(part.targets) for part in self.parts(name))
         targets = self.parts("train")[0].targets
         probed = bool(self.probe and self.listed("probe"))
-        return info_of(self.source, self.sizes(), targets, self.given, probed)
+        return info_of(self.source, sizes, targets, self.given, probed)
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
@@ -505,7 +495,7 @@ def info_of(
 
     Args:
         source: classes and kind of target.
-        sizes: pictures of ``train``, ``val`` and ``unlabeled``, as of :meth:`Splits.sizes`.
+        sizes: pictures of ``train`` and ``val``, and those of ``train`` that are of ``data.unlabeled`` (``unlabeled``).
         targets: of the source's own training pictures, without those of ``data.unlabeled``.
         given: ``data.*``.
         probed: whether there are labelled pictures (``data.probe``) to score features on.
@@ -525,20 +515,15 @@ def info_of(
     counts = None
     if source.classes:
         counts = source.kind.counts(targets, len(source.classes))
+    has_sampler = given.sampler is not None
     if balance_classes and (counts is None or unlabelled_alone):
         raise UserError("data.balance_classes: needs one label a picture to train on")
-    if balance_classes and sizes["unlabeled"] and augment.mixes:
-        raise UserError(
-            "data.balance_classes: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled"
-        )
-    if given.sampler is not None:
-        if balance_classes or unlabelled_alone:
-            other = "data.balance_classes=true" if balance_classes else "data.unlabeled alone"
-            raise UserError(f"data.sampler: chooses labelled pictures, not with {other}")
-        if sizes["unlabeled"] and augment.mixes:
-            raise UserError(
-                "data.sampler: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled"
-            )
+    if has_sampler and (balance_classes or unlabelled_alone):
+        other = "data.balance_classes=true" if balance_classes else "data.unlabeled alone"
+        raise UserError(f"data.sampler: chooses labelled pictures, not with {other}")
+    if (balance_classes or has_sampler) and sizes["unlabeled"] and augment.mixes:
+        key = "data.sampler" if has_sampler else "data.balance_classes"
+        raise UserError(f"{key}: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled")
     if source.classes == [] and sizes["unlabeled"]:
         raise UserError(
             "data.unlabeled: needs labelled pictures in data.source, which has none; leave it out"
@@ -556,6 +541,6 @@ def info_of(
         ignore_index=source.ignore_index,
         crop_ratio=given.crop_ratio,
         probed=probed,
-        counts=None if balance_classes or given.sampler is not None else counts,
+        counts=None if balance_classes or has_sampler else counts,
         scales=source.kind.scales(targets, len(source.classes)),
     )

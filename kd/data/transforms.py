@@ -237,15 +237,30 @@ class MixPairs:
         one_hot = torch.nn.functional.one_hot(targets.clamp_min(0), self.num_classes).float()
         mixed_images = images.clone()
         mixed_labels = one_hot * is_known[:, None]
-        batch = _PairedBatch(images, one_hot, is_known, mixed_images, mixed_labels)
+        # Views of shape (P, 2, ...) for P pairs; what is mixed is written into the last two.
+        before, labels, known = map(_in_pairs, (images, one_hot, is_known))
+        after, labels_after = _in_pairs(mixed_images), _in_pairs(mixed_labels)
 
+        at_once = all_at_once(images)
         for is_cut in (False, True):
             chosen = [mix for mix in mixes if mix.is_cut is is_cut]
-            step = 1
-            if all_at_once(images):
-                step = len(images)
+            step = len(images) if at_once else 1
             for first in range(0, len(chosen), step):
-                batch.apply(chosen[first : first + step], is_cut)
+                some = chosen[first : first + step]
+                # (P, 6): the fields of Mix. One transfer to a GPU; float64 holds them all exactly.
+                table = torch.tensor(some, dtype=torch.float64).to(images.device, non_blocking=True)
+                share = table[:, 1]
+                pairs: Tensor | slice
+                if at_once:
+                    pairs = table[:, 0].long()
+                else:  # one pair: no index has to be looked up
+                    pairs = slice(some[0].pair, some[0].pair + 1)
+                both_known = known[pairs].all(1)
+                labels_after[pairs] = _blend(labels[pairs], share) * both_known[:, None, None]
+                if is_cut:
+                    after[pairs] = _paste(before[pairs], table[:, 2:])
+                else:
+                    after[pairs] = _blend(before[pairs], share)
         return mixed_images, mixed_labels
 
     def _draw(self, pair: int, key: tuple[int, int], size: tuple[int, int]) -> Mix | None:
@@ -266,61 +281,6 @@ class MixPairs:
         if "box" in parameters:
             return Mix(pair, parameters["lam_adjusted"], *parameters["box"])
         return Mix(pair, parameters["lam"], *NO_BOX)
-
-
-class _PairedBatch:
-    """A batch's pictures and labels, before and after mixing, as views of shape ``(P, 2, ...)`` for P pairs."""
-
-    def __init__(
-        self,
-        images: Tensor,
-        one_hot: Tensor,
-        is_known: Tensor,
-        mixed_images: Tensor,
-        mixed_labels: Tensor,
-    ) -> None:
-        """Views of the batch's tensors, two samples a pair: :meth:`apply` writes into the last two.
-
-        Args:
-            images: uint8 ``(N, 3, H, W)``; a last single picture stays out.
-            one_hot: float ``(N, C)``.
-            is_known: bool ``(N,)``, whether there is a label.
-            mixed_images: a copy of ``images``, changed in place.
-            mixed_labels: ``(N, C)``, likewise.
-        """
-        self.at_once = all_at_once(images)
-        self.device = images.device
-        self.images = _in_pairs(images)
-        self.one_hot = _in_pairs(one_hot)
-        self.is_known = _in_pairs(is_known)
-        self.mixed_images = _in_pairs(mixed_images)
-        self.mixed_labels = _in_pairs(mixed_labels)
-
-    def apply(self, mixes: Sequence[Mix], is_cut: bool) -> None:
-        """Changes the mixed pictures and labels of some pairs, in place: all by cutmix (``is_cut``), or all by mixup.
-
-        Args:
-            mixes: of different pairs; one alone unless the batch is changed :func:`all_at_once`.
-            is_cut: which of the two all of them are.
-        """
-        # (P, 6): the fields of Mix. One transfer to a GPU; float64 holds them all exactly.
-        table = torch.tensor(mixes, dtype=torch.float64).to(self.device, non_blocking=True)
-        share = table[:, 1]
-        boxes = table[:, 2:]
-        pairs: Tensor | slice
-        if self.at_once:
-            pairs = table[:, 0].long()
-        else:  # one pair: no index has to be looked up
-            first = mixes[0].pair
-            pairs = slice(first, first + 1)
-        labels = _blend(self.one_hot[pairs], share)
-        both_known = self.is_known[pairs].all(1)
-        self.mixed_labels[pairs] = labels * both_known[:, None, None]
-        images = self.images[pairs]
-        if is_cut:
-            self.mixed_images[pairs] = _paste(images, boxes)
-        else:
-            self.mixed_images[pairs] = _blend(images, share)
 
 
 def _in_pairs(batch: Tensor) -> Tensor:

@@ -187,8 +187,8 @@ class Resume:
         schedule = config.scheduler
         assert isinstance(schedule, LambdaLR)
         position = schedule.last_epoch
-        if data.position.at is not None:
-            epoch, samples = data.position.at
+        if data.resumed_at is not None:
+            epoch, samples = data.resumed_at
             position = _position(trainer, epoch, data.batches_before(samples))
         settle_resumed(optimizer, schedule, self._made_with[0], keys, position)
 

@@ -43,7 +43,7 @@ def run_ahead(
         member.spec.overlap for member in teacher.members.values()
     )
     wrap = data.wrap_loader
-    if overlap or data.copy_ahead:
+    if overlap or data.given.copy_ahead:
         data.wrap_loader = lambda loader: Ahead(
             wrap(loader) if wrap else loader, module, ask if overlap else None
         )

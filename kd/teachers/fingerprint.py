@@ -66,8 +66,10 @@ def views_of(data: DistillationDataModule) -> dict[str, Any]:
     else:
         views["transform"] = described(data.augment.transform)
         views["transform_code"] = code_of(data.augment.transform)
-    if data.augment.mixes and data.unlabeled_ratio is not None:  # which decides the mixed pairs
-        views["unlabeled_ratio"] = data.unlabeled_ratio
+    if (
+        data.augment.mixes and data.given.unlabeled_ratio is not None
+    ):  # which decides the mixed pairs
+        views["unlabeled_ratio"] = data.given.unlabeled_ratio
     return views
 
 
@@ -75,7 +77,7 @@ def eval_view_of(data: DistillationDataModule) -> dict[str, Any]:
     """The part ``transform`` of pictures that have one view: how the centre crop of a validation is made."""
     names = ("img_size", "torch", "torchvision")
     views = views_of(data)
-    return {"crop_ratio": data.crop_ratio, **{name: views[name] for name in names}}
+    return {"crop_ratio": data.given.crop_ratio, **{name: views[name] for name in names}}
 
 
 def pictures_of(data: DistillationDataModule, split: str = "train") -> dict[str, Any]:

@@ -265,7 +265,7 @@ def check_mixing(data: DistillationDataModule, key: str = "model.teacher") -> No
     Raises:
         UserError: names the setting.
     """
-    if data.augment.mixes and data.balance_classes:
+    if data.augment.mixes and data.given.balance_classes:
         raise UserError(
             f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
             "several; data.augment.mixup=0 data.augment.cutmix=0, or cache=off"

@@ -2,17 +2,17 @@
 
 import pytest
 
-from kd.data.datamodule import Position, check_same_samples
+from kd.data.datamodule import DistillationDataModule, check_same_samples
 from kd.errors import UserError
 
 
-def test_a_position_without_a_run_is_empty_and_a_saved_one_is_restored() -> None:
-    position = Position()
-    assert position.state(None) == {}
-    position.load({}, None)
-    assert position.at is None
-    position.load({"epoch": 2, "samples": 64}, None)
-    assert position.at == (2, 64)
+def test_a_place_without_a_run_is_empty_and_a_saved_one_is_restored() -> None:
+    data = DistillationDataModule()
+    assert data.state_dict() == {}
+    data.load_state_dict({})
+    assert data.resumed_at is None
+    data.load_state_dict({"epoch": 2, "samples": 64})
+    assert data.resumed_at == (2, 64)
 
 
 @pytest.mark.parametrize(("changed", "key"), [

@@ -95,7 +95,7 @@ def test_data_are_those_of_the_run(config: Path) -> None:
         and data.source.root == "pictures"
     )
     assert (
-        data.seed == data.splits.seed == 3
+        data.seed == data.splits.given.seed == 3
     )  # which pictures are held out for validation depends on it
 
 

@@ -108,10 +108,10 @@ class Manifest(Source):
         for name, character in (("delimiter", self.delimiter), ("label_separator", self.separator)):
             if character not in (None, "none") and len(character) != 1:
                 raise ValueError(f"{name} must be one character (or tab, blank), got '{character}'")
-        self.targets = [targets] if isinstance(targets, str) else targets
-        if targets is not None and (
-            multi_label or not 0 < len({*self.targets}) == len(self.targets)
-        ):
+        if isinstance(targets, str):
+            targets = [targets]
+        self.targets = targets
+        if targets is not None and (multi_label or not 0 < len({*targets}) == len(targets)):
             raise ValueError(
                 f"targets must be different columns, without multi_label, got {targets}"
             )
@@ -214,13 +214,13 @@ class Manifest(Source):
         has_labels = self.label_column is not None
         if self.label_column == "label" and len(first) == 1:
             has_labels = False
-        needed = [self.path_column]
+        needed: list[Any] = [self.path_column]
         if has_labels and not self.targets:
             needed.append(self.label_column)
-        for name in needed:
-            if name not in first:
+        for column in needed:
+            if column not in first:
                 raise Unfit(
-                    f"has no column {name} (it has {there}); data.source.path_column=NAME and "
+                    f"has no column {column} (it has {there}); data.source.path_column=NAME and "
                     "data.source.label_column=NAME say which (numbers from 0 without a header), data.source.delimiter "
                     "what parts them, and scripts/to_list.py makes a table of COCO's JSON, Ultralytics' NDJSON and "
                     "columns of 0 and 1"
@@ -244,7 +244,7 @@ class Manifest(Source):
             return
         delimiter = self.delimiter or DELIMITERS[suffix]
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        rows = filter(None, reader)
+        rows: Iterator[list[str]] = filter(None, reader)
         first = next(rows, [])
         names: list[Any] = [name.strip() for name in first]
         if isinstance(self.path_column, int):  # no header
@@ -384,8 +384,8 @@ class Manifest(Source):
                     what = f"'{text[:40]}' for {self.classes[j]} of {printable(paths[i])}"
                     raise Unfit(f"has {what}, which is not a number") from error
         self._joined(paths, [list(map(str, row)) for row in numbers])
-        for name, is_missing in zip(self.classes, np.isnan(numbers).all(axis=0), strict=True):
-            if is_missing:
+        for j, name in enumerate(self.classes):
+            if np.isnan(numbers[:, j]).all():
                 raise Unfit(f"has no value of {name} (data.source.targets)")
         return Column(numbers)
 

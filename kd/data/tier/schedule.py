@@ -110,26 +110,27 @@ class BatchJob:
     """Workers that have ended while making it."""
 
 
+@dataclass(eq=False)
 class Stream:
     """Batches of one pass over a loader, in its order."""
 
-    def __init__(self, work: int, batches: Iterator[list[Key]], most: int) -> None:
-        """Begins a pass.
-
-        Args:
-            work: number of the kind of batches.
-            batches: the keys of each batch, in order.
-            most: bytes of this pass's batches that may be requested and not yet used; one batch always may be.
-        """
-        self.work = work
-        self.batches = batches
-        self.most = most
-        self.batch_bytes = 0  # of the largest batch so far; 0 before the first
-        self.asked = 0  # batches requested, and used, of this pass
-        self.used = 0
-        self.jobs: dict[int, BatchJob] = {}  # by the batch's number, those not made yet
-        self.ready: dict[int, Batch | Exception] = {}  # likewise, those made and not used yet
-        self.all_asked = False
+    work: int
+    """Number of the kind of batches."""
+    batches: Iterator[list[Key]]
+    """The keys of each batch, in order."""
+    most: int
+    """Bytes of this pass's batches that may be requested and not yet used; one batch always may be."""
+    batch_bytes: int = 0
+    """Of the largest batch so far; 0 before the first."""
+    asked: int = 0
+    """Batches requested of this pass."""
+    used: int = 0
+    """Batches that were taken."""
+    jobs: dict[int, BatchJob] = field(default_factory=dict)
+    """By the batch's number, those not made yet."""
+    ready: dict[int, Batch | Exception] = field(default_factory=dict)
+    """Likewise, those made and not used yet."""
+    all_asked: bool = False
 
     def ahead(self, makers: int) -> int:
         """How many batches may be requested and not used: what the makers can hold and two more, as far as memory allows.

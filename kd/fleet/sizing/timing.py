@@ -160,7 +160,7 @@ def _export(
         candidate.spec.arch,
         student.classes,
         data.size,
-        data.crop_ratio,
+        data.given.crop_ratio,
         "nhwc",
         prepared.mean.flatten().div(255).tolist(),
         prepared.std.flatten().div(255).tolist(),
