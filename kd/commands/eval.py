@@ -80,8 +80,8 @@ def evaluated(request: Request) -> "Evaluation":
     """Measures the models of a command line; prints no table.
 
     The figures are written into each run's folder (``eval_<split>.json`` or ``eval_<folder>.json``, and by what is
-    measured ``fidelity.json``, ``cascade.json``, ``looks.json``, ``disputed_labels.csv`` and an entry in
-    ``summary.json``, ``tables/*.json``; with ``pays=`` tables and ``summary.json`` alone), and to the file of ``out=``.
+    measured ``fidelity.json``, ``cascade.json``, ``looks.json``, ``disputed_labels.csv`` and
+    ``tables/*.json``; with ``pays=`` ``eval_pays.json``), and to the file of ``out=``.
 
     Args:
         request: its ``rest`` names the models; loses the command's own keys.

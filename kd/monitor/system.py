@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,24 +88,25 @@ class Gpus:
             SMs) and, where its clocks are lowered, ``throttle``: why, ``heat`` or ``power`` or both.
         """
         nvml = self._nvml
-        reading: dict[str, Any] = {}
-        with suppress(nvml.NVMLError):
-            reading["util"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        with suppress(nvml.NVMLError):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            reading["mem_mb"] = round(memory.used / MB)
-            if memory.total:
-                reading["mem"] = round(100 * memory.used / memory.total, 1)
-        with suppress(nvml.NVMLError):
-            reading["w"] = round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-        with suppress(nvml.NVMLError):
-            reading["mhz"] = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-        with suppress(nvml.NVMLError):
-            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            reasons = [name for name, mask in self._reasons.items() if bits & mask]
-            if reasons:
-                reading["throttle"] = reasons
-        return reading
+        memory = self._known(nvml.nvmlDeviceGetMemoryInfo, handle)
+        use = self._known(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power = self._known(nvml.nvmlDeviceGetPowerUsage, handle)
+        bits = self._known(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        reading = {
+            "util": use and use.gpu,
+            "mem_mb": memory and round(memory.used / MB),
+            "mem": round(100 * memory.used / memory.total, 1) if memory and memory.total else None,
+            "w": power and round(power / 1000),
+            "mhz": self._known(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "throttle": [name for name, mask in self._reasons.items() if bits & mask] or None,
+        }
+        return {name: value for name, value in reading.items() if value is not None}
+
+    def _known(self, ask: Callable[..., Any], *arguments: object) -> Any:
+        """What NVML answers; None where it hides that."""
+        with suppress(self._nvml.NVMLError):
+            return ask(*arguments)
+        return None
 
 
 class Delays:

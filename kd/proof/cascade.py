@@ -1,6 +1,6 @@
 """The cascade: the student answers where it is sure, else the teacher. Its threshold, chosen with a guarantee."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,71 +76,21 @@ def curve(measured: Measured) -> list[dict[str, float]]:
 
 
 # -- the threshold ---------------------------------------------------------------------------------------------------
-Test = Callable[[Measured, float], float]
-"""The p-value, at a threshold, of the cascade not being what it should be."""
-
-
 @lru_cache(maxsize=65536)
 def _paired_p_value(counts: PairedCounts, margin: float) -> float:
     """:func:`loss_p_value`, kept: many thresholds give the same counts."""
     return loss_p_value(counts, margin)
 
 
-def near_teacher(margin: float) -> Test:
-    """A test that excludes, where its p-value is small, that the cascade is worse than the teacher by ``margin`` or more.
-
-    ``margin`` is a share of the pictures, in 0..1.
-    """
-
-    def p_value(measured: Measured, threshold: float) -> float:
-        """The p-value at ``threshold``, by the pictures on which cascade and teacher differ."""
-        right = measured.right(threshold)
-        teacher = measured.teacher_right
-        b = int((teacher & ~right).sum())
-        c = int((right & ~teacher).sum())
-        return _paired_p_value(PairedCounts(len(right), b, c), margin)
-
-    return p_value
-
-
-def at_least_accurate(accuracy: float) -> Test:
-    """A test that excludes, where its p-value is small, that the cascade's accuracy is below ``accuracy``, in 0..1.
-
-    The p-value is ``P(X >= right)`` of ``X ~ Bin(n, accuracy)``.
-    """
-
-    def p_value(measured: Measured, threshold: float) -> float:
-        """The p-value at ``threshold``, by how many pictures the cascade gets right."""
-        right = measured.right(threshold)
-        return float(scipy.stats.binom.sf(int(right.sum()) - 1, len(right), accuracy))
-
-    return p_value
-
-
-def at_most_asked(share: float) -> Test:
-    """A test that excludes, where its p-value is small, that the teacher is asked for more than ``share`` of the pictures.
-
-    ``share`` is in 0..1. The p-value is ``P(X <= asked)`` of ``X ~ Bin(n, share)``; 0 for a share of 1.
-    """
-
-    def p_value(measured: Measured, threshold: float) -> float:
-        """The p-value at ``threshold``, by how many pictures the teacher is asked."""
-        if share >= 1:
-            return 0.0
-        return float(scipy.stats.binom.cdf(measured.asked(threshold), len(measured.scores), share))
-
-    return p_value
-
-
-def first_to_last(test: Test, measured: Measured, error: float, rising: bool) -> float | None:
-    """The last threshold of a fixed sequence that the test accepts, before the first that it does not.
+def first_to_last(goal: "Goal", measured: Measured, error: float, rising: bool) -> float | None:
+    """The last threshold of a fixed sequence that the goal's test accepts, before the first that it does not.
 
     The thresholds are tried in an order that was fixed before, each at the whole ``error``: one that does not hold is
     accepted with a chance of at most ``error`` (fixed-sequence testing; Angelopoulos, Bates, Candes, Jordan and Lei,
     "Learn then Test", arXiv 2110.01052, section 4).
 
     Args:
-        test: the p-value of a threshold.
+        goal: tested at each threshold (:meth:`Goal.p_value`).
         measured: pictures by which nothing else was chosen: no student, no score.
         error: 1 less the confidence.
         rising: begins where the teacher is never asked, to ask it more and more; else where it is always asked.
@@ -150,7 +100,7 @@ def first_to_last(test: Test, measured: Measured, error: float, rising: bool) ->
     """
     accepted = None
     for threshold in _sequence(rising):
-        if test(measured, threshold) > error:
+        if goal.p_value(measured, threshold) > error:
             return accepted
         accepted = threshold
     return accepted
@@ -175,18 +125,26 @@ class Goal:
     share: float | None = None
     """The teacher is asked for at most this share of the pictures, in 0..1."""
 
-    @property
-    def test(self) -> Test:
-        """The test by which a threshold is chosen.
+    def p_value(self, measured: Measured, threshold: float) -> float:
+        """The p-value, at a threshold, of the cascade not reaching the goal: a small one excludes that.
 
-        Not defined for :attr:`share_of_teacher`, which :meth:`choose` turns into :attr:`of_teacher` first.
+        By how many pictures the cascade gets right, ``P(X >= right)`` of ``X ~ Bin(n, accuracy)``; by those on which
+        cascade and teacher differ (:func:`kd.proof.paired.loss_p_value`); or by how many the teacher is asked,
+        ``P(X <= asked)`` of ``X ~ Bin(n, share)``. Not defined for :attr:`share_of_teacher`, which :meth:`choose` turns
+        into :attr:`of_teacher` first.
         """
+        right = measured.right(threshold)
+        count = len(right)
         if self.accuracy is not None:
-            return at_least_accurate(self.accuracy)
+            return float(scipy.stats.binom.sf(int(right.sum()) - 1, count, self.accuracy))
         if self.of_teacher is not None:
-            return near_teacher(self.of_teacher)
+            b = int((measured.teacher_right & ~right).sum())
+            c = int((right & ~measured.teacher_right).sum())
+            return _paired_p_value(PairedCounts(count, b, c), self.of_teacher)
         assert self.share is not None
-        return at_most_asked(self.share)
+        if self.share >= 1:
+            return 0.0
+        return float(scipy.stats.binom.cdf(measured.asked(threshold), count, self.share))
 
     def choose(self, measured: Measured, confidence: float) -> float | None:
         """The threshold that meets the goal with ``confidence`` (one-sided, in 0.5..1).
@@ -204,7 +162,7 @@ class Goal:
             error = 0.9 * error
         # A limit on the share holds where the teacher is never asked: that sequence rises; others begin where it always is.
         limits_share = self.share is not None
-        return first_to_last(goal.test, measured, error, limits_share)
+        return first_to_last(goal, measured, error, limits_share)
 
 
 # -- all together ----------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import yaml
 from jinja2 import Environment
 
 from kd.report.evaluated import fidelity_parts
-from kd.report.metric import format_metric, is_share, lost_classes
+from kd.report.metric import format_metric, is_share
 from kd.report.records import RunRecords
-from kd.report.tables import Table, markdown, results_of
+from kd.report.tables import markdown, results_of
 from kd.storage.shown import in_markdown
 
 METRICS = {
@@ -26,7 +26,6 @@ METRICS = {
     "rmse": "root mean squared error",
 }
 TEMPLATE = Path(__file__).parent / "card.md.j2"
-LOST = 10  # classes in the list of those that lost most
 RARE = 10  # a class with fewer validation pictures
 FEATURES = "image-feature-extraction"  # the hub's name of what a student without a classifier does
 
@@ -63,11 +62,6 @@ def card(
     unseen = 0
     if classes:
         unseen = data.get("classes", len(classes)) - len(classes)
-    licenses = [
-        ["student", license_name or "not stated"],
-        ["teacher", teacher_license or "not stated"],
-        ["training pictures", data_license or "not stated"],
-    ]
     environment = Environment(keep_trailing_newline=True, finalize=_plain)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
@@ -80,13 +74,21 @@ def card(
         teacher=summary.get("teacher"),
         data=data,
         features=features,
-        making=Raw(markdown([Table("", ["", ""], _making(run))])),
-        goodness=Raw(markdown([_goodness(best, (summary.get("teacher") or {}).get("val") or {})])),
+        model=run.config.get("model") or {},
+        settings=settings,
+        summary=summary,
+        best=best,
+        taught=(summary.get("teacher") or {}).get("val") or {},
+        metrics=METRICS,
+        shown=format_metric,
         fidelity=Raw(markdown(fidelity_parts(fidelity) if fidelity else [])),
         results=Raw("\n\n".join(markdown(parts) for parts in results.values())),
-        lost=lost_classes(classes)[:LOST],
         unseen=unseen,
-        licenses=Raw(markdown([Table("", ["", "licence"], licenses)])),
+        licenses={
+            "student": license_name,
+            "teacher": teacher_license,
+            "training pictures": data_license,
+        },
         few=rare,
     )
 
@@ -142,56 +144,6 @@ def _front(
         result = {"task": {"type": task}, "dataset": data, "metrics": metrics}
         content["model-index"] = [{"name": name, "results": [result]}]
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def _making(run: RunRecords) -> list[list[str]]:
-    """How the student was trained: rows of what and value."""
-    model = run.config.get("model") or {}
-    data = run.summary.get("data") or {}
-    summary = run.summary
-    counts = f"{data.get('train', '?')} training and {data.get('val', '?')} validation pictures"
-    rows = [["data", counts]]
-    if data.get("unlabeled"):
-        rows.append(["without labels", f"{data['unlabeled']} of them"])
-    rows.append(["loss on the labels", f"weight {model.get('task_loss_weight', 1)}"])
-    for name, loss in (model.get("distill_losses") or {}).items():
-        rows.append([f"loss {name}", _loss_in_words(loss)])
-    if (summary.get("student") or {}).get("start") == "inherited":
-        rows.append(["start", "from the teacher's layers, cut down to size"])
-    size = (run.config.get("data") or {}).get("img_size", "?")
-    return [
-        *rows,
-        ["epochs", f"{summary.get('epochs', '?')}"],
-        ["input", f"{size} pixels"],
-        ["precision", f"{summary.get('precision', '?')}"],
-        ["seed", f"{summary.get('seed', '?')}"],
-        ["made with", f"kd {summary.get('kd_version', '?')}"],
-    ]
-
-
-def _loss_in_words(loss: dict[str, Any]) -> str:
-    """A loss with its settings, from the run's config: ``KDLoss (temperature 2.0)``."""
-    path = str(loss.get("class_path", ""))
-    _, _, kind = path.rpartition(".")
-    arguments = loss.get("init_args") or {}
-    words = []
-    for key, value in arguments.items():
-        if value is not None:
-            words.append(f"{key} {value}")
-    settings = ", ".join(words)
-    return f"{kind} ({settings})"
-
-
-def _goodness(best: dict[str, float], teacher: dict[str, float]) -> Table:
-    """Each metric of teacher and student."""
-    rows = []
-    for key, title in METRICS.items():
-        of_teacher = teacher.get(key)
-        of_student = best.get(key)
-        if key in best or key in teacher:
-            values = [format_metric(key, of_teacher), format_metric(key, of_student)]
-            rows.append([title, *values])
-    return Table("", ["", "teacher", "student"], rows)
 
 
 class Raw(str):

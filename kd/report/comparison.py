@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 from kd.report.charts import Section, by_epoch, epoch_chart, heat
 from kd.report.facts import Facts
@@ -233,42 +234,34 @@ def _speed(before: Facts, after: Facts) -> str:
     hours = _hours_per_epoch(before), _hours_per_epoch(after)
     if more_devices != 1 and hours[0] and hours[1]:
         faster = ratio(hours[0], hours[1])
-        devices = before.header.get("device"), after.header.get("device")
-        what = "GPU" if "cuda" in devices else "process"
+        on_gpus = "cuda" in (before.header.get("device"), after.header.get("device"))
+        what = "GPU" if on_gpus else "process"
         count = f"{more_devices:.3g}x"
         if more_devices < 1:
-            fewer = ratio(1, more_devices)
-            count = f"1 / {fewer:.3g} of"
-        of_one = ratio(faster, more_devices)
-        each = f"{of_one:.2f}x per {what}-hour"
+            count = f"1 / {ratio(1, more_devices):.3g} of"
+        each = f"{ratio(faster, more_devices):.2f}x per {what}-hour"
         epochs = f"{hours[0]:.3g} hours an epoch before, {hours[1]:.3g} after"
         return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {each}{change}"
     if not before.images_per_s or not after.images_per_s:
         return "one of the runs has no steps to compare"
     speed = ratio(after.images_per_s, before.images_per_s)
-    each = ""
-    if more_devices != 1:
-        of_one = ratio(speed, more_devices)
-        each = f" ({of_one:.2f}x per device)"
+    each = f" ({ratio(speed, more_devices):.2f}x per device)" if more_devices != 1 else ""
     speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after"
     return f"{speeds}: {speed:.2f}x{each}{change}"
 
 
 def _largest_change(before: Facts, after: Facts) -> str:
-    """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
-    same_kind = before.of_kd == after.of_kd  # else their phases have other names
-    largest = ""
-    first = last = 0.0
+    """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step.
+
+    Of a run of kd beside another training, whose phases have other names, those that both have count.
+    """
+    changes = []
     for name in PHASES:
-        ms_before = before.phases.get(name, 0.0)
-        ms_after = after.phases.get(name, 0.0)
+        first, last = before.phases.get(name, 0.0), after.phases.get(name, 0.0)
         in_both = name in before.phases and name in after.phases
-        larger = abs(ms_before - ms_after) > abs(first - last)
-        if larger and (same_kind or in_both):
-            largest = name
-            first = ms_before
-            last = ms_after
-    longer_step = max(before.step_ms, after.step_ms)
-    if abs(first - last) <= 0.02 * longer_step:
+        if in_both or before.of_kd == after.of_kd:
+            changes.append((abs(first - last), name, first, last))
+    most, name, first, last = max(changes, key=itemgetter(0), default=(0.0, "", 0.0, 0.0))
+    if most <= 0.02 * max(before.step_ms, after.step_ms):
         return ""
-    return f"; most of the difference: {largest} went from {first:.0f} to {last:.0f} ms a step"
+    return f"; most of the difference: {name} went from {first:.0f} to {last:.0f} ms a step"

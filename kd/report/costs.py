@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
@@ -122,26 +122,20 @@ def _paid_tier(facts: Facts) -> tuple[int, float | None]:
 
     # of kd-launch's job: 4 x c5.18xlarge
     for group in facts.run.job.get("groups") or []:
-        if not isinstance(group, dict) or group.get("name") != "data":
-            continue
-        if group.get("price_per_hour") is not None:
-            number, _, _ = str(group.get("machines", "")).partition(" x ")
-            if number.isdecimal():
-                count = max(1, int(number))
-            return count, float(group["price_per_hour"])
+        known_price = isinstance(group, dict) and group.get("price_per_hour") is not None
+        if known_price and group.get("name") == "data":
+            number = str(group.get("machines")).partition(" x ")[0]
+            paid = max(1, int(number)) if number.isdecimal() else count
+            return paid, float(group["price_per_hour"])
 
     known = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
-    paid = 0
-    hourly = 0.0
+    prices = []
     for number_of, name in machines_of(monitor.get("instances") or []):
-        machine = known.get(name)
-        if machine is not None and not machine.get("gpus"):  # those with GPUs train
-            paid += number_of
-            hourly += number_of * machine["price"]
-    if not paid:
-        return count, None
-    return paid, hourly
+        machine = known.get(name, {"gpus": 1})
+        if not machine.get("gpus"):  # those with GPUs train
+            prices += [machine["price"]] * number_of
+    return (len(prices), sum(prices)) if prices else (count, None)
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -532,56 +526,38 @@ def _fewest(facts: Facts, change: Change) -> int:
 def input_costs(facts: Facts) -> Table | None:
     """What other inputs would cost: their step, price and saving; None where no GPU waits for want of cores.
 
-    The first row is measured, the others are at best: views made on the device; machines beside that make all batches.
+    The first row is measured, the others are at best: views made on the device; machines without GPUs beside that make
+    all batches, so many that no step waits. What a row saves is of the cost where prices are known, else of the time.
     """
     needed, cores = cores_needed(facts), facts.cores / facts.processes
     waiting = phase_share(facts.phases, "data") >= DATA_WAIT_AT
     if facts.run.tier or facts.cpu or not waiting or needed <= cores:
         return None
     rest = facts.step_ms - facts.phases["data"]
-    ways: list[Way] = [
+    makers = facts.devices * math.ceil(round(maker_ms(facts) / rest, 6))
+    ways = [
         ("as it is", facts.step_ms, facts.price),
         ("data.engine=device, or dali", rest, facts.price),
-        *_beside(facts, rest),
     ]
-    rows = [_row_of(facts, way) for way in ways]
+    for name, machine in (facts.header.get("input_machines") or {}).items():
+        if machine.get("gpus"):
+            continue
+        count = max(1, math.ceil(makers / machine["vcpus"]))
+        price = None if facts.price is None else facts.price + count * machine["price"]
+        ways.append((f"data.engine=ray on {count} {name} beside", rest, price))
+
+    rows: list[list[Cell]] = []
+    for name, step_ms, price in ways:
+        part = step_ms / facts.step_ms
+        cost = None if price is None else price * step_ms / 3600
+        if price and facts.price:
+            part *= price / facts.price
+        saved = f"{100 * (1 - part):.0f}" if rows else ""
+        rows.append([name, round(step_ms, 1), short(price), short(cost), saved])
     note = f"{needed} cores a GPU needed, {cores:g} there. The first row is measured, the others are at best."
     saves = f"saves ({'cost' if facts.price else 'time'}, %)"
     columns = ["input", "ms a step", "an hour", "1000 steps", saves]
     return Table("What another input would cost", columns, rows, note)
-
-
-def _row_of(facts: Facts, way: "Way") -> list[Cell]:
-    """A row of :func:`input_costs`: what it saves is of the cost where prices are known, else of the time."""
-    name, step_ms, price = way
-    cost = None
-    part = step_ms / facts.step_ms
-    if price is not None:
-        cost = price * step_ms / 3600
-    if price and facts.price:
-        part *= price / facts.price
-    saved = f"{100 * (1 - part):.0f}"
-    if name == "as it is":
-        saved = ""
-    return [name, round(step_ms, 1), short(price), short(cost), saved]
-
-
-Way = tuple[str, float, float | None]
-"""What to change, ms of a mean step then, and the price of an hour of the whole job (None: not known)."""
-
-
-def _beside(facts: Facts, rest: float) -> Iterator[Way]:
-    """Machines without GPUs that make all batches, so many that no step of ``rest`` ms waits."""
-    for name, machine in (facts.header.get("input_machines") or {}).items():
-        if machine.get("gpus"):
-            continue
-        makers_of_process = maker_ms(facts) / rest
-        makers = facts.devices * math.ceil(round(makers_of_process, 6))
-        count = max(1, math.ceil(makers / machine["vcpus"]))
-        price = None
-        if facts.price is not None:
-            price = facts.price + count * machine["price"]
-        yield f"data.engine=ray on {count} {name} beside", rest, price
 
 
 def tier_table(facts: Facts) -> Table | None:

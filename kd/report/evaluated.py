@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kd.report.metric import difference, format_metric, lost_classes, short
+from kd.report.metric import difference, format_metric, short
 from kd.report.ratio import ratio
 from kd.report.tables import JPEG, Cell, Chart, Gallery, Part, Picture, Table, sentences
 
@@ -269,8 +269,10 @@ def _gain_and_score(row: Mapping[str, Any]) -> tuple[float, float]:
 
 def lost_line(content: Mapping[str, Any]) -> str:
     """The classes that lost most against the teacher, as a sentence; "" where none did."""
-    lost = lost_classes(content.get("per_class", []))[:5]
-    named = [f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}" for row in lost]
+    lost = [row for row in content.get("per_class", []) if row.get("teacher", 0) > row["student"]]
+    named = []
+    for row in sorted(lost, key=_gain_and_score)[:5]:
+        named.append(f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}")
     return f"classes that lost most ({content['score']}): {', '.join(named)}" if named else ""
 
 

@@ -1,7 +1,7 @@
 """Validation metrics by name: which way is better, and how a person reads them."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 PROBE = ("knn1", "probe1")
@@ -121,15 +121,6 @@ def difference(metric: str, before: float | None, after: float | None) -> str:
     if is_share(metric):
         return f"{100 * (after - before):+.1f} points"
     return f"{after - before:+.4g}"
-
-
-def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows ``per_class`` of ``fidelity.json`` whose student is worse than the teacher, those that lost most first.
-
-    [] without a teacher.
-    """
-    lost = [row for row in rows if row.get("teacher", 0) > row["student"]]
-    return sorted(lost, key=lambda row: row["student"] - row["teacher"])
 
 
 def _kind(metric: str) -> str:

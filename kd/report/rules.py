@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from kd.proof.luck import CHANCE_SIGMAS
@@ -325,31 +325,20 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     worthy = []
     for name, limit_of in LIMITS.items():
         limit = attempt(f"limit {name}", failures, partial(limit_of, facts))
-        if limit is not None and _gain(limit) >= WORTH / 1.05:  # gains are estimates
-            worthy.append(limit)
-    worthy.sort(key=_gain, reverse=True)
+        if limit is not None and limit.gain is not None and limit.gain >= WORTH / 1.05:
+            worthy.append((limit.gain, limit))  # gains are estimates
+    worthy.sort(key=itemgetter(0), reverse=True)
 
     # The headline: the largest gain that deserves one; the bound already shown keeps its place down to STAYS.
-    leader = None
-    for limit in worthy:
-        if _gain(limit) >= (STAYS if limit.bound == shown else LEADS):
-            leader = limit
-            break
-    already_shown = None
-    for limit in worthy:
-        if limit.bound == shown and _gain(limit) >= STAYS:
-            already_shown = limit
-            break
-    if leader and already_shown and _gain(leader) < AHEAD * _gain(already_shown):
-        leader = already_shown
-
-    if leader:
-        return [leader, *(limit for limit in worthy if limit is not leader)]
-    return [student_bound(facts, alone=not worthy) or _largest_phase(facts), *worthy]
-
-
-def _gain(limit: Limit) -> float:
-    return limit.gain or 0.0
+    stay = [(gain, one) for gain, one in worthy if one.bound == shown and gain >= STAYS]
+    lead = [(gain, one) for gain, one in worthy if gain >= LEADS] or stay
+    if stay and lead[0][0] < AHEAD * stay[0][0]:
+        lead = stay
+    others = [one for _, one in worthy]
+    if not lead:
+        return [student_bound(facts, alone=not worthy) or _largest_phase(facts), *others]
+    first = lead[0][1]
+    return [first, *(one for one in others if one is not first)]
 
 
 def _largest_phase(facts: Facts) -> Limit:

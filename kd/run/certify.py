@@ -4,7 +4,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def check_pictures(
     if place == "train":
         raise UserError("split: train can't certify: the student was trained on these pictures")
     judged = data.splits.listed(place)[0]
-    both = _how_many(_paths(judged), _files(data, "train"))
+    both = _how_many(_paths([judged]), _paths(data.splits.listed("train")))
     if both:
         raise UserError(
             f"{_key(place)}: can't certify: {both:,} of its {len(judged.targets):,} pictures are training pictures"
@@ -128,7 +128,7 @@ def _shared_with_val(data: DistillationDataModule, place: str, judged: Split) ->
     val = data.splits.listed("val")[0]
     if identity(judged) == identity(val):
         return len(judged.targets)
-    return _how_many(_paths(judged), _paths(val))
+    return _how_many(_paths([judged]), _paths([val]))
 
 
 def _how_many(names: Iterable[str], of_others: Iterable[str]) -> int:
@@ -137,19 +137,14 @@ def _how_many(names: Iterable[str], of_others: Iterable[str]) -> int:
     return sum(name in others for name in names)
 
 
-def _files(data: DistillationDataModule, name: str) -> Iterator[str]:
-    """The files of all parts of a split of this name, as :func:`_paths` has them."""
-    for part in data.splits.listed(name):
-        yield from _paths(part)
-
-
-def _paths(split: Split) -> list[str]:
-    """The files of a split, or of parts of splits, links resolved; pictures that are no files are left out."""
+def _paths(splits: Iterable[Split]) -> list[str]:
+    """The files of splits, or of parts of splits, links resolved; pictures that are no files are left out."""
     paths = []
-    for i in range(len(split.targets)):
-        whole, number = whole_of(split, i)
-        if isinstance(whole, FileSplit):
-            paths.append(os.path.realpath(whole.name(number)))
+    for split in splits:
+        for i in range(len(split.targets)):
+            whole, number = whole_of(split, i)
+            if isinstance(whole, FileSplit):
+                paths.append(os.path.realpath(whole.name(number)))
     return paths
 
 

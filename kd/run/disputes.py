@@ -15,9 +15,8 @@ from kd.models.taps import classifier_of
 from kd.report.evaluated import disputed_parts
 from kd.report.tables import write_parts
 from kd.run.subject import Subject
-from kd.storage.elsewhere import mapping_of
 from kd.storage.shown import CsvTable
-from kd.storage.writing import write_json, write_text
+from kd.storage.writing import write_text
 from kd.tasks.disputed import Disputed, disputed_labels
 
 TABLE = "disputed_labels.csv"
@@ -135,11 +134,7 @@ class Disputes:
             )
         except ValueError as error:
             raise UserError(f"disputed: {error}") from error
-        numbers_N = torch.cat(self.numbers)[is_known_N]
-        answers = {}
-        for name, ids in self.answers.items():
-            answers[name] = torch.cat(ids)[is_known_N]
-        rows = self._rows(disputed, labels_N[is_known_N], numbers_N, answers, subject, place)
+        rows = self._rows(disputed, is_known_N, subject, place)
         found = {
             "split": place,
             "pictures": int(is_known_N.sum()),
@@ -150,48 +145,43 @@ class Disputes:
             "labels": rows,
         }
         if subject.run is not None:
+            numbers_N = torch.cat(self.numbers)[is_known_N]
             _write(found, subject, place, numbers_N[disputed.worst_first])
         return found
 
     def _rows(
-        self,
-        disputed: Disputed,
-        labels_N: Tensor,
-        numbers_N: Tensor,
-        answers: dict[str, Tensor],
-        subject: Subject,
-        place: str,
+        self, disputed: Disputed, is_known_N: Tensor, subject: Subject, place: str
     ) -> list[dict[str, Any]]:
         """A row of each disputed picture, the least likely labels first; they become the table's lines.
 
         Args:
-            disputed: which labels are doubted.
-            labels_N: the pictures' class ids, ``(N,)``.
-            numbers_N: their numbers in the split, ``(N,)``.
-            answers: class ids ``(N,)`` by model.
+            disputed: which labels of the known ones are doubted.
+            is_known_N: which pictures have a label.
             subject: student, teacher and data.
             place: the split's name.
         """
+        labels = torch.cat(self.labels)[is_known_N].tolist()
+        numbers = torch.cat(self.numbers)[is_known_N].tolist()
+        answers = {name: torch.cat(ids)[is_known_N].tolist() for name, ids in self.answers.items()}
         pictures = subject.data.split(place)
         rows = []
         for i in disputed.worst_first.tolist():
-            label, suggested = int(labels_N[i]), int(disputed.suggested[i])
+            suggested = int(disputed.suggested[i])
             row: dict[str, Any] = {
-                "picture": printable(pictures.name(int(numbers_N[i]))),
-                "label": subject.classes[label],
+                "picture": printable(pictures.name(numbers[i])),
+                "label": subject.classes[labels[i]],
                 "suggested": subject.classes[suggested],
-                "p_label": round(float(disputed.probabilities[i, label]), 4),
+                "p_label": round(float(disputed.probabilities[i, labels[i]]), 4),
                 "p_suggested": round(float(disputed.probabilities[i, suggested]), 4),
             }
-            for name, class_ids in answers.items():
-                row[name] = subject.classes[int(class_ids[i])]
+            for name, ids in answers.items():
+                row[name] = subject.classes[ids[i]]
             rows.append(row)
         return rows
 
 
 def _write(found: dict[str, Any], subject: Subject, place: str, numbers: Tensor) -> None:
-    """Writes the table of all rows, what the page shows, and all of ``found`` but the rows into the run's ``summary.json``,
-    where it has one.
+    """Writes the table of all rows, and what the page shows, into the run's folder.
 
     Args:
         found: as of :meth:`Disputes.found`; ``labels`` are the rows.
@@ -211,8 +201,3 @@ def _write(found: dict[str, Any], subject: Subject, place: str, numbers: Tensor)
     shown = numbers[:EXAMPLES].tolist()
     images = [thumbnail(picture) for picture in as_validated(subject.data, place, shown)]
     write_parts(subject.run, "disputed", disputed_parts(found, images))
-
-    page = {key: value for key, value in found.items() if key != "labels"}
-    summary = mapping_of(subject.run / "summary.json")
-    if summary:
-        write_json(subject.run / "summary.json", {**summary, "disputed_labels": page})

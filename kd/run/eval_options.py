@@ -185,6 +185,8 @@ class EvalOptions(CertificateOptions):
         Of a folder called ``train``, ``val`` or ``test`` it has ``folder_`` in it, and is not the split's; a folder called
         as any other split shares that one's.
         """
+        if self.pays:
+            return evaluation("pays")
         if not self.folder:
             return evaluation(self.split)
         name = Path(self.folder).resolve().name

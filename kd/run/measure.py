@@ -334,10 +334,11 @@ def evaluate_pays(request: Request, options: EvalOptions) -> Evaluation:
     Raises:
         UserError: see :func:`kd.run.pays.measure_pays`.
     """
-    figures, file = measure_pays(request, options)
-    evaluation = Evaluation.written([figures], [None], options)
-    evaluation.files.insert(0, file)
+    figures = measure_pays(request, options)
+    run = Path(figures["run"])
+    evaluation = Evaluation.written([figures], [run], options)
     evaluation.parts = pays_parts(figures["probe"])
+    write_parts(run, "pays", evaluation.parts)
     return evaluation
 
 
@@ -526,27 +527,21 @@ def _write_answers(
         options: name the split.
     """
     split = measured[0].data.split(options.place)
-    first_rows = answers[0].rows
-    labels = ["label"]
-    columns: dict[str, tuple[Answers, str]] = {}
-    for subject, of_subject in zip(measured, answers, strict=True):
-        first_row = next(iter(of_subject.rows.values()), {"label": ""})
-        labels = [key for key in first_row if key.startswith("label")]
-        for key in first_row:
-            if key in labels:
-                continue
-            column = key
-            if len(measured) != 1:
-                column = f"{subject.name} {key}"
-            columns[column] = of_subject, key
+    rows = answers[0].rows
+    labels = [key for key in next(iter(rows.values()), {"label": ""}) if key.startswith("label")]
+    columns = []  # heading, the model's rows, key
+    for subject, of_model in zip(measured, answers, strict=True):
+        for key in next(iter(of_model.rows.values()), {}):
+            if key not in labels:
+                heading = key if len(measured) == 1 else f"{subject.name} {key}"
+                columns.append((heading, of_model.rows, key))
     text = io.StringIO()
     table = CsvTable(text, "\n")
-    table.add(["picture", *labels, *columns])
-    for i in sorted(first_rows):
-        picture = printable(split.name(i))
-        label = [first_rows[i][key] for key in labels]
-        cells = [of_subject.rows[i][key] for of_subject, key in columns.values()]
-        table.add([picture, *label, *cells])
+    table.add(["picture", *labels, *(heading for heading, _, _ in columns)])
+    for i in sorted(rows):
+        label = [rows[i][key] for key in labels]
+        cells = [of_model[i][key] for _, of_model, key in columns]
+        table.add([printable(split.name(i)), *label, *cells])
     write_text(file, text.getvalue())
 
 

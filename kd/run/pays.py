@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,7 @@ from kd.models.taps import PRELOGITS, Taps
 from kd.module.evaluation import Labelled, look_at
 from kd.progress import bar
 from kd.proof.seeds import Gain, gain_in_accuracy
-from kd.report.evaluated import gain_line, pays_parts
-from kd.report.tables import write_parts
+from kd.report.evaluated import gain_line
 from kd.run.build import untrained_student_in
 from kd.run.eval_options import EvalOptions
 from kd.run.open import open_run
@@ -38,9 +36,7 @@ from kd.run.run import Run
 from kd.run.trust import Trust
 from kd.settings import Probe
 from kd.ship.finished import FinishedRun
-from kd.storage.elsewhere import mapping_of
 from kd.storage.student_metadata import student_metadata_in
-from kd.storage.writing import write_json
 from kd.tasks.features import half_of_each_class, ridge_outcomes
 
 RANDOM = "random"
@@ -125,15 +121,15 @@ class Starts:
         return copy.deepcopy(of_start).eval()
 
 
-def measure_pays(request: Request, options: EvalOptions) -> tuple[dict[str, Any], Path]:
-    """Measures a run's backbone beside its other starts; writes a table, and the figures as ``pays`` of ``summary.json``.
+def measure_pays(request: Request, options: EvalOptions) -> dict[str, Any]:
+    """Measures a run's backbone beside its other starts.
 
     Args:
         request: the command line; it names one run.
         options: of the command, with ``pays``.
 
     Returns:
-        The figures, and the file of the table.
+        ``run``, its folder; ``probe`` (:func:`_probed`); ``answers``, a sentence for each other start.
 
     Raises:
         UserError: not one finished run, no labelled pictures, or pre-trained weights that do not fit.
@@ -144,7 +140,9 @@ def measure_pays(request: Request, options: EvalOptions) -> tuple[dict[str, Any]
     _, trusted = Run.settings(run.folder / "config.yaml", request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     starts = Starts(run, trusted, _pretrained(run, options))
-    return _written(run.folder, _probed(starts, options, device))
+    probe = _probed(starts, options, device)
+    answers = [gain_line(gain) for gain in probe["gains"]]
+    return {"run": str(run.folder), "probe": probe, "answers": answers}
 
 
 def _taught_layers(config: Mapping[str, Any]) -> list[str]:
@@ -340,25 +338,3 @@ def _notes(data: DistillationDataModule, judged: int) -> list[str]:
         if shared:
             return [f"{len(shared):,} of the {judged:,} were distilled on, without their labels"]
     return []
-
-
-def _written(folder: Path, probe: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-    """Writes the figures as a table of the page, and as ``pays`` into ``summary.json``, where the run has one.
-
-    Args:
-        folder: the run's.
-        probe: the figures.
-
-    Returns:
-        As of :func:`measure_pays`.
-    """
-    summary = mapping_of(folder / "summary.json")
-    content = {
-        "run": str(folder),
-        "probe": probe,
-        "answers": [gain_line(gain) for gain in probe["gains"]],
-    }
-    file = write_parts(folder, "pays", pays_parts(probe))
-    if summary:
-        write_json(folder / "summary.json", {**summary, "pays": content})
-    return content, file

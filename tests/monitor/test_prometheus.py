@@ -232,7 +232,7 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is() -> None:
     assert values["kd_limit_speedup", "host"] == 1.5
     assert values["kd_network_bytes_per_second", "sent"] == 2 * 2**20
     assert values["kd_thread_wait_percent",] == 30
-    assert values["kd_health", "grad_norm", ""] == 2
+    assert values["kd_health", "grad_norm"] == 2
 
 
 def test_alerts_name_series_that_there_are() -> None:
