@@ -19,7 +19,7 @@ from kd.report.records import FIT_OF_THE_START
 from kd.teachers import FrozenTeacher, RunTeacher
 
 
-def begin(
+def give_first_weights(
     students: Sequence[Student],
     teacher: RunTeacher | None,
     pictures: Callable[[int], Tensor] | None,
@@ -67,7 +67,7 @@ def _inherit(
     pictures: Callable[[int], Tensor] | None,
     device: torch.device,
 ) -> None:
-    """Overwrites students' weights with their parent's layers; arguments as of :func:`begin`."""
+    """Overwrites students' weights with their parent's layers; arguments as of :func:`give_first_weights`."""
     if pictures is None:
         raise UserError("model.student.inherit: needs training pictures: a DistillationDataModule")
     assert teacher is not None

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from kd.data.batch import Batch, real_rows
 from kd.data.info import DataInfo
 from kd.distill.inherit.families import last_norm
-from kd.distill.inherit.stream import shown
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.errors import UserError
@@ -87,7 +86,7 @@ class HeadlessStudent(Student):
             return
         with evaluating(self.model):
             features = []
-            for part in shown(pictures.split(64), "mean of the features"):
+            for part in pictures.split(64):
                 features.append(self.answer_in(self.model(self.prepare(part))))
         bias -= torch.cat(features).mean(dim=0)
         if self.average is not None:

@@ -23,7 +23,6 @@ from kd.errors import UserError
 from kd.losses import FeatureRegression
 from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
-from kd.models.attention import training_attention
 from kd.models.build import AUTO
 from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
@@ -412,8 +411,7 @@ class Student(nn.Module):
         taps: Any = nullcontext({})
         if self.objective.layers:
             taps = self.taps
-        attention = training_attention(self.model, images)
-        with annotate("student"), attention, taps as tapped:
+        with annotate("student"), taps as tapped:
             output = self.model(self.prepare(images))
         if self.has_two_heads and isinstance(output, tuple):
             logits, distilled_logits = output

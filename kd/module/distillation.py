@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from kd.data.batch import Batch, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
-from kd.distill.first_weights import begin
+from kd.distill.first_weights import give_first_weights
 from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding
 from kd.distill.step import Distillation, GivenTeacher
@@ -190,7 +190,8 @@ class DistillationModule(Inference):
         data: DistillationDataModule | None,
         device: torch.device = CPU,
     ) -> list[str]:
-        """Gives the student its first weights (:func:`kd.distill.first_weights.begin`), while the teacher is whole.
+        """Gives the student its first weights, while the teacher is whole
+        (:func:`kd.distill.first_weights.give_first_weights`).
 
         A resumed run does not call it.
 
@@ -208,7 +209,7 @@ class DistillationModule(Inference):
         labelled = None
         if data is not None:
             labelled = data.sample
-        messages = begin([self.student], self.teacher, sample, labelled, device)
+        messages = give_first_weights([self.student], self.teacher, sample, labelled, device)
         return [message for message in messages if message]
 
     def answer_by(self, teacher: RunTeacher | None) -> None:

@@ -97,7 +97,7 @@ def assemble(
     )
     model = build(own_patches(student))
     found = build_all() if found is None else found
-    begun = begin(student, model, found, build)
+    begun = choose_start(student, model, found, build)
     if begun.start == "scratch" and not student.inherit and found is not None and found.stored:
         say(
             f"model.student: begins with random weights, as stored answers have no layers; {A_START} gives it a start"
@@ -200,7 +200,7 @@ class Begun:
     parent: str
 
 
-def begin(
+def choose_start(
     asked: StudentSpec,
     model: nn.Module,
     teacher: RunTeacher | None,

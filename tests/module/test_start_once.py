@@ -10,7 +10,7 @@ import torch
 import kd.distill.first_weights as first_weights
 import kd.module.distillation as module_module
 from kd.cli import train_main
-from kd.distill.inherit.start import inherit_vits
+from kd.distill.inherit import inherit_together
 from kd.module.start import by_the_first
 from tests._forks import run_ranks, start_ranks, status_of
 
@@ -30,7 +30,7 @@ def watched(items: list[str]) -> int:
 
     def fits(*arguments: Any) -> None:
         Path(folder, f"fit.{rank}").touch()
-        inherit_vits(*arguments)
+        inherit_together(*arguments)
 
     def begun(trainer: Any, student: Any, compute: Any) -> list[str]:
         torch.rand(int(rank))  # ranks that had drawn differently draw alike from here

@@ -68,7 +68,7 @@ def reset_norm(norm: Part) -> None:
         nn.init.zeros_(norm.bias)
 
 
-def embedded(model: ViT, pictures: Tensor) -> Tensor:
+def tokens_before_blocks(model: ViT, pictures: Tensor) -> Tensor:
     """Tokens before a model's norm before its first block, if it has one: patches, prefix tokens, positions.
 
     Args:

@@ -17,11 +17,11 @@ the sample; ``before`` and ``after`` are numbers of the teacher's channels that 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,12 @@ from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.maps import (
     Positions,
-    at,
     caught,
+    channels_at,
     covariance,
     drawn_positions,
     fit_layer,
+    folded_with_norm,
     groups_by_change,
     is_depthwise,
     rows_needed,
@@ -43,7 +44,6 @@ from kd.distill.inherit.maps import (
 from kd.distill.inherit.pair import check_copy, weight_shapes
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.sample_taps import SampleTaps
-from kd.distill.inherit.stream import progress, shown
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Images, Preprocess
 
@@ -75,7 +75,7 @@ def views_of_both(
     few = pictures[: max(PART, int(MOST_BYTES / (4 * values)))]
     ours = []
     theirs = []
-    for part in shown(few.split(PART), "pictures"):
+    for part in few.split(PART):
         ours.append(student_input(part))
         theirs.append(as_student_sees(part))
     return ours, theirs
@@ -101,62 +101,6 @@ class DrawnRows(NamedTuple):
     """``(R, C)``."""
 
 
-def drawn_rows(layer: Part, maps: Tensor, number: int, parts: int) -> DrawnRows:
-    """A part's maps at as many places as the fit of a layer reads.
-
-    Args:
-        layer: that is to be fitted.
-        maps: what it should give, ``(N, C, h, w)``.
-        number: of the part, from 0.
-        parts: how many there are.
-    """
-    positions = positions_in(maps, number, rows_needed(layer) // parts)
-    return DrawnRows(positions, at(maps, positions))
-
-
-def fit_to_maps(
-    layer: Part,
-    norm: Part | None,
-    run: Callable[[Tensor], Tensor],
-    inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    start: Tensor,
-) -> None:
-    """Fits a layer to maps at drawn places, ``(N, C, h, w)`` of each part; other arguments as of :func:`fit_at_places`."""
-    places = [drawn_rows(layer, maps, i, len(targets)) for i, maps in enumerate(targets)]
-    fit_at_places(layer, norm, run, inputs, places, start)
-
-
-def fit_at_places(
-    layer: Part,
-    norm: Part | None,
-    run: Callable[[Tensor], Tensor],
-    inputs: Sequence[Tensor],
-    targets: Sequence[DrawnRows],
-    start: Tensor,
-) -> None:
-    """Fits a layer to targets at drawn places.
-
-    Args:
-        layer: a convolution, or a linear layer.
-        norm: the BatchNorm after it, whose statistics are measured; None without one.
-        run: runs the module of the student that the layer is in (a block, a stem), given its input.
-        inputs: what that module reads, ``(N, C_in, H, W)`` of each part of the sample.
-        targets: what the layer and its norm should give, of each part.
-        start: the weight's start, of as many numbers as the weight; it is brought into the weight's shape.
-    """
-    rows = []
-    pairs = list(zip(inputs, targets, strict=True))
-    for part, (positions, outputs) in shown(pairs, "a layer"):
-        with caught([layer]) as read:
-            run(part)
-        maps = read[layer]
-        layer_inputs = under_kernel(layer, maps, positions)
-        rows.append((layer_inputs, outputs))
-    weight_start = start.reshape(layer.weight.shape)
-    fit_layer(layer, norm, rows, weight_start)
-
-
 @dataclass(frozen=True)
 class Reader:
     """A layer that reads a stream of channels."""
@@ -178,36 +122,65 @@ class ChannelStream:
 
 
 @dataclass(frozen=True)
-class RowLayer:
+class Link:
     """One of the layers in a row: of a stem, or of a block between its input and what it adds to the stream."""
 
     layer: Part
-    """The student's convolution or linear layer."""
+    """A convolution or linear layer."""
     norm: Part | None
-    """The BatchNorm after it, whose statistics are measured; None without one."""
-    of_teacher: Part
-    """The teacher's layer."""
-    written: Part
-    """The teacher's module whose output it is fitted to: that layer, or the norm after it."""
+    """The BatchNorm after it."""
     weight: Tensor
-    """The teacher's weight, ``(C_out, C_in, ...)``, with the scales of norms before or after it: the fit's start."""
+    """Its weight, ``(C_out, C_in, ...)``, with the scales of norms before or after it: where the fit of a student's layer
+    starts."""
+
+    @property
+    def written(self) -> Part:
+        """The module whose output a student's layer is fitted to: the norm, or the layer."""
+        return self.norm or self.layer
+
+
+def links_of(modules: Iterable[nn.Module]) -> list[Link]:
+    """The layers among modules in the order in which they run, each with the norm before or after it."""
+    links: list[Link] = []
+    scale: Any = None  # of a norm before the next layer
+    for module in modules:
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            weight = module.weight
+            if scale is not None:
+                weight = weight * scale.view(-1, *[1] * (weight.ndim - 2))
+            links.append(Link(module, None, weight))
+            scale = None
+        elif isinstance(module, nn.BatchNorm2d):
+            layer = links[-1].layer
+            links[-1] = Link(layer, module, folded_with_norm(layer, module))
+        elif is_channel_norm(module):
+            scale = module.weight
+    return links
+
+
+def is_channel_norm(module: Part) -> bool:
+    """Whether a module normalises the channels of each place: a LayerNorm, RmsNorm or SimpleNorm."""
+    kind = type(module).__name__
+    return isinstance(module, nn.LayerNorm) or kind.startswith(("RmsNorm", "SimpleNorm"))
 
 
 class LayerRow:
     """Layers in a row, and what the teacher's read and give on the sample.
 
     Args:
-        layers: in their order.
+        ours: the student's, in their order.
+        theirs: the teacher's, one for each.
         parts: of the sample, how many there are.
     """
 
-    def __init__(self, layers: Sequence[RowLayer], parts: int) -> None:
+    def __init__(self, ours: Sequence[Link], theirs: Sequence[Link], parts: int) -> None:
         """Nothing is measured yet (:meth:`of_part`); the arguments are the class's."""
-        self.layers = layers
+        self.ours = ours
+        self.theirs = theirs
         self.parts = parts
-        self.outputs: dict[Part, list[DrawnRows]] = {each.written: [] for each in layers}
-        """What each layer's :attr:`RowLayer.written` gives, part by part."""
-        self.read: dict[Part, list[Tensor]] = {each.of_teacher: [] for each in layers[1:]}
+        self.outputs: dict[Part, list[DrawnRows]] = {each.written: [] for each in theirs}
+        """What each of the teacher's layers gives (:attr:`Link.written`), part by part."""
+        self.read: dict[Part, list[Tensor]] = {each.layer: [] for each in theirs[1:]}
         """Of the teacher's layers after the first what each reads at drawn places, ``(R, C)`` of the parts that decide."""
 
     @contextmanager
@@ -218,14 +191,17 @@ class LayerRow:
             readers = list(self.read)
         with caught(self.outputs, output=True) as outputs, caught(readers) as inputs:
             yield
-        for each in self.layers:
-            maps = outputs[each.written]
-            rows = drawn_rows(each.layer, maps, number, self.parts)
-            self.outputs[each.written].append(rows)
+        for link, of_teacher in zip(self.ours, self.theirs, strict=True):
+            rows = self._drawn(link.layer, outputs[of_teacher.written], number)
+            self.outputs[of_teacher.written].append(rows)
         for reader in readers:
             maps = inputs[reader]
-            positions = positions_in(maps, number)
-            self.read[reader].append(at(maps, positions))
+            self.read[reader].append(channels_at(maps, positions_in(maps, number)))
+
+    def _drawn(self, layer: Part, maps: Tensor, number: int) -> DrawnRows:
+        """A part's maps ``(N, C, h, w)`` at as many places as the fit of a layer reads."""
+        positions = positions_in(maps, number, rows_needed(layer) // self.parts)
+        return DrawnRows(positions, channels_at(maps, positions))
 
     def fit(
         self,
@@ -245,20 +221,55 @@ class LayerRow:
             targets: what the last one should give, ``(N, C, h, w)`` of each part; None: what the teacher's gives.
         """
         inputs = before
-        for each, outputs in zip(self.layers, kept, strict=True):
-            start = each.weight[outputs]
-            if not is_depthwise(each.layer):
+        for link, of_teacher, outputs in zip(self.ours, self.theirs, kept, strict=True):
+            layer = link.layer
+            start = of_teacher.weight[outputs]
+            if not is_depthwise(layer):
                 start = start[:, inputs]
             inputs = outputs
-            is_last = each is self.layers[-1]
-            if is_last and targets is not None:
-                fit_to_maps(each.layer, each.norm, run, ours, targets, start)
-                continue
-            wanted = []
-            for positions, rows in self.outputs[each.written]:
-                rows_kept = rows[:, outputs]
-                wanted.append(DrawnRows(positions, rows_kept))
-            fit_at_places(each.layer, each.norm, run, ours, wanted, start)
+            if link is self.ours[-1] and targets is not None:
+                wanted = [self._drawn(layer, maps, i) for i, maps in enumerate(targets)]
+            else:
+                taken = self.outputs[of_teacher.written]
+                wanted = [DrawnRows(places, rows[:, outputs]) for places, rows in taken]
+            pairs = []
+            for part, (positions, rows) in zip(ours, wanted, strict=True):
+                with caught([layer]) as read:
+                    run(part)
+                pairs.append((under_kernel(layer, read[layer], positions), rows))
+            fit_layer(layer, link.norm, pairs, start.reshape(layer.weight.shape))
+
+
+def follow(
+    links: Sequence[Sequence[Link]],
+    runs: Sequence[Callable[[Tensor], Tensor]],
+    ours: Sequence[Tensor],
+    theirs: Sequence[Tensor],
+    before: Tensor,
+    kept: Callable[[LayerRow], Sequence[Tensor]],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Fits layers in a row to what the teacher's give.
+
+    Args:
+        links: the layers in their order, of student and teacher.
+        runs: run the modules that they are in, likewise, given their input.
+        ours: what the student's module reads.
+        theirs: what the teacher's reads.
+        before: the channels of the teacher's input that the student has.
+        kept: those of each layer's output, given the row that was measured.
+
+    Returns:
+        What the modules give, of student and teacher.
+    """
+    run, through = runs
+    links_of_student, links_of_teacher = links
+    row = LayerRow(links_of_student, links_of_teacher, len(theirs))
+    outputs = []
+    for number, part in enumerate(theirs):
+        with row.of_part(number):
+            outputs.append(through(part))
+    row.fit(run, ours, before, kept(row))
+    return [run(part) for part in ours], outputs
 
 
 class CNNStart(ABC):
@@ -308,8 +319,8 @@ class CNNStart(ABC):
         return ours, theirs, before
 
     @abstractmethod
-    def layers_of(self, block: Part, of_teacher: Part) -> list[RowLayer]:
-        """The layers of a block of the student, each with that of the teacher's block that it follows."""
+    def links(self, block: Part) -> list[Link]:
+        """The layers of a block of either model between its input and what it adds to the stream."""
 
     @abstractmethod
     def channels_inside(
@@ -337,13 +348,13 @@ class CNNStart(ABC):
     def reads_last(self) -> Tensor:
         """What the teacher's classifier computes of the last stage's channels, ``(classes, C)``."""
 
-    @torch.no_grad()
     def inherit(
         self,
         pictures: Images,
         student_input: Preprocess,
         teacher_input: Preprocess,
         taps: SampleTaps,
+        passed: Callable[[], object],
     ) -> None:
         """Overwrites the student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
 
@@ -356,6 +367,7 @@ class CNNStart(ABC):
             student_input: how the student's pictures are resized and normalised.
             teacher_input: how the teacher's are.
             taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
+            passed: called for each of the student's blocks.
 
         Raises:
             ValueError: the student is a copy of the teacher's size, and answers differently (:func:`fit_classifier`).
@@ -363,19 +375,15 @@ class CNNStart(ABC):
         values = self.largest_maps(student_input.size)
         all_ours, all_theirs = views_of_both(pictures, student_input, teacher_input, values)
         chosen, groups = self._choose(all_theirs)
-        blocks = sum(len(big) for _, big in self.stages)
         ours: Sequence[Tensor]
         theirs: Sequence[Tensor]
-        with progress("the student's blocks", blocks) as passed:
-            ours, theirs = self.stem(all_ours, all_theirs, chosen[0])
-            for number, (before, after) in enumerate(pairwise(chosen)):
-                ours, theirs, before = self.between_stages(number, ours, theirs, before, after)
-                for block, followed in groups[number]:
-                    ours, theirs = self._fit_block(block, followed, ours, theirs, before, after)
-                    before = (
-                        after  # a stage's first block alone may read the stream before the stage
-                    )
-                    passed.update(len(followed))
+        ours, theirs = self.stem(all_ours, all_theirs, chosen[0])
+        for number, (before, after) in enumerate(pairwise(chosen)):
+            ours, theirs, before = self.between_stages(number, ours, theirs, before, after)
+            for block, followed in groups[number]:
+                ours, theirs = self._fit_block(block, followed, ours, theirs, before, after)
+                before = after  # a stage's first block alone may read the stream before the stage
+                passed()
 
         if inherits_classifier(self.student, self.teacher):
             start = self.reads_last()[:, chosen[-1]]
@@ -401,13 +409,13 @@ class CNNStart(ABC):
             rows |= {reader.layer: [] for reader in stream.readers}
         blocks = [block for _, of_stage in self.stages for block in of_stage]
         changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
-        for number, part in enumerate(shown(theirs[:GUIDE_PARTS], "choice of channels")):
+        for number, part in enumerate(theirs[:GUIDE_PARTS]):
             with caught([*rows, *blocks]) as read, caught(blocks, output=True) as written:
                 self.teacher(part)
             for layer in rows:
                 tensor = read[layer]
                 if tensor.ndim == 4:
-                    tensor = at(tensor, positions_in(tensor, number))
+                    tensor = channels_at(tensor, positions_in(tensor, number))
                 rows[layer].append(tensor)
             for block in blocks:
                 before = read[block]
@@ -463,12 +471,12 @@ class CNNStart(ABC):
         Returns:
             The streams after it and after all of ``followed``.
         """
-        row = LayerRow(self.layers_of(block, followed[0]), len(theirs))
+        row = LayerRow(self.links(block), self.links(followed[0]), len(theirs))
         end = self.end_of(followed[-1])
         ends = [] if end is None else [end]
         totals = []  # what the teacher's blocks have added up, before an activation
         outputs = []
-        for number, stream in enumerate(shown(theirs, "the teacher's block")):
+        for number, stream in enumerate(theirs):
             with row.of_part(number), caught(ends) as at_end:
                 current = stream
                 for each in followed:
@@ -491,10 +499,7 @@ class CNNStart(ABC):
             return block(part.clone())
 
         row.fit(run, ours, before, kept, missing)
-        after_block = []
-        for part in shown(ours, "the student's block"):
-            after_block.append(run(part))
-        return after_block, outputs
+        return [run(part) for part in ours], outputs
 
 
 def inherits_classifier(student: CNN, teacher: CNN) -> bool:
@@ -529,7 +534,7 @@ def fit_classifier(
     features = []
     answers = []
     parts = pictures.split(PART)
-    for number, part in enumerate(shown(parts, "the classifier")):
+    for number, part in enumerate(parts):
         with taps.of_part(student, number):
             last = student.forward_features(student_input(part))
             features.append(student.forward_head(last, pre_logits=True))
@@ -546,6 +551,5 @@ def fit_classifier(
 
     same_size = student_input.size == teacher_input.size
     if same_size and weight_shapes(student) == weight_shapes(teacher):
-        batches = shown(parts, "check of the copy")
-        logits = [student(student_input(part)) for part in batches]
+        logits = [student(student_input(part)) for part in parts]
         check_copy(torch.cat(logits), teacher_logits)

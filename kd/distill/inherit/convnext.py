@@ -10,6 +10,7 @@ norms, and gamma, go into the layers after and before them.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from timm.layers import GlobalResponseNormMlp, Mlp, NormMlpClassifierHead
@@ -21,59 +22,57 @@ from kd.distill.inherit.cnn import (
     ChannelStream,
     CNNStart,
     LayerRow,
+    Link,
     Reader,
-    RowLayer,
-    fit_to_maps,
+    follow,
     inherits_classifier,
+    is_channel_norm,
+    links_of,
     positions_in,
 )
-from kd.distill.inherit.maps import as_reader, at, rows_needed
-from kd.distill.inherit.pair import must_be_equal, must_not_be_larger
+from kd.distill.inherit.maps import as_reader, channels_at, rows_needed
+from kd.distill.inherit.pair import must_be_equal, must_be_understood, must_not_be_larger
 from kd.distill.inherit.ridge import fit_scale_and_shift
 
 
 def check_convnexts(student: CNN, teacher: CNN) -> None:
     """Checks that a ConvNeXt can start from another; raises a ValueError, whose line says what differs."""
-    for role, model in (("student", student), ("teacher", teacher)):
-        problem = _not_understood(model)
-        if problem:
-            raise ValueError(f"the {role} has {problem}, which can't be inherited")
-    small, big = student.stages, teacher.stages
-    values: dict[str, tuple[object, object]] = {
-        "kind of MLP": (type(small[0].blocks[0].mlp).__name__, type(big[0].blocks[0].mlp).__name__),
-        "size of patches": (student.stem[0].kernel_size, teacher.stem[0].kernel_size),
-        "kernels of depthwise convolutions": (_kernels(student), _kernels(teacher)),
-        "norms": (_norms(student), _norms(teacher)),
+    must_be_understood("student", _not_understood(student))
+    must_be_understood("teacher", _not_understood(teacher))
+    reads_end = inherits_classifier(student, teacher)
+    must_be_equal(_kinds(student, reads_end), _kinds(teacher, reads_end))
+    must_not_be_larger(_sizes(student), _sizes(teacher))
+
+
+def _kinds(model: CNN, reads_end: bool) -> dict[str, object]:
+    """What two models must have alike, by name; ``reads_end``: also before their classifiers."""
+    first = model.stages[0].blocks[0]
+    kinds: dict[str, object] = {
+        "kind of MLP": type(first.mlp).__name__,
+        "size of patches": model.stem[0].kernel_size,
+        "kernels of depthwise convolutions": [
+            stage.blocks[0].conv_dw.kernel_size for stage in model.stages
+        ],
+        "norms": type(first.norm).__name__.removesuffix("2d"),
     }
-    if inherits_classifier(student, teacher):
-        pools = student.head.global_pool.pool_type, teacher.head.global_pool.pool_type
-        heads = type(student.head).__name__, type(teacher.head).__name__
-        values |= {"pooling": pools, "kind of head": heads}
-    must_be_equal(values)
-    for number, (ours, theirs) in enumerate(zip(small, big, strict=True), 1):
-        must_not_be_larger(
-            {
-                f"width in stage {number}": (_width(ours), _width(theirs)),
-                f"number of blocks in stage {number}": (len(ours.blocks), len(theirs.blocks)),
-                f"hidden units in stage {number}": (_hidden(ours), _hidden(theirs)),
-            }
-        )
+    if reads_end:
+        kinds["pooling"] = model.head.global_pool.pool_type
+        kinds["kind of head"] = type(model.head).__name__
+    return kinds
 
 
-def _kernels(model: CNN) -> list[tuple[int, ...]]:
-    return [stage.blocks[0].conv_dw.kernel_size for stage in model.stages]
-
-
-def _norms(model: CNN) -> str:
-    return type(model.stages[0].blocks[0].norm).__name__.removesuffix("2d")
+def _sizes(model: CNN) -> dict[str, int]:
+    """What a student must not have more of than its teacher, by name."""
+    sizes = {}
+    for number, stage in enumerate(model.stages, 1):
+        sizes[f"width in stage {number}"] = _width(stage)
+        sizes[f"number of blocks in stage {number}"] = len(stage.blocks)
+        sizes[f"hidden units in stage {number}"] = len(stage.blocks[0].mlp.fc1.weight)
+    return sizes
 
 
 def _width(stage: Part) -> int:
     return stage.blocks[0].conv_dw.out_channels
-
-
-def _hidden(stage: Part) -> int:
-    return len(stage.blocks[0].mlp.fc1.weight)
 
 
 def _not_understood(model: CNN) -> str:
@@ -128,24 +127,17 @@ class ConvNeXtStart(CNNStart):
         apart) and by what comes after the stage: the next one's convolution, or the classifier.
         """
         teacher = self.teacher
+        # what reads the stem's stream, then each stage's after its blocks
+        ends = [list(stage.downsample.children())[1:] for stage in teacher.stages]
+        classifier = teacher.head.fc
+        ends.append([classifier] if isinstance(classifier, nn.Linear) else [])
         streams = []
         if not self.stem_is_first_stage:
-            first = teacher.stages[0].downsample[1]
             width = self.student.stem[0].out_channels
-            streams.append(ChannelStream(width, _readers([first])))
-
-        # what reads each stage's stream after its blocks
-        ends = [[stage.downsample[1]] for stage in teacher.stages[1:]]
-        classifier = teacher.head.fc
-        if isinstance(classifier, nn.Linear):
-            ends.append([classifier])
-        else:
-            ends.append([])
-        stages = zip(self.student.stages, teacher.stages, ends, strict=True)
-        for small, big, end in stages:
+            streams.append(ChannelStream(width, _readers(ends[0])))
+        for small, big, end in zip(self.student.stages, teacher.stages, ends[1:], strict=True):
             layers = [block.mlp.fc1 for block in big.blocks]
-            readers = _readers([*layers, *end])
-            streams.append(ChannelStream(_width(small), readers))
+            streams.append(ChannelStream(_width(small), _readers([*layers, *end])))
         return streams
 
     def stem(
@@ -156,26 +148,20 @@ class ConvNeXtStart(CNNStart):
         A norm over the channels that are kept is not the norm over all: its scale and shift are fitted channel by channel.
         """
         layer, norm = self.student.stem
-        teacher_layer, teacher_norm = self.teacher.stem
-        patches = [teacher_layer(part) for part in theirs]
-        targets = [maps[:, after] for maps in patches]
-        start = teacher_layer.weight[after]
-        fit_to_maps(layer, None, layer, ours, targets, start)
-
+        of_teacher, teacher_norm = self.teacher.stem
+        links = links_of([layer]), links_of([of_teacher])
+        colours = torch.arange(of_teacher.in_channels)
+        runs = layer, of_teacher
+        patches, teacher_patches = follow(links, runs, ours, theirs, colours, lambda _: [after])
         count = rows_needed(layer) // len(ours)
         normed = []
         wanted = []
-        for number, (part, teacher_maps) in enumerate(zip(ours, patches, strict=True)):
+        for number, (maps, teacher_maps) in enumerate(zip(patches, teacher_patches, strict=True)):
             positions = positions_in(teacher_maps, number, count)
-            given = norm(layer(part))
-            normed.append(at(given, positions))
-            wished = teacher_norm(teacher_maps)
-            rows = at(wished, positions)
-            wanted.append(rows[:, after])
+            normed.append(channels_at(norm(maps), positions))
+            wanted.append(channels_at(teacher_norm(teacher_maps), positions)[:, after])
         fit_scale_and_shift(norm, torch.cat(normed), torch.cat(wanted))
-        after_stem = [norm(layer(part)) for part in ours]
-        after_teachers = [teacher_norm(maps) for maps in patches]
-        return after_stem, after_teachers
+        return list(map(norm, patches)), list(map(teacher_norm, teacher_patches))
 
     def between_stages(
         self,
@@ -190,28 +176,17 @@ class ConvNeXtStart(CNNStart):
         big = self.teacher.stages[number].downsample
         if isinstance(big, nn.Identity):
             return ours, theirs, after
-        outputs = [big(stream) for stream in theirs]
-        norm, convolution = big
-        weight = convolution.weight * norm.weight[:, None, None]
-        start = weight[after][:, before]
-        targets = [maps[:, after] for maps in outputs]
-        layer = small[1]
-        fit_to_maps(layer, None, small, ours, targets, start)
-        after_layer = [small(part) for part in ours]
-        return after_layer, outputs, after
+        links = links_of(small), links_of(big)
+        outputs = follow(links, (small, big), ours, theirs, before, lambda _: [after])
+        return *outputs, after
 
-    def layers_of(self, block: Part, of_teacher: Part) -> list[RowLayer]:
+    def links(self, block: Part) -> list[Link]:
         """The depthwise filters, and the two layers of the MLP."""
-        mlp, teacher_mlp = block.mlp, of_teacher.mlp
-        reads = teacher_mlp.fc1.weight.flatten(1) * of_teacher.norm.weight
-        writes = teacher_mlp.fc2.weight.flatten(1)
-        if of_teacher.gamma is not None:
-            writes = of_teacher.gamma[:, None] * writes
-        return [
-            _layer(block.conv_dw, of_teacher.conv_dw, of_teacher.conv_dw.weight),
-            _layer(mlp.fc1, teacher_mlp.fc1, reads),
-            _layer(mlp.fc2, teacher_mlp.fc2, writes),
-        ]
+        *first, last = links_of(block.modules())
+        writes = last.weight.flatten(1)
+        if block.gamma is not None:
+            writes = block.gamma[:, None] * writes
+        return [*first, replace(last, weight=writes)]
 
     def channels_inside(
         self, row: LayerRow, block: Part, of_teacher: Part, after: Tensor
@@ -219,12 +194,11 @@ class ConvNeXtStart(CNNStart):
         """Those of the stream, and the hidden units that write most: ``E |w u|^2`` about its mean is ``|w|^2 Var(u)``, of
         each unit's column w. What a global response norm has of them is copied.
         """
-        _, first, second = row.layers
-        writes = second.weight[after]
-        size_of_writes = writes.square().sum(0)
-        values = torch.cat(row.read[second.of_teacher])
+        second = row.theirs[-1]
+        size_of_writes = second.weight[after].square().sum(0)
+        values = torch.cat(row.read[second.layer])
         powers = values.var(0) * size_of_writes
-        count = len(first.layer.weight)
+        count = len(block.mlp.fc1.weight)
         units = powers.topk(count).indices.sort().values
         if isinstance(block.mlp, GlobalResponseNormMlp):
             ours = block.mlp.grn
@@ -238,26 +212,15 @@ class ConvNeXtStart(CNNStart):
         return self.teacher.head.fc.weight * head_norm(self.teacher).weight
 
 
-def _layer(layer: Part, of_teacher: Part, weight: Tensor) -> RowLayer:
-    """A layer without a BatchNorm after it."""
-    return RowLayer(layer, None, of_teacher, of_teacher, weight)
-
-
 def _readers(layers: Sequence[Part]) -> list[Reader]:
     """Layers, each with what it computes of the channels that it reads."""
-    readers = []
-    for layer in layers:
-        weight = as_reader(layer.weight) if layer.weight.ndim == 4 else layer.weight
-        readers.append(Reader(layer, [weight]))
-    return readers
+    return [Reader(layer, [as_reader(layer.weight)]) for layer in layers]
 
 
 def _reset_scales(student: CNN) -> None:
     """Sets norms to scale 1 and shift 0, layer scales to 1: they go into the layers that are fitted."""
     for module in student.modules():
-        kind = type(module).__name__
-        is_norm = isinstance(module, nn.LayerNorm) or kind.startswith(("RmsNorm", "SimpleNorm"))
-        if is_norm:
+        if is_channel_norm(module):
             reset_norm(module)
         if isinstance(module, ConvNeXtBlock) and module.gamma is not None:
             nn.init.ones_(module.gamma)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from timm.models.convnext import ConvNeXt
 from timm.models.eva import Eva
 from timm.models.resnet import ResNet
@@ -17,9 +18,10 @@ from kd.distill.inherit.convnext import ConvNeXtStart, check_convnexts, head_nor
 from kd.distill.inherit.pair import check_vits, final_norm, pools_by_attention
 from kd.distill.inherit.resnet import ResNetStart, check_resnets
 from kd.distill.inherit.sample_taps import SampleTaps
-from kd.distill.inherit.start import inherit_vits
+from kd.distill.inherit.start import inherit_vits, passes_of_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
+from kd.progress import CALM_AT_START, bar
 
 StudentInputs = Sequence[tuple[Any, Preprocess]]
 """Models, each with how its pictures are resized and normalised."""
@@ -35,36 +37,10 @@ class Family:
     """timm's classes, and kd's :class:`DenseModel` on one; a class derived from one is another model."""
     check: Callable[[Any, Any], None]
     """Raises a ValueError for a pair that does not fit."""
-    inherit: Callable[[StudentInputs, Any, Images, Preprocess, SampleTaps], None]
-    """Overwrites the students' weights: of students, teacher, pictures, the teacher's input and taps, as
-    :func:`inherit_together` takes them.
-    """
     last_norm: Callable[[Any], nn.Module | None]
     """The norm whose output the features of a model are, pooled or not; None where there is not exactly one."""
-
-
-def _one_by_one(start: type[CNNStart]) -> Callable[..., None]:
-    """:attr:`Family.inherit` of a family whose students have nothing in common that is worth computing once.
-
-    Args:
-        start: fits one student.
-    """
-
-    def inherit_each(
-        students: StudentInputs,
-        teacher: Part,
-        pictures: Images,
-        teacher_input: Preprocess,
-        taps: SampleTaps,
-    ) -> None:
-        """Fits each student by itself, all models in eval mode; arguments as of
-        :func:`kd.distill.inherit.inherit_together`.
-        """
-        with evaluating(teacher, *(student for student, _ in students)):
-            for student, prepare in students:
-                start(student, teacher).inherit(pictures, prepare, teacher_input, taps)
-
-    return inherit_each
+    cnn: type[CNNStart] | None = None
+    """Fits a student, of convolutional networks."""
 
 
 def _last_norm_of_vit(model: Part) -> nn.Module | None:
@@ -80,12 +56,11 @@ FAMILIES = (
         "plain vision transformer",
         (VisionTransformer, Eva, DenseModel),
         check_vits,
-        inherit_vits,
         _last_norm_of_vit,
     ),
-    Family("ConvNeXt", (ConvNeXt,), check_convnexts, _one_by_one(ConvNeXtStart), head_norm),
+    Family("ConvNeXt", (ConvNeXt,), check_convnexts, head_norm, ConvNeXtStart),
     # a ResNet's features come from a ReLU
-    Family("ResNet", (ResNet,), check_resnets, _one_by_one(ResNetStart), lambda model: None),
+    Family("ResNet", (ResNet,), check_resnets, lambda model: None, ResNetStart),
 )
 """All families."""
 
@@ -116,8 +91,7 @@ def check_pair(student: nn.Module, teacher: nn.Module) -> None:
             kind = type(model).__name__
             raise ValueError(f"the {role} must be {names} of timm's, got {kind}")
     family = family_of(student)
-    assert family is not None
-    if family is not family_of(teacher):
+    if family is None or family is not family_of(teacher):
         kinds = f"{type(student).__name__} and {type(teacher).__name__}"
         raise ValueError(f"student and teacher must be of one family, got {kinds}")
     family.check(student, teacher)
@@ -146,5 +120,22 @@ def inherit_together(
     for student, _ in students:
         check_pair(student, teacher)
     family = family_of(teacher)
-    assert family is not None
-    family.inherit(students, teacher, pictures, teacher_input, taps or SampleTaps({}))
+    cnn = None if family is None else family.cnn
+    starts = [] if cnn is None else [cnn(student, teacher) for student, _ in students]
+    if starts:
+        total = sum(len(small) for start in starts for small, _ in start.stages)
+    else:
+        total = passes_of_vits(students, teacher, len(pictures))
+    shown = bar(
+        label="inherit: the student's layers",
+        total=total,
+        unit=" steps",
+        calm=CALM_AT_START,
+        disable=getattr(rank_zero_only, "rank", 0) != 0,
+    )
+    taps = taps or SampleTaps({})
+    with shown, evaluating(teacher, *(student for student, _ in students)):
+        for start, (_, prepare) in zip(starts, students, strict=False):
+            start.inherit(pictures, prepare, teacher_input, taps, shown.update)
+        if not starts:
+            inherit_vits(students, teacher, pictures, teacher_input, taps, shown.update)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kd.distill.inherit.maps import covariance
 
@@ -142,11 +143,8 @@ def _map_products(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Ten
     query_rows = left.T[:rank] @ query_inverse
     key_rows = right[:rank] @ key_inverse
 
-    query_map = torch.zeros(size, teacher_size, dtype=queries.dtype)
-    key_map = torch.zeros(size, teacher_size, dtype=queries.dtype)
-    query_map[:rank] = gain_R1 * query_rows
-    key_map[:rank] = gain_R1 * key_rows
-    return query_map, key_map
+    empty_rows = (0, 0, 0, size - rank)
+    return pad(gain_R1 * query_rows, empty_rows), pad(gain_R1 * key_rows, empty_rows)
 
 
 def _map_values(spread: Tensor, write: Tensor, size: int, portion: int) -> tuple[Tensor, Tensor]:
@@ -172,14 +170,8 @@ def _map_values(spread: Tensor, write: Tensor, size: int, portion: int) -> tuple
     terms = slice(first, first + size)
     value_rows = right[terms] @ inverse
     write_columns = left[:, terms] * strength[terms]
-    count = len(value_rows)  # fewer than size where no more are left
-
-    student_width, teacher_size = write.shape
-    value_map = torch.zeros(size, teacher_size, dtype=write.dtype)
-    student_write = torch.zeros(student_width, size, dtype=write.dtype)
-    value_map[:count] = value_rows
-    student_write[:, :count] = write_columns
-    return value_map, student_write
+    left_over = size - len(value_rows)  # where no more are left
+    return pad(value_rows, (0, 0, 0, left_over)), pad(write_columns, (0, left_over))
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,7 @@ In all formulas M, (D_student, D_teacher), maps the teacher's stream onto the st
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,6 @@ from kd.distill.inherit.pair import (
 )
 from kd.distill.inherit.ridge import (
     RIDGE,
-    CentredRows,
     centred_rows,
     fit_linear,
     fit_scale_and_shift,
@@ -43,8 +41,6 @@ from kd.distill.inherit.ridge import (
 from kd.distill.inherit.stream import embedding
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
-
-Value = TypeVar("Value")
 
 
 def inherit_embedding(
@@ -142,74 +138,32 @@ def fit_norm_before_blocks(norm: Part, tokens: Tensor, target: Tensor) -> None:
     fit_scale_and_shift(norm, norm(tokens).flatten(0, 1), target.flatten(0, 1))
 
 
+@dataclass
 class BlockTargets:
-    """What the fits of one block aim at, for all students of one projection.
+    """What the fits of one block aim at."""
 
-    Args:
-        parts: the teacher's block on each part of the sample.
-        guide_parts: how many of these decide which heads and units are kept.
-        projection: M, ``(D_student, D_teacher)``; of an attention pooling P (:mod:`kd.distill.inherit.pooling`).
-        shares: how much each of a picture's tokens counts, ``(L,)``; None: all alike.
-        several: whether more than one student uses it: then what they have in common is kept.
-    """
+    parts: Sequence[BlockActivations]
+    """The teacher's block on each part of the sample."""
+    guide_parts: int
+    """How many of these decide which heads and units are kept."""
+    projection: Tensor
+    """M, ``(D_student, D_teacher)``; of an attention pooling P (:mod:`kd.distill.inherit.pooling`)."""
+    shares: Tensor | None = None
+    """How much each of a picture's tokens counts, ``(L,)``; None: all alike."""
+    passed: Callable[[], object] = lambda: None
+    """Called after each part of the sample that has gone through one of the last layers' fits."""
+    spreads: dict[object, Tensor] = field(default_factory=dict)
+    """Covariances of the guide's heads, variances of its hidden units; filled when read, for all students of the block."""
 
-    def __init__(
-        self,
-        parts: Sequence[BlockActivations],
-        guide_parts: int,
-        projection: Tensor,
-        shares: Tensor | None,
-        several: bool,
-    ) -> None:
-        """Stores the arguments, which are the class's, and takes the first ``guide_parts`` of ``parts`` as the
-        guide.
-        """
-        self.parts = parts
-        self.projection = projection
-        self.shares = shares
-        self.several = several
-        self.guide = parts[:guide_parts]
+    @property
+    def guide(self) -> Sequence[BlockActivations]:
         """The parts that decide which heads and units are kept."""
-        self.moments: dict[object, Tensor] = {}
-        """Covariances of the guide's heads, variances of its hidden units, by ``heads`` and ``units``; filled when read."""
-        self.teacher = parts[0].block
+        return self.parts[: self.guide_parts]
+
+    @property
+    def teacher(self) -> Part:
         """The teacher's block."""
-        self.passed: Callable[[], object] = lambda: None
-        """Called after each part of the sample that has gone through one of the last layers' fits."""
-        self._values: dict[object, Any] = {}
-
-    def once(self, key: object, compute: Callable[[], Value]) -> Value:
-        """The value of ``compute()``, kept under ``key`` where several students use it."""
-        if not self.several:
-            return compute()
-        if key not in self._values:
-            self._values[key] = compute()
-        return self._values[key]
-
-    def outputs(
-        self, centre: bool, key: object, select: Callable[[BlockActivations], Tensor]
-    ) -> Iterator[CentredRows]:
-        """The teacher's own outputs that a student's layer is fitted to, one part of the sample after the other.
-
-        They are of the chosen (or mapped) heads, or of the chosen units: queries, gates, hidden values, as many as the
-        student's layer gives. :attr:`projection` is not applied to them, as it is in :meth:`missing`.
-
-        Args:
-            centre: whether their mean is subtracted: for a student's layer with a bias.
-            key: of :meth:`once`. Students with one key get the values that ``select`` gave for the first of them, so
-                it names all that ``select`` depends on.
-            select: takes the outputs, ``(N, L, D_out)``, from a part.
-
-        Yields:
-            ``(N L, D_out)`` rows; :attr:`shares` travel beside them, the rows are not multiplied.
-        """
-
-        def outputs_of(part: BlockActivations) -> CentredRows:
-            return centred_rows(select(part), self.shares, centre)
-
-        for number, part in enumerate(self.parts):
-            key_of_part = key, centre, number
-            yield self.once(key_of_part, partial(outputs_of, part))
+        return self.parts[0].block
 
     def missing(self, name: str, streams: Sequence[Tensor]) -> Iterator[Tensor]:
         """What a student's stream lacks of the teacher's, ``M x_teacher - x_student``, part by part.
@@ -221,13 +175,8 @@ class BlockTargets:
         Yields:
             ``(N, L, D_student)`` of each part; :attr:`passed` is called after each.
         """
-
-        def projected(part: BlockActivations) -> Tensor:
-            return getattr(part, name) @ self.projection.T
-
-        for number, (part, stream) in enumerate(zip(self.parts, streams, strict=True)):
-            wanted = self.once((name, number), partial(projected, part))
-            yield wanted - stream
+        for part, stream in zip(self.parts, streams, strict=True):
+            yield getattr(part, name) @ self.projection.T - stream
             self.passed()
 
 
@@ -273,12 +222,8 @@ def _fit_attention(
     teacher = targets.teacher
     normed = [block.norm1(stream) for stream in streams]
 
-    def teacher_write() -> Tensor:
-        """What multiplies the teacher's heads' outputs, mapped onto the student's stream: ``M diag(gamma) W``."""
-        return targets.projection @ _last_weight(teacher, 1, teacher.attn.proj)
-
     # Queries, keys and values: those of chosen heads, or of chosen heads mapped to another size.
-    write = targets.once("proj", teacher_write)
+    write = targets.projection @ _last_weight(teacher, 1, teacher.attn.proj)
     if attention.head_dim == teacher.attn.head_dim:
         write = _fit_chosen_heads(attention, targets, normed, write)
     else:
@@ -298,10 +243,7 @@ def _fit_attention(
 
 
 def _fit_chosen_heads(
-    attention: Part,
-    targets: BlockTargets,
-    normed: Sequence[Tensor],
-    write: Tensor,
+    attention: Part, targets: BlockTargets, normed: Sequence[Tensor], write: Tensor
 ) -> Tensor:
     """Fits queries, keys and values to those of the teacher's heads that write most into the stream.
 
@@ -316,29 +258,27 @@ def _fit_chosen_heads(
     Returns:
         The columns of ``write`` of the chosen heads, ``(D_student, H_s * S)``: the start of the student's ``proj``.
     """
-    teacher = targets.teacher.attn
-    key = attention.num_heads, attention.head_dim
-
-    def choose() -> Tensor:
-        counts = teacher.num_heads, attention.num_heads
-        return strongest_columns(targets, "heads", write, *counts)
-
-    columns = targets.once(key, choose)
+    block = targets.teacher
+    teacher = block.attn
+    columns = strongest_columns(targets, "heads", write, teacher.num_heads, attention.num_heads)
     teacher_width = teacher.num_heads * teacher.head_dim
     rows = torch.cat([columns + part * teacher_width for part in range(QKV_PARTS)])
-
-    def select(part: BlockActivations) -> Tensor:
-        return part.qkv[..., rows].float()
-
     start = _folded_qkv(targets)[rows]
-    _fit_qkv(attention, targets, normed, key, select, start)
+    _fit_qkv(attention, targets, normed, lambda part: part.qkv[..., rows].float(), start)
     for norm in ("q_norm", "k_norm"):
         teacher_norm = getattr(teacher, norm)
         getattr(attention, norm).load_state_dict(teacher_norm.state_dict())
 
     # What an attention may have beside: a gate of each head's outputs, a norm of them.
-    if getattr(attention, "gate", None) is not None:
-        _fit_gate(attention.gate, targets, normed, (*key, "gate"), columns)
+    gate = getattr(attention, "gate", None)
+    if gate is not None:
+        gates = []
+        for part in targets.parts:
+            assert part.gate is not None
+            gates.append(part.gate[..., columns].float())
+        pairs = zip(normed, gates, strict=True)
+        start = folded(teacher.gate.weight, block.norm1, targets.projection, columns)
+        fit_linear(gate, pairs, start, targets.shares)
     take_inner_norm(getattr(attention, "norm", None), getattr(teacher, "norm", None), columns)
     return write[:, columns]
 
@@ -347,7 +287,6 @@ def _fit_qkv(
     attention: Part,
     targets: BlockTargets,
     normed: Sequence[Tensor],
-    key: tuple[int, int],
     select: Callable[[BlockActivations], Tensor],
     start: Tensor,
 ) -> None:
@@ -357,7 +296,6 @@ def _fit_qkv(
         attention: the student's.
         targets: of the teacher's block.
         normed: the attention's input, ``(N, L, D)`` of each part.
-        key: number and size of its heads: students with one key share what they are fitted to.
         select: takes what they are fitted to, ``(N, L, 3 * H * S)``, from a part.
         start: their weights' start, ``(3 * H * S, D_student)``.
     """
@@ -367,17 +305,11 @@ def _fit_qkv(
     for has_bias in sorted(set(have_bias)):
         parts = [part for part in range(QKV_PARTS) if have_bias[part] == has_bias]
         rows = torch.cat([rows_of_part[part] for part in parts])
-
-        def outputs_of(activations: BlockActivations, rows: Tensor = rows) -> Tensor:
-            """What the given rows of the layer are fitted to, ``(N, L, len(rows))``; of all rows, without a copy."""
-            outputs = select(activations)
-            if len(rows) == len(start):
-                return outputs
-            return outputs[..., rows]
-
         rows_start = start[rows]
         linear = layer_for(rows_start, has_bias)
-        outputs = targets.outputs(has_bias, (key, *parts), outputs_of)
+        outputs: Iterator[Tensor] = map(select, targets.parts)
+        if len(parts) < QKV_PARTS:
+            outputs = (select(part)[..., rows] for part in targets.parts)
         pairs = zip(normed, outputs, strict=True)
         fit_linear(linear, pairs, rows_start, targets.shares)
         weights = linear.weight.split(width)
@@ -386,35 +318,6 @@ def _fit_qkv(
             biases = linear.bias.split(width)
         for part, weight, bias in zip(parts, weights, biases, strict=True):
             set_qkv(attention, part, weight, bias)
-
-
-def _fit_gate(
-    gate: nn.Linear,
-    targets: BlockTargets,
-    normed: Sequence[Tensor],
-    key: tuple[object, ...],
-    columns: Tensor,
-) -> None:
-    """Fits what the sigmoid of an attention's gate reads, of the chosen heads.
-
-    Args:
-        gate: the student's layer, changed in place.
-        targets: of the teacher's block.
-        normed: the attention's input, ``(N, L, D)`` of each part.
-        key: names what is computed once for students of one shape.
-        columns: numbers of the teacher's heads' outputs that are kept, ``(H_s * S,)``: the gate has one output for each.
-    """
-    block = targets.teacher
-
-    def select(part: BlockActivations) -> Tensor:
-        assert part.gate is not None
-        return part.gate[..., columns].float()
-
-    has_bias = gate.bias is not None
-    outputs = targets.outputs(has_bias, key, select)
-    pairs = zip(normed, outputs, strict=True)
-    start = folded(block.attn.gate.weight, block.norm1, targets.projection, columns)
-    fit_linear(gate, pairs, start, targets.shares)
 
 
 def _fit_mapped_heads(
@@ -429,37 +332,20 @@ def _fit_mapped_heads(
     teacher = targets.teacher.attn
     student_heads = Heads(attention.num_heads, attention.head_dim)
     teacher_heads = Heads(teacher.num_heads, teacher.head_dim)
-    key = attention.num_heads, attention.head_dim
-
-    def compute_map() -> tuple[Tensor, Tensor]:
-        qkv = torch.cat([part.qkv for part in targets.guide])
-        outputs = torch.cat([part.heads for part in targets.guide])
-        return map_heads(qkv, outputs, write, student_heads, teacher_heads)
-
-    qkv_map, student_write = targets.once(key, compute_map)
-
-    def select(part: BlockActivations) -> Tensor:
-        return part.qkv.float() @ qkv_map.T
-
+    qkv = torch.cat([part.qkv for part in targets.guide])
+    outputs = torch.cat([part.heads for part in targets.guide])
+    qkv_map, student_write = map_heads(qkv, outputs, write, student_heads, teacher_heads)
     start = qkv_map @ _folded_qkv(targets)
-    _fit_qkv(attention, targets, normed, key, select, start)
+    _fit_qkv(attention, targets, normed, lambda part: part.qkv.float() @ qkv_map.T, start)
     return student_write
 
 
 def _folded_qkv(targets: BlockTargets) -> Tensor:
-    """:func:`folded` of the teacher's queries, keys and values, in this order: ``(3 * H * S, D_student)``.
-
-    H and S are the teacher's heads and their size. The tensor may be kept for all students of the projection
-    (:meth:`BlockTargets.once`): it must not be changed in place.
-    """
+    """:func:`folded` of the teacher's queries, keys and values, in this order: ``(3 * H * S, D_student)``."""
     block = targets.teacher
-
-    def compute() -> Tensor:
-        weight = qkv_weight(block.attn)
-        every_row = torch.arange(len(weight))
-        return folded(weight, block.norm1, targets.projection, every_row)
-
-    return targets.once("qkv", compute)
+    weight = qkv_weight(block.attn)
+    every_row = torch.arange(len(weight))
+    return folded(weight, block.norm1, targets.projection, every_row)
 
 
 def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
@@ -476,31 +362,24 @@ def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> li
     """
     mlp = block.mlp
     teacher = targets.teacher
-    shares = targets.shares
     teacher_count = targets.parts[0].units.shape[-1]
-    student_count = mlp.fc2.in_features
     normed = [block.norm2(stream) for stream in streams]
 
-    def teacher_write() -> Tensor:
-        """What multiplies the teacher's hidden units, mapped onto the student's stream: ``M diag(gamma) W``."""
-        return targets.projection @ _last_weight(teacher, 2, teacher.mlp.fc2)
-
     # The hidden units that write most into the stream.
-    write = targets.once("fc2", teacher_write)
-
-    def choose() -> Tensor:
-        counts = teacher_count, student_count
-        return strongest_columns(targets, "units", write, *counts)
-
-    units = targets.once(("units", student_count), choose)
+    write = targets.projection @ _last_weight(teacher, 2, teacher.mlp.fc2)
+    units = strongest_columns(targets, "units", write, teacher_count, mlp.fc2.in_features)
 
     # The first layers: fitted to what the teacher's give for these units. A gated unit has two outputs.
     first_layers = FIRST_LAYERS[type(teacher.mlp)]
     for index, (name, outputs_per_unit) in enumerate(first_layers):
         rows = torch.cat([units + output * teacher_count for output in range(outputs_per_unit)])
+        teacher_weight = getattr(teacher.mlp, name).weight
+        outputs = [part.hidden[index] for part in targets.parts]
+        chosen = (values[..., rows].float() for values in outputs)
         layer = getattr(mlp, name)
-        key = name, student_count
-        _fit_first_layer(layer, targets, normed, key, index, rows)
+        start = folded(teacher_weight, teacher.norm2, targets.projection, rows)
+        pairs = zip(normed, chosen, strict=True)
+        fit_linear(layer, pairs, start, targets.shares)
 
     take_inner_norm(mlp.norm, teacher.mlp.norm, units)
 
@@ -508,45 +387,11 @@ def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> li
     with _without_last_layer(mlp, "fc2"):
         hidden = [mlp(tokens) for tokens in normed]
     pairs = zip(hidden, targets.missing("after", streams), strict=True)
-    fit_linear(mlp.fc2, pairs, write[:, units], shares)
+    fit_linear(mlp.fc2, pairs, write[:, units], targets.shares)
     after = []
     for stream, hidden_units in zip(streams, hidden, strict=True):
         after.append(stream + scaled(block, 2, mlp.fc2(hidden_units)))
     return after
-
-
-def _fit_first_layer(
-    layer: nn.Linear,
-    targets: BlockTargets,
-    normed: Sequence[Tensor],
-    key: tuple[str, int],
-    index: int,
-    rows: Tensor,
-) -> None:
-    """Fits one of the MLP's first layers to what the teacher's gives, before the activation function, for chosen units.
-
-    Args:
-        layer: the student's; its weight and bias are overwritten.
-        targets: of the teacher's block.
-        normed: the layer's input, ``(N, L, D_student)`` of each part.
-        key: the layer's name, and the student's number of hidden units, which decides ``rows``: students with one key
-            share targets and start.
-        index: of the layer among the first layers of the teacher's kind of MLP (:data:`FIRST_LAYERS`).
-        rows: numbers of the teacher's outputs, one for each of the layer's; of a gated unit both.
-    """
-    teacher = targets.teacher
-    teacher_layer = getattr(teacher.mlp, key[0])
-
-    def start() -> Tensor:
-        return folded(teacher_layer.weight, teacher.norm2, targets.projection, rows)
-
-    def select(part: BlockActivations) -> Tensor:
-        return part.hidden[index][..., rows].float()
-
-    has_bias = layer.bias is not None
-    outputs = targets.outputs(has_bias, key, select)
-    pairs = zip(normed, outputs, strict=True)
-    fit_linear(layer, pairs, targets.once(key, start), targets.shares)
 
 
 def inherit_head(
@@ -644,10 +489,11 @@ def strongest_columns(
         ``(student_count * size,)``, in rising order.
     """
     size = write.shape[1] // teacher_count
-    if name not in targets.moments:
+    key = name, targets.shares is None
+    if key not in targets.spreads:
         values = [getattr(part, name) for part in targets.guide]
-        targets.moments[name] = _spread(values, targets.shares, of_each_column=size == 1)
-    moment = targets.moments[name]
+        targets.spreads[key] = _spread(values, targets.shares, of_each_column=size == 1)
+    moment = targets.spreads[key]
 
     if size == 1:
         powers = moment * write.square().sum(0)

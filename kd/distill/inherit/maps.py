@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import Part
-from kd.distill.inherit.ridge import fit_linear, layer_for
+from kd.distill.inherit.ridge import change_from, fit_linear, layer_for
 
 ROWS = 16384
 """Positions that a fit reads, of all pictures together, at least (or all, where there are fewer)."""
@@ -58,7 +58,7 @@ def drawn_positions(pictures: int, height: int, width: int, count: int, seed: in
     return Positions(picture, place // width, place % width)
 
 
-def at(maps_NCHW: Tensor, positions: Positions) -> Tensor:
+def channels_at(maps_NCHW: Tensor, positions: Positions) -> Tensor:
     """The channels at some places, ``(R, C)``."""
     return maps_NCHW.permute(0, 2, 3, 1)[positions]
 
@@ -75,7 +75,7 @@ def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> T
         Of a depthwise convolution ``(R, C, kh * kw)``.
     """
     if isinstance(layer, nn.Linear):
-        return at(maps_NCHW, positions)
+        return channels_at(maps_NCHW, positions)
     assert isinstance(layer, nn.Conv2d)
     windows_NCHWkk = windows(layer, maps_NCHW)
     windows_RCkk = windows_NCHWkk.permute(0, 2, 3, 1, 4, 5)[positions]
@@ -252,44 +252,25 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
         pairs: of each part of the sample, inputs ``(R, C, kh * kw)`` and outputs ``(R, C)``.
         start: its weight's start, ``(C, 1, kh, kw)``.
     """
-    grams = []
-    crosses = []
-    sums_x = []
-    sums_y = []
     count = 0
+    of_parts = []
     for inputs_RCk, outputs_RC in pairs:
-        inputs_CRk = inputs_RCk.transpose(0, 1).double()
-        outputs_CR1 = outputs_RC.T.double()[..., None]
-        inputs_CkR = inputs_CRk.transpose(1, 2)
-        grams.append(inputs_CkR @ inputs_CRk)
-        crosses.append(inputs_CkR @ outputs_CR1)
-        sums_x.append(inputs_CRk.sum(1))
-        sums_y.append(outputs_CR1.sum(1))
+        x_CRk = inputs_RCk.transpose(0, 1).double()
+        y_CR1 = outputs_RC.T.double()[..., None]
+        of_parts.append((x_CRk.mT @ x_CRk, x_CRk.mT @ y_CR1, x_CRk.sum(1), y_CR1.sum(1)))
         count += len(inputs_RCk)
-    gram_Ckk = torch.stack(grams).sum(0) / count
-    cross_Ck1 = torch.stack(crosses).sum(0) / count
-    mean_x_Ck = torch.stack(sums_x).sum(0) / count
-    mean_y_C1 = torch.stack(sums_y).sum(0) / count
+    gram_Ckk, cross_Ck1, mean_x_Ck, mean_y_C1 = (
+        torch.stack(sums).sum(0) / count for sums in zip(*of_parts, strict=True)
+    )
     if layer.bias is not None:
-        mean_xy_Ck = mean_x_Ck * mean_y_C1
-        gram_Ckk = gram_Ckk - mean_x_Ck[:, :, None] * mean_x_Ck[:, None]
-        cross_Ck1 = cross_Ck1 - mean_xy_Ck[..., None]
-
-    # Of each channel: (G + d I) (w - w0) = c - G w0, with d = RIDGE * mean(diag(G)).
-    start_Ck1 = start.flatten(1).double()[..., None]
-    right_side_Ck1 = cross_Ck1 - gram_Ckk @ start_Ck1
-    diagonal_Ck = gram_Ckk.diagonal(dim1=1, dim2=2)
-    damping_C = RIDGE * diagonal_Ck.mean(1).clamp(min=1e-12)
-    identity_kk = torch.eye(gram_Ckk.shape[-1], dtype=torch.float64)
-    damped_Ckk = gram_Ckk + damping_C[:, None, None] * identity_kk
-    change_Ck1 = torch.linalg.solve(damped_Ckk, right_side_Ck1)
-    weight_Ck = (start_Ck1 + change_Ck1)[..., 0]
-
-    layer.weight.copy_(weight_Ck.view_as(layer.weight).float())
+        gram_Ckk -= mean_x_Ck[:, :, None] * mean_x_Ck[:, None]
+        cross_Ck1 -= mean_x_Ck[..., None] * mean_y_C1[..., None]
+    start_C1k = start.flatten(2).double()
+    weight_C1k = start_C1k + change_from(start_C1k, gram_Ckk, cross_Ck1, RIDGE)
+    layer.weight.copy_(weight_C1k.view_as(layer.weight).float())
     if layer.bias is not None:
-        of_mean_C = (weight_Ck * mean_x_Ck).sum(1)
-        bias_C = mean_y_C1[:, 0] - of_mean_C
-        layer.bias.copy_(bias_C.float())
+        of_mean_C = (weight_C1k[:, 0] * mean_x_Ck).sum(1)
+        layer.bias.copy_((mean_y_C1[:, 0] - of_mean_C).float())
 
 
 def folded_with_norm(layer: nn.Conv2d, norm: Part) -> Tensor:

@@ -19,7 +19,6 @@ from kd.distill.inherit.anatomy import (
 )
 from kd.distill.inherit.pair import (
     FIRST_LAYERS,
-    centres,
     inherits_head,
     kept_tokens,
     pools_by_attention,
@@ -30,7 +29,6 @@ from kd.distill.inherit.stream import (
     moment_of,
     projection_of,
     seen_by_norms,
-    shown,
     teacher_streams,
 )
 from kd.models.preprocess import Images, Preprocess
@@ -106,30 +104,22 @@ class BlockActivations:
             qkv = records[attention.qkv].output
         else:  # several layers, or weights that are read without running the layer
             qkv = qkv_of(attention, normed)
-        gate = None
-        if gate_layer is not None:
-            gate = records[gate_layer].output
-        heads = records[attention.proj].input
-        units = records[mlp.fc2].input
-        hidden = [records[layer].output for layer in first_layers]
 
-        after_all = after
-        if kept is not None:
-            qkv = qkv[:, kept]
-            heads = heads[:, kept]
-            units = units[:, kept]
-            hidden = [outputs[:, kept] for outputs in hidden]
-            if gate is not None:
-                gate = gate[:, kept]
-            middle = middle[:, kept]
-            after = after[:, kept]
-        if not guides:  # the largest are halved; what decides on heads and units is dropped
+        def taken(tensor: Tensor) -> Tensor:
+            """At the tokens that the student has too."""
+            return tensor if kept is None else tensor[:, kept]
+
+        qkv = taken(qkv)
+        hidden = [taken(records[layer].output) for layer in first_layers]
+        heads = units = torch.empty(0)
+        if guides:
+            heads = taken(records[attention.proj].input)
+            units = taken(records[mlp.fc2].input)
+        else:  # the largest are halved; what decides on heads and units is dropped
             qkv = qkv.bfloat16()
             hidden = [outputs.bfloat16() for outputs in hidden]
-            heads = torch.empty(0)
-            units = torch.empty(0)
-        activations = cls(block, qkv, heads, units, hidden, gate, middle, after)
-        return activations, after_all
+        gate = None if gate_layer is None else taken(records[gate_layer].output)
+        return cls(block, qkv, heads, units, hidden, gate, taken(middle), taken(after)), after
 
 
 @dataclass
@@ -170,6 +160,7 @@ class MeasuredTeacher:
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         prepare: resizes and normalises pictures as the teacher takes them.
         taps: get what its tapped layers give on its own grid of patches.
+        passed: called after each part of the sample that has gone through a block.
     """
 
     moment: Tensor
@@ -179,16 +170,23 @@ class MeasuredTeacher:
     rotation: Tensor | None
     """The rotary positions of all its blocks, likewise."""
 
-    def __init__(self, model: ViT, pictures: Images, prepare: Preprocess, taps: SampleTaps) -> None:
+    def __init__(
+        self,
+        model: ViT,
+        pictures: Images,
+        prepare: Preprocess,
+        taps: SampleTaps,
+        passed: Callable[[], object] = lambda: None,
+    ) -> None:
         """Stores the arguments, which are the class's. Nothing is computed before the first student reads it."""
         self.model = model
         self.pictures = pictures
         self.prepare = prepare
         self.taps = taps
-        self.passed: Callable[[], object] = lambda: None
-        """Called after each part of the sample that has gone through a block."""
+        self.passed = passed
+        self.spreads: dict[object, Tensor] = {}
+        """Of :class:`~kd.distill.inherit.layers.BlockTargets`, of the block that ran last."""
         self._grid: object = None
-        self._projections: dict[object, Tensor] = {}
         self._next = 0  # the block that reads _streams
         self._streams: list[Tensor] = []  # of each part, before block _next
         self._after: list[Tensor] = []  # of each part, after block _next, where it has run
@@ -208,16 +206,15 @@ class MeasuredTeacher:
         """
         model = self.model
         is_at_end = self._next == len(model.blocks) - 1 and self._after
+        has_run = is_at_end and self._is_its_own_grid
         logits = []
-        if is_at_end and self._is_its_own_grid:
-            for number, stream in enumerate(self._after):
-                with self.taps.of_part(model, number):
-                    logits.append(model.forward_head(model.norm(stream)))
-        else:
-            parts = shown(self.pictures.split(PART), "the teacher's answers")
-            for number, part in enumerate(parts):
-                with self.taps.of_part(model, number):
+        for number, part in enumerate(self.pictures.split(PART)):
+            with self.taps.of_part(model, number):
+                if has_run:
+                    logits.append(model.forward_head(model.norm(self._after[number])))
+                else:
                     logits.append(model(self.prepare(part)))
+            self.passed()
         return torch.cat(logits)
 
     @property
@@ -235,42 +232,29 @@ class MeasuredTeacher:
         grid = grid_of(student, size)
         if grid == self._grid:
             return
+        model = self.model
         prepare = Preprocess(size, self.prepare.mean, self.prepare.std)
         embedded = []
-        for part in shown(self.pictures.split(PART), "the teacher's patches"):
-            embedded.append(self.model.norm_pre(embedded_as(student, self.model, prepare(part))))
+        for part in self.pictures.split(PART):
+            embedded.append(model.norm_pre(embedded_as(student, model, prepare(part))))
         self.rotation = rotation_of(student)
         guides = torch.cat(embedded[: self.guide_parts])
-        streams = teacher_streams(self.model, guides, self.rotation)
-        self.moment = moment_of(streams, int(self.model.cls_token is not None))
+        streams = teacher_streams(model, guides, self.rotation, self.passed)
+        self.moment = moment_of(streams, int(model.cls_token is not None))
         self.last = streams[-1]
 
-        first_norm = self.model.blocks[0].norm1
         self._grid = grid
-        self._projections = {}
         self._next = 0
-        self._streams = [seen_by_norms(stream, first_norm) for stream in embedded]
+        self._streams = [seen_by_norms(stream, model.blocks[0].norm1) for stream in embedded]
         self._after = []
         self._measured_key = None
         self._measured = []
 
     def projection(self, student: ViT) -> Tensor:
-        """M of a student, ``(D_student, D_teacher)``, as :func:`projection_of` computes it.
-
-        It is computed once for all students of a width whose norms are of one kind and whose classifiers are inherited
-        alike (or not), and kept while the grid is the same. Students that get one tensor can form a group
-        (:func:`kd.distill.inherit.start.inherit_vits`).
-        """
-        reader = None  # whose classifier reads the tokens
-        if inherits_head(student, self.model) and not pools_by_attention(self.model):
-            reader = self.model
-        subtracts_mean = centres(student.blocks[0].norm1)
-        key = student.embed_dim, subtracts_mean, reader is None
-        projection = self._projections.get(key)
-        if projection is None:
-            projection = projection_of(self.moment, self.last, student, reader)
-            self._projections[key] = projection
-        return projection
+        """M of a student, ``(D_student, D_teacher)``, as :func:`projection_of` computes it."""
+        reads_tokens = inherits_head(student, self.model) and not pools_by_attention(self.model)
+        reader = self.model if reads_tokens else None  # whose classifier reads the tokens
+        return projection_of(self.moment, self.last, student, reader)
 
     def before_blocks(self, student: ViT) -> Tensor:
         """The teacher's stream before its first block, as the norms see it, on the parts that guide.
@@ -314,30 +298,22 @@ class MeasuredTeacher:
         # Blocks before it that no student follows are run for their streams alone.
         while self._next < number:
             if not self._after:
-                _, self._after = self._run(self._next, kept)
+                self._run(kept)
             self._streams = self._after
             self._after = []
             self._next += 1
         key = number, places.tolist()
         if self._measured_key != key:
-            self._measured = []  # before the next are made: both at once may not fit into memory
-            self._measured, self._after = self._run(number, kept)
+            self._run(kept)
             self._measured_key = key
         return self._measured
 
-    def _run(self, number: int, kept: Tensor | None) -> tuple[list[BlockActivations], list[Tensor]]:
-        """Runs block ``number`` on the streams before it.
-
-        Args:
-            number: the block's place in the teacher.
-            kept: as of :meth:`BlockActivations.measure`.
-
-        Returns:
-            Of each part of the sample: the block's activations; the stream after it, ``(N, L, D)``.
-        """
-        block = self.model.blocks[number]
-        all_activations = []
-        all_after = []
+    def _run(self, kept: Tensor | None) -> None:
+        """Runs the next block on the streams before it; ``kept``: as of :meth:`BlockActivations.measure`."""
+        self._measured = []  # before the next are made: both at once may not fit into memory
+        self._after = []
+        self.spreads.clear()
+        block = self.model.blocks[self._next]
         for part, stream in enumerate(self._streams):
             is_read = self._is_its_own_grid
             with self.taps.of_part(self.model, part) if is_read else nullcontext():
@@ -345,9 +321,8 @@ class MeasuredTeacher:
                     block, stream, self.rotation, kept, guides=part < self.guide_parts
                 )
             self.passed()
-            all_activations.append(activations)
-            all_after.append(after)
-        return all_activations, all_after
+            self._measured.append(activations)
+            self._after.append(after)
 
 
 def grid_of(student: ViT, size: tuple[int, int]) -> object:

@@ -53,28 +53,38 @@ def check_vits(student: ViT, teacher: ViT) -> None:
         reads_end = (
             model is student or inherits_head(student, teacher) or pools_by_attention(student)
         )
-        problem = _not_understood(model, reads_end)
-        if problem:
-            raise ValueError(f"the {role} has {problem}, which can't be inherited")
+        must_be_understood(role, _not_understood(model, reads_end))
     _check_same_kind(student, teacher)
-    _check_not_larger(student, teacher)
+    both_pool = pools_by_attention(student)
+    same_heads = student.blocks[0].attn.head_dim == teacher.blocks[0].attn.head_dim
+    sizes = [_sizes(model, same_heads, both_pool) for model in (student, teacher)]
+    if both_pool and student.attn_pool.head_dim == teacher.attn_pool.head_dim:
+        for size, model in zip(sizes, (student, teacher), strict=True):
+            size["heads of the attention pooling"] = model.attn_pool.num_heads
+    must_not_be_larger(*sizes)
 
 
-def must_be_equal(values: Mapping[str, tuple[object, object]]) -> None:
-    """Raises a ValueError that names the first of some values, of student and teacher, that differ."""
-    for name, (of_student, of_teacher) in values.items():
-        if of_student != of_teacher:
+def must_be_understood(role: str, problem: str) -> None:
+    """Raises a ValueError for a student or teacher (``role``) that has a part without a formula, named by ``problem``."""
+    if problem:
+        raise ValueError(f"the {role} has {problem}, which can't be inherited")
+
+
+def must_be_equal(of_student: Mapping[str, object], of_teacher: Mapping[str, object]) -> None:
+    """Raises a ValueError that names the first of some values of two models that differ."""
+    for name, value in of_student.items():
+        if value != of_teacher[name]:
             raise ValueError(
-                f"student and teacher must have the same {name}, got {of_student} and {of_teacher}"
+                f"student and teacher must have the same {name}, got {value} and {of_teacher[name]}"
             )
 
 
-def must_not_be_larger(sizes: Mapping[str, tuple[int, int]]) -> None:
-    """Raises a ValueError that names the first of some sizes, of student and teacher, that is larger in the student."""
-    for name, (of_student, of_teacher) in sizes.items():
-        if of_student > of_teacher:
+def must_not_be_larger(of_student: Mapping[str, int], of_teacher: Mapping[str, int]) -> None:
+    """Raises a ValueError that names the first of some sizes of two models that is larger in the student."""
+    for name, size in of_student.items():
+        if size > of_teacher[name]:
             raise ValueError(
-                f"the student must have no larger {name} than the teacher, got {of_student} and {of_teacher}"
+                f"the student must have no larger {name} than the teacher, got {size} and {of_teacher[name]}"
             )
 
 
@@ -83,44 +93,44 @@ def _check_same_kind(student: ViT, teacher: ViT) -> None:
 
     Both are models for which :func:`_not_understood` has found nothing.
     """
-    values: dict[str, tuple[object, object]] = {}
+    kinds = [_kinds(student), _kinds(teacher)]
     if inherits_head(student, teacher) and teacher.global_pool != "map":
-        values["pooling"] = student.global_pool, teacher.global_pool
-    values |= {
-        "kind of MLP": (_kind(student, "blocks.0.mlp"), _kind(teacher, "blocks.0.mlp")),
-        "norm before the blocks": (_kind(student, "norm_pre"), _kind(teacher, "norm_pre")),
-        "norm inside the MLP": (
-            _kind(student, "blocks.0.mlp.norm"),
-            _kind(teacher, "blocks.0.mlp.norm"),
-        ),
-    }
-    ours, theirs = _of_whole_heads(student), _of_whole_heads(teacher)
-    values |= {name: (kind, theirs[name]) for name, kind in ours.items()}
-    # what a head of another size can't have, as it would be mapped
-    for name, kind in ours.items():
-        if kind != "none":
-            sizes = student.blocks[0].attn.head_dim, teacher.blocks[0].attn.head_dim
-            values[f"head size beside {name}"] = sizes
+        must_be_equal({"pooling": student.global_pool}, {"pooling": teacher.global_pool})
     if student.global_pool == "map":
-        pools = student.attn_pool, getattr(teacher, "attn_pool", None)
-        values["attention pooling"] = (_kind_of_pool(pools[0]), _kind_of_pool(pools[1]))
-    must_be_equal(values)
+        for kind, model in zip(kinds, (student, teacher), strict=True):
+            kind["attention pooling"] = _kind_of_pool(getattr(model, "attn_pool", None))
+    # what a head of another size can't have, as it would be mapped
+    for name in OF_WHOLE_HEADS:
+        if kinds[0][name] != "none":
+            for kind, model in zip(kinds, (student, teacher), strict=True):
+                kind[f"head size beside {name}"] = model.blocks[0].attn.head_dim
+    must_be_equal(*kinds)
     if student.cls_token is not None and teacher.cls_token is None:
         raise ValueError("the student must have no class token, as the teacher has none")
     if student.pos_embed is None and teacher.pos_embed is not None:
         raise ValueError("the student must have position embeddings, as the teacher has")
 
 
-def _of_whole_heads(model: ViT) -> dict[str, str]:
-    """The kinds, by name, of what is made for heads of one size: norms' scales, rotations that turn a head's dimensions in
-    their order, a norm or gate of the heads' outputs; "none" without.
-    """
-    return {
-        "qk_norm": _kind(model, "blocks.0.attn.q_norm"),
-        "rotary positions": kind_of_rotation(model),
-        "norm before the attention's projection": _kind(model, "blocks.0.attn.norm"),
-        "gate of the attention": _kind(model, "blocks.0.attn.gate"),
+OF_WHOLE_HEADS = {
+    "qk_norm": "blocks.0.attn.q_norm",
+    "rotary positions": "rope",
+    "norm before the attention's projection": "blocks.0.attn.norm",
+    "gate of the attention": "blocks.0.attn.gate",
+}
+"""What is made for heads of one size, and where: norms' scales, rotations that turn a head's dimensions in their order, a
+norm or gate of the heads' outputs."""
+
+
+def _kinds(model: ViT) -> dict[str, object]:
+    """What two models must have alike, by name; "none" without."""
+    kinds: dict[str, object] = {
+        "kind of MLP": _kind(model, "blocks.0.mlp"),
+        "norm before the blocks": _kind(model, "norm_pre"),
+        "norm inside the MLP": _kind(model, "blocks.0.mlp.norm"),
     }
+    for name, path in OF_WHOLE_HEADS.items():
+        kinds[name] = kind_of_rotation(model) if path == "rope" else _kind(model, path)
+    return kinds
 
 
 def _kind(model: Part, path: str) -> str:
@@ -144,25 +154,26 @@ def _kind_of_pool(pool: Part) -> str:
     return f"{_kind(pool, 'norm')} before the MLP, {norm} of queries{size}"
 
 
-def _check_not_larger(student: ViT, teacher: ViT) -> None:
-    """Checks what the student must not have more of than its teacher; raises a ValueError."""
-    small = student.blocks[0]
-    big = teacher.blocks[0]
+def _sizes(model: ViT, same_heads: bool, both_pool: bool) -> dict[str, int]:
+    """What a student must not have more of than its teacher, by name.
+
+    Args:
+        model: student or teacher.
+        same_heads: their heads are of one size; else they are mapped, and may be more.
+        both_pool: both pool by attention.
+    """
+    first = model.blocks[0]
     sizes = {
-        "width": (student.embed_dim, teacher.embed_dim),
-        "depth": (len(student.blocks), len(teacher.blocks)),
-        "number of register tokens": (register_count(student), register_count(teacher)),
-        "hidden units": (small.mlp.fc2.in_features, big.mlp.fc2.in_features),
+        "width": model.embed_dim,
+        "depth": len(model.blocks),
+        "number of register tokens": register_count(model),
+        "hidden units": first.mlp.fc2.in_features,
     }
-    if small.attn.head_dim == big.attn.head_dim:  # else heads are mapped, and may be more
-        sizes["heads"] = small.attn.num_heads, big.attn.num_heads
-    if pools_by_attention(student):
-        pools = student.attn_pool, teacher.attn_pool
-        units = [pool.mlp.fc2.in_features for pool in pools]
-        sizes["hidden units of the attention pooling"] = (units[0], units[1])
-        if pools[0].head_dim == pools[1].head_dim:
-            sizes["heads of the attention pooling"] = (pools[0].num_heads, pools[1].num_heads)
-    must_not_be_larger(sizes)
+    if same_heads:
+        sizes["heads"] = first.attn.num_heads
+    if both_pool:
+        sizes["hidden units of the attention pooling"] = model.attn_pool.mlp.fc2.in_features
+    return sizes
 
 
 def matching_patches(student: ViT, teacher: ViT) -> int | None:

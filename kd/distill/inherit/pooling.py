@@ -80,7 +80,7 @@ def inherit_pool(
 
     # Query, keys and values, from chosen heads or from heads mapped to another size.
     reset_norm(pool.norm)
-    targets = BlockTargets(parts, len(guide), pool_projection, None, several=False)
+    targets = BlockTargets(parts, len(guide), pool_projection)
     tokens = [pooled_tokens(student, stream) for stream in streams]
     write = pool_projection @ teacher_pool.proj.weight
     qkv_map, student_write = _heads_map(pool, teacher_pool, targets, write)

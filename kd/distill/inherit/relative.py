@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from kd.distill.inherit.families import check_pair, family_of
-from kd.distill.inherit.resnet import block_layers, stages_of
+from kd.distill.inherit.resnet import block_links, stages_of
 from kd.models.segmenter import backbone_of
 
 
@@ -31,7 +31,7 @@ def relative_of(model: nn.Module) -> dict[str, Any]:
         widths = []
         for stage in stages_of(backbone):
             block: Any = stage[0]
-            widths.append(block_layers(block)[-1][0].out_channels // block.expansion // 2)
+            widths.append(block_links(block)[-1].layer.out_channels // block.expansion // 2)
         return {"channels": widths}
     attention = backbone.blocks[0].attn
     if attention.num_heads == 1:

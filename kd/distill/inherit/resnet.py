@@ -8,7 +8,7 @@ student's own shortcut. The norms' statistics are measured on the student's own 
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -20,17 +20,14 @@ from kd.distill.inherit.cnn import (
     ChannelStream,
     CNNStart,
     LayerRow,
+    Link,
     Reader,
-    RowLayer,
-    fit_to_maps,
+    follow,
     inherits_classifier,
+    links_of,
 )
-from kd.distill.inherit.maps import as_reader, covariance, folded_with_norm
-from kd.distill.inherit.pair import must_be_equal, must_not_be_larger
-from kd.distill.inherit.stream import shown
-
-ConvNorm: TypeAlias = tuple[nn.Conv2d, Any]
-"""A convolution and the BatchNorm after it."""
+from kd.distill.inherit.maps import as_reader, covariance
+from kd.distill.inherit.pair import must_be_equal, must_be_understood, must_not_be_larger
 
 
 def stages_of(model: ResNet) -> list[Any]:
@@ -44,63 +41,46 @@ def stages_of(model: ResNet) -> list[Any]:
     return stages
 
 
-def stem_layers(model: CNN) -> list[ConvNorm]:
-    """The convolutions before the first stage: one, or three (a deep stem)."""
-    stem = model.conv1
-    if isinstance(stem, nn.Conv2d):
-        return [(stem, model.bn1)]
-    convolutions = []
-    norms = []
-    for layer in stem:
-        if isinstance(layer, nn.Conv2d):
-            convolutions.append(layer)
-        elif isinstance(layer, nn.BatchNorm2d):
-            norms.append(layer)
-    norms.append(model.bn1)
-    return list(zip(convolutions, norms, strict=True))
+def stem_links(model: CNN) -> list[Link]:
+    """The convolutions before the first stage, one, or three (a deep stem), each with the norm after it."""
+    return links_of([*model.conv1.modules(), model.bn1])
 
 
-def block_layers(block: Part) -> list[ConvNorm]:
+def block_links(block: Part) -> list[Link]:
     """A block's convolutions in order, each with the norm after it: two (basic) or three (bottleneck).
 
-    That of the shortcut is not among them (:func:`shortcut_layer`).
+    That of the shortcut is not among them (:func:`shortcut_links`).
     """
-    layers = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
-    if isinstance(block, Bottleneck):
-        layers.append((block.conv3, block.bn3))
-    return layers
+    layers = [part for name, part in block.named_children() if name[:-1] in ("conv", "bn")]
+    return links_of(layers)
 
 
-def shortcut_layer(block: Part) -> ConvNorm | None:
-    """The convolution of a block's shortcut and the norm after it; None: the shortcut is an identity."""
-    if block.downsample is None:
-        return None
-    convolution = next(layer for layer in block.downsample if isinstance(layer, nn.Conv2d))
-    return convolution, block.downsample[-1]
+def shortcut_links(block: Part) -> list[Link]:
+    """The convolution of a block's shortcut and the norm after it; [] where the shortcut is an identity."""
+    return [] if block.downsample is None else links_of(block.downsample)
 
 
 def check_resnets(student: CNN, teacher: CNN) -> None:
     """Checks that a ResNet can start from another; raises a ValueError, whose line says what differs."""
-    for role, model in (("student", student), ("teacher", teacher)):
-        problem = _not_understood(model)
-        if problem:
-            raise ValueError(f"the {role} has {problem}, which can't be inherited")
-    small, big = stages_of(student), stages_of(teacher)
-    values: dict[str, tuple[object, object]] = {
-        "kind of block": (type(small[0][0]).__name__, type(big[0][0]).__name__),
-        "number of stages": (len(small), len(big)),
-        "number of convolutions in the stem": (
-            len(stem_layers(student)),
-            len(stem_layers(teacher)),
-        ),
-        "strides": (_strides(student), _strides(teacher)),
+    must_be_understood("student", _not_understood(student))
+    must_be_understood("teacher", _not_understood(teacher))
+    reads_end = inherits_classifier(student, teacher)
+    must_be_equal(_kinds(student, reads_end), _kinds(teacher, reads_end))
+    must_not_be_larger(_sizes_of(student), _sizes_of(teacher))
+
+
+def _kinds(model: CNN, reads_end: bool) -> dict[str, object]:
+    """What two models must have alike, by name; ``reads_end``: also before their classifiers."""
+    stages = stages_of(model)
+    kinds: dict[str, object] = {
+        "kind of block": type(stages[0][0]).__name__,
+        "number of stages": len(stages),
+        "number of convolutions in the stem": len(stem_links(model)),
+        "strides": _strides(model),
     }
-    if inherits_classifier(student, teacher):
-        pools = student.global_pool.pool_type, teacher.global_pool.pool_type
-        values["pooling"] = pools
-    must_be_equal(values)
-    sizes = _sizes_of(student), _sizes_of(teacher)
-    must_not_be_larger({name: (size, sizes[1][name]) for name, size in sizes[0].items()})
+    if reads_end:
+        kinds["pooling"] = model.global_pool.pool_type
+    return kinds
 
 
 def _sizes_of(model: CNN) -> dict[str, int]:
@@ -108,17 +88,17 @@ def _sizes_of(model: CNN) -> dict[str, int]:
     first block of each stage, and blocks in each stage.
     """
     sizes = {}
-    for number, width in enumerate(_widths(stem_layers(model)), 1):
+    for number, width in enumerate(_widths(stem_links(model)), 1):
         sizes[f"width of convolution {number} of the stem"] = width
     for number, stage in enumerate(stages_of(model), 1):
         sizes[f"number of blocks in stage {number}"] = len(stage)
-        for index, width in enumerate(_widths(block_layers(stage[0])), 1):
+        for index, width in enumerate(_widths(block_links(stage[0])), 1):
             sizes[f"width of convolution {index} in stage {number}"] = width
     return sizes
 
 
-def _widths(layers: Sequence[ConvNorm]) -> list[int]:
-    return [convolution.out_channels for convolution, _ in layers]
+def _widths(links: Sequence[Link]) -> list[int]:
+    return [link.layer.out_channels for link in links]
 
 
 def _strides(model: CNN) -> list[tuple[int, ...]]:
@@ -161,39 +141,31 @@ class ResNetStart(CNNStart):
         small = stages_of(student)
         big = stages_of(teacher)
         self.stages = list(zip(small, big, strict=True))
-        shortcuts = [
-            shortcut_layer(small[0][0]),
-            shortcut_layer(big[0][0]),
-        ]
-        self.stem_is_first_stage = shortcuts == [None, None]
+        firsts = small[0][0], big[0][0]
+        self.stem_is_first_stage = not any(block.downsample for block in firsts)
 
     def largest_maps(self, size: tuple[int, int]) -> int:
         """That of the stages' streams alone; the first stage has a quarter of each side."""
-        widths = [_widths(block_layers(big[0]))[-1] for _, big in self.stages]
+        widths = [_widths(block_links(big[0]))[-1] for _, big in self.stages]
         height, width = size
         return max(widths[0] * height * width // 16, *widths)
 
     def streams(self) -> list[ChannelStream]:
         """A block's output is read by the block after it, that of the last one by the classifier."""
         teacher = self.teacher
-        has_head = isinstance(teacher.fc, nn.Linear)
-        if has_head:
+        if isinstance(teacher.fc, nn.Linear):
             reads = teacher.fc.weight
         else:  # each channel counts by itself
             reads = torch.eye(teacher.num_features)
+        # what reads the stem's stream, then each stage's after its blocks
+        ends = [_reader(big[0]) for _, big in self.stages]
+        ends.append(Reader(teacher.global_pool, [reads]))
         streams = []
         if not self.stem_is_first_stage:
-            *_, width = _widths(stem_layers(self.student))
-            _, big = self.stages[0]
-            streams.append(ChannelStream(width, [_reader(big[0])]))
-
-        # what reads each stage's stream after its blocks
-        ends = []
-        for _, big in self.stages[1:]:
-            ends.append(_reader(big[0]))
-        ends.append(Reader(teacher.global_pool, [reads]))
-        for (small, big), end in zip(self.stages, ends, strict=True):
-            *_, width = _widths(block_layers(small[0]))
+            *_, width = _widths(stem_links(self.student))
+            streams.append(ChannelStream(width, ends[:1]))
+        for (small, big), end in zip(self.stages, ends[1:], strict=True):
+            *_, width = _widths(block_links(small[0]))
             readers = [_reader(block) for block in big[1:]]
             streams.append(ChannelStream(width, [*readers, end]))
         return streams
@@ -202,22 +174,17 @@ class ResNetStart(CNNStart):
         self, ours: Sequence[Tensor], theirs: Sequence[Tensor], after: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Fits the convolutions before the first stage."""
-        layers = _row(stem_layers(self.student), stem_layers(self.teacher))
-        row = LayerRow(layers, len(theirs))
-        outputs = []
-        for number, part in enumerate(theirs):
-            with row.of_part(number):
-                outputs.append(_stem(self.teacher, part))
-        colours = torch.arange(ours[0].shape[1])
-        kept = _chosen_inside(row, after)
-        run = partial(_stem, self.student)
-        row.fit(run, ours, colours, kept)
-        after_stem = [run(part) for part in ours]
-        return after_stem, outputs
+        models = self.student, self.teacher
+        links = [stem_links(model) for model in models]
+        runs = [partial(_stem, model) for model in models]
+        channels = ours[0].shape[1]
+        colours = torch.arange(channels)
+        kept = partial(_chosen_inside, after=after)
+        return follow(links, runs, ours, theirs, colours, kept)
 
-    def layers_of(self, block: Part, of_teacher: Part) -> list[RowLayer]:
+    def links(self, block: Part) -> list[Link]:
         """A block's convolutions, each with the norm after it."""
-        return _row(block_layers(block), block_layers(of_teacher))
+        return block_links(block)
 
     def channels_inside(
         self, row: LayerRow, block: Part, of_teacher: Part, after: Tensor
@@ -239,56 +206,42 @@ class ResNetStart(CNNStart):
         after: Tensor,
     ) -> Sequence[Tensor]:
         """Fits the convolution of a block's shortcut, where it has one, and its norm, to the teacher's shortcut."""
-        shortcut = shortcut_layer(block)
-        if shortcut is None:
+        if block.downsample is None:
             return ours
-        teacher_layer = shortcut_layer(of_teacher)
-        if teacher_layer is None:  # the student's first block is not as wide as its stem
-            start = torch.eye(of_teacher.conv1.in_channels)[after][:, before, None, None]
-        else:
-            start = folded_with_norm(*teacher_layer)[after][:, before]
-        through = of_teacher.downsample or nn.Identity()
-        targets = [through(stream)[:, after] for stream in theirs]
-        fit_to_maps(*shortcut, block.downsample, ours, targets, start)
-        return [block.downsample(stream) for stream in shown(ours, "the shortcut")]
+        through = of_teacher.downsample
+        links = shortcut_links(of_teacher)
+        if through is None:  # the student's first block is not as wide as its stem
+            through = nn.Identity()
+            links = [Link(through, None, torch.eye(of_teacher.conv1.in_channels)[..., None, None])]
+        both = shortcut_links(block), links
+        runs = block.downsample, through
+        passed, _ = follow(both, runs, ours, theirs, before, lambda _: [after])
+        return passed
 
     def reads_last(self) -> Tensor:
         """The classifier's weight."""
         return self.teacher.fc.weight
 
 
-def _row(ours: Sequence[ConvNorm], theirs: Sequence[ConvNorm]) -> list[RowLayer]:
-    """Convolutions in a row, of student and teacher."""
-    layers = []
-    for (layer, norm), (teacher_layer, teacher_norm) in zip(ours, theirs, strict=True):
-        weight = folded_with_norm(teacher_layer, teacher_norm)
-        layers.append(RowLayer(layer, norm, teacher_layer, teacher_norm, weight))
-    return layers
-
-
 def _chosen_inside(row: LayerRow, after: Tensor) -> list[Tensor]:
     """The channels of each layer's output, chosen from the last layer, of which they are ``after``, to the first."""
     kept = [after]
-    for number in reversed(range(1, len(row.layers))):
-        reader = row.layers[number]
-        rows = torch.cat(row.read[reader.of_teacher])
-        spread = covariance(rows)
+    pairs = list(zip(row.ours, row.theirs[1:], strict=False))
+    for link, reader in reversed(pairs):
+        spread = covariance(torch.cat(row.read[reader.layer]))
         weight = reader.weight[kept[0]]
         reading = Readout(spread, as_reader(weight))
-        before = row.layers[number - 1]
-        chosen = chosen_channels([reading], before.layer.out_channels)
-        kept.insert(0, chosen)
+        kept.insert(0, chosen_channels([reading], link.layer.out_channels))
     return kept
 
 
 def _reader(block: Part) -> Reader:
     """A block of the teacher as what reads the stream before it: its first convolution, and its shortcut."""
-    first, norm = block_layers(block)[0]
-    shortcut = shortcut_layer(block)
-    passed_on = torch.eye(first.in_channels)
-    if shortcut is not None:
-        passed_on = as_reader(folded_with_norm(*shortcut))
-    return Reader(first, [as_reader(folded_with_norm(first, norm)), passed_on])
+    first = block_links(block)[0]
+    passed_on = torch.eye(first.layer.in_channels)
+    for link in shortcut_links(block):
+        passed_on = as_reader(link.weight)
+    return Reader(first.layer, [as_reader(first.weight), passed_on])
 
 
 def _stem(model: CNN, pictures: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Moments:
 
 def fit_linear(
     linear: nn.Linear,
-    parts: Iterable[tuple[Tensor, Tensor | CentredRows]],
+    parts: Iterable[tuple[Tensor, Tensor]],
     start: Tensor,
     shares: Tensor | None = None,
     ridge: float = RIDGE,
@@ -78,25 +78,15 @@ def fit_linear(
 
     Args:
         linear: its weight ``(D_out, D_in)`` and its bias, where it has one, are overwritten.
-        parts: pairs of inputs ``(..., L, D_in)`` and outputs ``(..., L, D_out)``, which may be centred already. Only
-            moments of a part are kept, so the sample may be larger than memory.
+        parts: pairs of inputs ``(..., L, D_in)`` and outputs ``(..., L, D_out)``. Only moments of a part are kept, so
+            the sample may be larger than memory.
         start: W0, ``(D_out, D_in)``.
         shares: how much each of the L tokens counts; None: all alike.
         ridge: > 0.
     """
     centre = linear.bias is not None
     moments = pooled(_moments(inputs, outputs, shares, centre) for inputs, outputs in parts)
-    gram = moments.gram
-
-    # G + d I, in place; G may be 0, because all units may be dead
-    right_side = moments.cross - gram @ start.T.double()
-    diagonal = gram.diagonal()
-    damping = ridge * diagonal.mean().clamp(min=1e-12)
-    diagonal.add_(damping)
-    factor = torch.linalg.cholesky_ex(gram).L
-    change = torch.cholesky_solve(right_side, factor).T
-    weight = start + change.float()
-
+    weight = start + change_from(start, moments.gram, moments.cross, ridge).float()
     linear.weight.copy_(weight)
     if linear.bias is not None:
         mean_x = moments.mean_x.float()
@@ -104,26 +94,43 @@ def fit_linear(
         linear.bias.copy_(mean_y - weight @ mean_x)
 
 
-def _moments(
-    inputs: Tensor, outputs: Tensor | CentredRows, shares: Tensor | None, centre: bool
-) -> Moments:
+def change_from(start: Tensor, gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """What solves the normal equations of :func:`fit_linear`, ``W - W0``, of one layer or several at once.
+
+    Args:
+        start: W0, ``(..., D_out, D_in)``.
+        gram: G, ``(..., D_in, D_in)``, float64; d is added to its diagonal. It may be 0, as all units may be dead.
+        cross: C, ``(..., D_in, D_out)``, float64.
+        ridge: d in units of the mean of G's diagonal.
+
+    Returns:
+        ``(..., D_out, D_in)``, float64.
+    """
+    right_side = cross - gram @ start.mT.double()
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    damping = ridge * diagonal.mean(-1, keepdim=True).clamp(min=1e-12)
+    diagonal.add_(damping)
+    factor = torch.linalg.cholesky_ex(gram).L
+    return torch.cholesky_solve(right_side, factor).mT
+
+
+def _moments(inputs: Tensor, outputs: Tensor, shares: Tensor | None, centre: bool) -> Moments:
     """Second moments of one part of the sample, float32, each divided by the number of rows.
 
     Args:
         inputs: x, ``(..., L, D_in)``; all axes but the last make R rows.
-        outputs: y, ``(..., L, D_out)``, or its R rows already centred.
+        outputs: y, ``(..., L, D_out)``.
         shares: how much each of the L tokens counts; None: all alike.
         centre: whether means are subtracted first.
     """
     x, mean_x, row_shares = centred_rows(inputs, shares, centre)
-    if not isinstance(outputs, CentredRows):
-        outputs = centred_rows(outputs, shares, centre)
+    y, mean_y, _ = centred_rows(outputs, shares, centre)
     weighted_x = x
     if shares is not None:
         weighted_x = row_shares * x
     gram = symmetric_product(weighted_x, x) / len(x)
-    cross = weighted_x.T @ outputs.rows / len(x)
-    return Moments(len(x), gram, cross, mean_x, outputs.mean)
+    cross = weighted_x.T @ y / len(x)
+    return Moments(len(x), gram, cross, mean_x, mean_y)
 
 
 def pooled(parts: Iterable[Moments]) -> Moments:
@@ -229,13 +236,21 @@ def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> N
         return
     layer = projection.layers
     is_pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)
-    if not (isinstance(layer, nn.Linear) or is_pointwise):
-        return
-    assert isinstance(layer, nn.Linear | nn.Conv2d)
-    has_bias = layer.bias is not None
-    start = torch.zeros(outputs.shape[-1], inputs.shape[-1])
-    linear = layer_for(start, has_bias)
-    fit_linear(linear, [(inputs.cpu(), outputs.cpu())], start)
+    if isinstance(layer, nn.Linear) or is_pointwise:
+        fit_pointwise(layer, inputs.cpu(), outputs.cpu())
+
+
+def fit_pointwise(layer: Part, inputs: Tensor, outputs: Tensor) -> None:
+    """Sets a linear layer or 1x1 convolution to a ridge regression at every position, drawn to 0.
+
+    Args:
+        layer: its weight, and its bias if it has one, are overwritten.
+        inputs: ``(..., D_in)``.
+        outputs: ``(..., D_out)``.
+    """
+    start = inputs.new_zeros(outputs.shape[-1], inputs.shape[-1])
+    linear = layer_for(start, layer.bias is not None)
+    fit_linear(linear, [(inputs, outputs)], start)
     layer.weight.copy_(linear.weight.view_as(layer.weight))
     if layer.bias is not None:
         layer.bias.copy_(linear.bias)

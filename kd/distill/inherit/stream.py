@@ -5,17 +5,14 @@ token's mean, so only the centred stream matters; neither sees a token's length.
 norms see it".
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from kd.distill.inherit.anatomy import (
-    Part,
     ViT,
     has_layer_without_bias,
     reset_layer_scales,
@@ -23,7 +20,6 @@ from kd.distill.inherit.anatomy import (
     run_block,
 )
 from kd.distill.inherit.pair import centres, final_norm, stream_norms
-from kd.progress import CALM_AT_START, bar
 
 CLASSIFIED = 0.95
 """Share of the variance of the teacher's logits that the directions read by its classifier make."""
@@ -111,26 +107,30 @@ def seen_by_norms(stream: Tensor, norm: nn.Module) -> Tensor:
     return stream
 
 
-def teacher_streams(teacher: ViT, stream: Tensor, rotation: Tensor | None) -> list[Tensor]:
+def teacher_streams(
+    teacher: ViT,
+    stream: Tensor,
+    rotation: Tensor | None,
+    passed: Callable[[], object] = lambda: None,
+) -> list[Tensor]:
     """What the norms see of the teacher's stream before its first block (given) and after each.
 
     Args:
         teacher: whose blocks run.
         stream: before the first block, ``(N, L, D)``.
         rotation: of :func:`kd.distill.inherit.anatomy.rotation_of`.
+        passed: called after each part of 64 pictures that has gone through a block.
 
     Returns:
         One tensor ``(N, L, D)`` more than there are blocks.
     """
     streams = [stream]
-    total = len(teacher.blocks) * len(stream.split(64))
-    with progress("the teacher's blocks", total) as passed:
-        for block in teacher.blocks:
-            parts = []
-            for part in streams[-1].split(64):
-                parts.append(run_block(block, part, rotation))
-                passed.update()
-            streams.append(torch.cat(parts))
+    for block in teacher.blocks:
+        parts = []
+        for part in streams[-1].split(64):
+            parts.append(run_block(block, part, rotation))
+            passed()
+        streams.append(torch.cat(parts))
     return [seen_by_norms(each, teacher.blocks[0].norm1) for each in streams]
 
 
@@ -206,7 +206,7 @@ def moment_of(streams: list[Tensor], class_tokens: int) -> Tensor:
     """
     width = streams[0].shape[-1]
     moment = torch.zeros(width, width, dtype=torch.float64)
-    for stream in shown(streams, "directions of the teacher's stream"):
+    for stream in streams:
         directions_NLD = nn.functional.normalize(stream.double(), dim=-1)
         classified = directions_NLD[:, :class_tokens]
         others = directions_NLD[:, class_tokens:]
@@ -295,36 +295,3 @@ def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
     for place in range(1, student_depth + 1):
         numbers.append(place * teacher_depth // student_depth - 1)
     return numbers
-
-
-def progress(label: str, total: int) -> tqdm:
-    """A progress bar in the first process, for ``total`` passes of a part of the sample through a block; the caller advances
-    it with ``update``.
-    """
-    return _bar(None, label, total)
-
-
-def shown(parts: Iterable[Part], label: str, total: int | None = None) -> Iterable[Part]:
-    """The same parts, with a progress bar in the first process where they take longer than a few seconds.
-
-    Args:
-        parts: of a sample.
-        label: what is done with them.
-        total: how many there are; None: the length of ``parts``, a sequence.
-    """
-    if total is None:
-        assert isinstance(parts, Sequence)
-        total = len(parts)
-    return _bar(parts, label, total)
-
-
-def _bar(parts: Iterable[Any] | None, label: str, total: int) -> tqdm:
-    """A progress bar on the first process alone, in parts of the sample; ``parts`` None: advanced by ``update``."""
-    return bar(
-        parts,
-        total=total,
-        label=f"inherit: {label}",
-        unit=" parts",
-        calm=CALM_AT_START,
-        disable=getattr(rank_zero_only, "rank", 0) != 0,
-    )

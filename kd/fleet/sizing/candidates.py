@@ -19,7 +19,7 @@ from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
 from kd.models.build import AUTO, PATCHES, hidden_pixels
 from kd.models.segmenter import DenseModel, backbone_of
 from kd.report.sized import SETTINGS
-from kd.run.assemble import Begun, begin, not_inheritable, own_patches
+from kd.run.assemble import Begun, choose_start, not_inheritable, own_patches
 from kd.teachers import FrozenTeacher, RunTeacher
 
 DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)
@@ -307,7 +307,7 @@ def _begin_without_values(
         with torch.device("meta"):
             return drawing(wanted, student, key)()
 
-    return begin(spec, build(own_patches(spec)), teacher, build)
+    return choose_start(spec, build(own_patches(spec)), teacher, build)
 
 
 def _shapes(model: nn.Module) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
-from kd.distill.first_weights import begin
+from kd.distill.first_weights import give_first_weights
 from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.fleet.sizing.candidates import Candidate
@@ -62,7 +62,7 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         students = {name: module.student for name, module in modules.items()}
         module = run.module
         pictures = cache(data.sample_pictures)
-        begin(list(students.values()), module.teacher, pictures, data.sample)
+        give_first_weights(list(students.values()), module.teacher, pictures, data.sample)
         drawn = {candidate.name for candidate in group if not candidate.inherits}
         scores: dict[str, dict[str, float]] = {}
         before = measured(students, data, module.device, module.teacher)

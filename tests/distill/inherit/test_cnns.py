@@ -13,7 +13,7 @@ from kd.distill.inherit.convnext import _reset_scales
 from kd.distill.inherit.maps import (
     RIDGE,
     RIDGE_OF_FEW,
-    at,
+    channels_at,
     drawn_positions,
     fit_depthwise,
     fit_layer,
@@ -75,7 +75,7 @@ def test_a_convolutions_fit_is_the_ridge_regression(bias: bool) -> None:
     maps, start = torch.randn(6, 3, 9, 9), torch.randn(4, 3, 3, 3)
     target = torch.randn(6, 4, 5, 5)
     positions = drawn_positions(6, 5, 5, 10**6, seed=0)
-    x, y = under_kernel(layer, maps, positions), at(target, positions)
+    x, y = under_kernel(layer, maps, positions), channels_at(target, positions)
     patches = nn.functional.unfold(maps, 3, padding=1, stride=2)
     torch.testing.assert_close(x, patches.transpose(1, 2).flatten(0, 1))
 
@@ -100,7 +100,7 @@ def test_a_norm_after_a_convolution_adds_its_bias_with_statistics_of_its_own() -
     maps = torch.randn(8, 3, 4, 4) + 1
     target = nn.Conv2d(3, 4, 1)(maps)
     positions = drawn_positions(8, 4, 4, 10**6, seed=0)
-    rows = [(under_kernel(layer, maps, positions), at(target, positions))]
+    rows = [(under_kernel(layer, maps, positions), channels_at(target, positions))]
     fit_layer(layer, norm, rows, torch.zeros(4, 3, 1, 1))
     for mode in (
         norm.eval,
@@ -117,7 +117,7 @@ def test_depthwise_filters_are_fitted_channel_by_channel() -> None:
     maps = torch.randn(16, 5, 8, 8)
     positions = drawn_positions(16, 8, 8, 900, seed=0)
     inputs = windows(layer, maps).permute(0, 2, 3, 1, 4, 5)[positions].flatten(2)
-    fit_depthwise(layer, [(inputs, at(true(maps), positions))], torch.zeros(5, 1, 3, 3))
+    fit_depthwise(layer, [(inputs, channels_at(true(maps), positions))], torch.zeros(5, 1, 3, 3))
     torch.testing.assert_close(layer.weight, true.weight, atol=3e-3, rtol=0)
     torch.testing.assert_close(layer.bias, true.bias, atol=3e-3, rtol=0)
 

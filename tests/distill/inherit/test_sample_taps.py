@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kd.data.info import DataInfo
 from kd.distill import settle
-from kd.distill.first_weights import begin
+from kd.distill.first_weights import give_first_weights
 from kd.distill.objective import Objective
 from kd.distill.settle import settle_losses
 from kd.distill.student import Student
@@ -81,7 +81,7 @@ def test_the_start_reads_what_the_losses_need(
     student_model, teacher_model = models()
     teacher = FrozenTeacher(teacher_model, THEIRS, classes=5)
     student = inheriting(student_model, teacher, layers)
-    begin([student], teacher, lambda _: sample)
+    give_first_weights([student], teacher, lambda _: sample)
     taps = student.sample_taps
     assert taps is not None
 
@@ -112,7 +112,7 @@ def test_a_layer_that_the_fit_does_not_run_is_read_anew(sample: Tensor) -> None:
     student_model, teacher_model = vits()
     teacher = FrozenTeacher(teacher_model, THEIRS, classes=5)
     student = inheriting(student_model, teacher, ["blocks.1.mlp"])
-    begin([student], teacher, lambda _: sample)
+    give_first_weights([student], teacher, lambda _: sample)
     settle_losses(student, teacher, lambda _: sample, lambda value: value)
     (standardizer,) = student.standardizers
     assert standardizer.rows > 0

@@ -1,14 +1,16 @@
 """Students that start from a teacher's layers, by what they compute."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from timm.layers import RmsNorm, SwiGLU, SwiGLUPacked
 
-from kd.distill.inherit import inherit_together, layers, measured, start
+from kd.distill.inherit import families, inherit_together, layers, measured, start
 from kd.distill.inherit.layers import inherit_block
 from kd.models import Preprocess
+from kd.progress import bar
 from tests.distill.inherit._vits import OURS, THEIRS, answers, inherit, small_vit, vit
 
 
@@ -222,29 +224,41 @@ def test_dead_units(sample: torch.Tensor) -> None:
 
 @torch.no_grad()
 def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
-    sample: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    sample: torch.Tensor,
 ) -> None:
     """Other widths, depths, heads, and another patch grid in between."""
     shapes = ({"width": 32, "heads": 2}, {"width": 48, "depth": 2}, {"patch_size": 16}, {"width": 32, "heads": 4},
               {"width": 32, "heads": 2, "depth": 2}, {"width": 32, "heads": 2, "qkv_bias": False})  # fmt: skip
-    teacher, calls, fitted = vit(0), [], []
+    teacher, calls = vit(0), []
     alone, together = ([vit(1, **shape) for shape in shapes] for _ in range(2))
     for student in alone:
         inherit(student, teacher, sample[:96], OURS, THEIRS)
     teacher.blocks[2].register_forward_pre_hook(lambda *_: calls.append(1))
     teacher.blocks[2].attn.register_forward_pre_hook(lambda *_: calls.append(2))
-    monkeypatch.setattr(
-        start, "inherit_block", lambda *args: fitted.append(args) or inherit_block(*args)
-    )
     inherit_together([(student, OURS) for student in together], teacher, sample[:96], THEIRS)
-    assert len(fitted) == sum(len(student.blocks) for student in together) - 1, (
-        "one stream is met twice"
-    )
     for one, other in zip(alone, together, strict=True):
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     assert calls.count(1) == 2 * 2, "two grids, each in two parts; the logits are read from one"
     assert calls.count(2) == calls.count(1) + 4, "and once a grid and part for what the fits read"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shapes", [[{}], [{"depth": 2}, {"patch_size": 16, "depth": 1}]])
+def test_progress_counts_each_pass_to_its_end(
+    shapes: list[dict], sample: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+
+    def kept(*args: object, **kwargs: object) -> object:
+        shown.append(bar(*args, **kwargs))
+        return shown[-1]
+
+    monkeypatch.setattr(families, "bar", kept)
+    students = [(vit(1, **shape), OURS) for shape in shapes]
+    inherit_together(students, vit(0), sample[:96], THEIRS)
+    (one,) = shown
+    assert one.n == one.total > 10
 
 
 @pytest.mark.parametrize(("pool", "expected"), [("token", [16.0, *[1.0] * 16]), ("avg", None)])
