@@ -145,6 +145,7 @@ def test_one_engine_reads_settings() -> None:
         "student_metadata",
         "shards",
         "scan",
+        "foreign",
     }  # what a file says, no settings
     assert users - of_files <= {"kinds", "options", "parts", "resolve", "spec"}
 

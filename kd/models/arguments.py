@@ -23,11 +23,13 @@ MOST_LAYERS = 1000
 """Of a model that settings or a file describe: each is built before its weights are compared."""
 LARGEST_WINDOW = 64
 """Pixels or tokens of an attention window's side; some models count its pairs of tokens, (side^2)^2, one by one."""
-WINDOWS = re.compile(r"window")
-REPEATS = re.compile(r"depth|layers|blocks|stages|repeats")
-"""Names of arguments that count layers; a file can't name more layers than it has tensors."""
-SIDES = ("img_size", "image_size", "input_size")
-"""Names of arguments that give sides of pictures in pixels, at any depth of a configuration."""
+BOUNDS = (
+    (re.compile(r"img_size|image_size|input_size"), LARGEST_SIDE, " pixels"),
+    (re.compile(r".*(depth|layers|blocks|stages|repeats).*"), MOST_LAYERS, ""),
+    (re.compile(r".*window.*"), LARGEST_WINDOW, ""),
+    (re.compile(r".*"), LARGEST, ""),
+)
+"""By the names of arguments, the first that matches: their largest whole number, and its unit. Layers are summed."""
 
 
 def check_arguments(
@@ -43,50 +45,24 @@ def check_arguments(
             its file has tensors, and in any case at most :data:`MOST_LAYERS`.
 
     Raises:
-        UserError: an argument that loads weights, a side above :data:`kd.settings.LARGEST_SIDE`, a number above
-            :data:`LARGEST`, too many layers, one by one or summed, or a window above :data:`LARGEST_WINDOW`.
+        UserError: an argument that loads weights, or a number above its bound (:data:`BOUNDS`).
     """
-    for name in arguments:
+    for name, value in arguments.items():
         if name in LOADS:
             raise UserError(
                 f"{key}{name}: can't be an argument of the architecture; a file of weights is a checkpoint"
             )
-    check_sides(arguments, key)
-    for name, value in arguments.items():
-        if name.endswith("_config") and isinstance(value, Mapping):  # a model inside it
+        if isinstance(value, Mapping) and name.endswith("_config"):  # a model inside it
             check_arguments(value, f"{key}{name}.", tensors)
             continue
-        sizes = [abs(number) for number in _whole_numbers(value)]
-        counts_layers = REPEATS.search(name) is not None
-        limit = LARGEST
-        if counts_layers:
+        numbers = [abs(number) for number in _whole_numbers(value)]
+        limit, unit = next((most, unit) for names, most, unit in BOUNDS if names.fullmatch(name))
+        found = max(numbers, default=0)
+        if limit == MOST_LAYERS:
+            found = sum(numbers)
             limit = MOST_LAYERS if tensors is None else min(len(tensors), MOST_LAYERS)
-        elif WINDOWS.search(name):
-            limit = LARGEST_WINDOW
-        too_many_layers = counts_layers and sum(sizes) > limit
-        if max(sizes, default=0) > limit or too_many_layers:
-            raise UserError(f"{key}{name}: must be <= {limit}, got {str(value)[:80]}")
-
-
-def check_sides(arguments: Mapping[str, Any], key: str) -> None:
-    """Checks the sides of pictures in a model's arguments, also those of models inside it (``vision_config``).
-
-    Args:
-        arguments: by name; :data:`SIDES` are compared.
-        key: what messages begin with.
-
-    Raises:
-        UserError: a side above :data:`kd.settings.LARGEST_SIDE` pixels.
-    """
-    for name, value in arguments.items():
-        if name in SIDES:
-            largest = max(_whole_numbers(value), default=0)
-            if largest > LARGEST_SIDE:
-                raise UserError(
-                    f"{key}{name}: must be <= {LARGEST_SIDE} pixels, got {str(value)[:80]}"
-                )
-        if isinstance(value, Mapping):
-            check_sides(value, f"{key}{name}.")
+        if found > limit:
+            raise UserError(f"{key}{name}: must be <= {limit}{unit}, got {str(value)[:80]}")
 
 
 def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kd.errors import NEARLY, UserError, builder_hint, did_you_mean, plain
-from kd.models.arguments import check_arguments, check_memory, check_sides
+from kd.models.arguments import check_arguments, check_memory
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_downloadable
 from kd.models.loading import NEW, load_checkpoint
@@ -19,7 +19,7 @@ from kd.models.own import Builder, build_own, error_of_builder, name_of, remade
 from kd.models.preprocess import evaluating, preprocess_for
 from kd.models.segmenter import DenseModel, backbone_of
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
-from kd.models.weights import about, say
+from kd.models.weights import About, about, say
 from kd.settings import height_width
 
 Spec = TypeVar("Spec", bound=ModelSpec)
@@ -195,7 +195,6 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
         )
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
-    check_sides({"img_size": spec.img_size}, f"{key}.")
     pretrained = spec.pretrained and not spec.checkpoint
     if kwargs:
         check_memory(
@@ -306,18 +305,12 @@ def completed(spec: Spec, key: str) -> Spec:
         UserError: a checkpoint of transformers, or of a builder, without that builder.
     """
     file = about(spec.checkpoint)
-    moments: dict[str, Any] = {
-        "mean": spec.mean or _three(file.mean),
-        "std": spec.std or _three(file.std),
-    }
     is_teacher = isinstance(spec, TeacherSpec)
-
-    # Models that a builder makes.
     if spec.builder is not None:
         name = name_of(spec.builder)
         if spec.arch not in ("", name):
             say(f"{key}: built by {name}, not timm's {spec.arch}")
-        return replace(spec, arch=name, **moments)
+        return replace(spec, arch=name, **_moments(spec, file))
     needs_both_tokens = file.two_token_head and isinstance(spec, TeacherSpec) and spec.head
     if file.builder == TRANSFORMERS or needs_both_tokens:
         raise UserError(
@@ -329,34 +322,33 @@ def completed(spec: Spec, key: str) -> Spec:
             f"{key}.builder: {spec.checkpoint} was built by {file.builder}; name it and its arguments"
         )
 
-    # timm's models; timm may have several names for a foreign model.
-    if not file.arch or (file.foreign and spec.arch):
-        return replace(spec, **moments)
-    if is_teacher and file.arch != spec.arch:
+    # timm's models; timm may have several names for a foreign model
+    is_named = not file.arch or (file.foreign and spec.arch)
+    same = file.arch == spec.arch
+    if not is_named and not is_teacher and spec.arch and not same:
+        return spec
+    spec = replace(spec, **_moments(spec, file))
+    if is_named or (not is_teacher and same):
+        return spec
+    if is_teacher and not same:
         size: Any = file.img_size
         if size and size[0] == size[1]:
             size = size[0]
-        instead = ""
-        if spec.arch:
-            instead = f", not the settings' {spec.arch}"
+        instead = f", not the settings' {spec.arch}" if spec.arch else ""
         say(f"{key}: {file.arch} at {size} px, as {spec.checkpoint} says{instead}")
-        return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs, **moments)
-    if is_teacher or not spec.arch:
-        known: dict[str, Any] = {
-            "img_size": spec.img_size or file.img_size,
-            "kwargs": {**file.kwargs, **spec.kwargs},
-        }
-        return replace(spec, arch=file.arch, **known, **moments)
-    if file.arch == spec.arch:
-        return replace(spec, **moments)
-    return spec
+        return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs)
+    known: Any = spec.img_size or file.img_size
+    return replace(spec, arch=file.arch, img_size=known, kwargs={**file.kwargs, **spec.kwargs})
 
 
-def _three(values: Sequence[float] | None) -> list[float] | None:
-    """Three values, of red, green and blue, as a list; None for none, and for another number of them."""
-    if values and len(values) == 3:
-        return list(values)
-    return None
+def _moments(spec: ModelSpec, file: About) -> dict[str, Any]:
+    """Mean and standard deviation, by name: those of the settings, else the file's three of red, green and blue."""
+    moments = {}
+    for name in ("mean", "std"):
+        of_file = getattr(file, name)
+        is_usable = of_file and len(of_file) == 3
+        moments[name] = getattr(spec, name) or (list(of_file) if is_usable else None)
+    return moments
 
 
 def count_parameters(model: nn.Module) -> int:

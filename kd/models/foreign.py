@@ -3,17 +3,24 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 from torch import Tensor
 
 from kd.errors import UserError
 from kd.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
-WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size")
-"""Of a ViT's ``config.json``: whole numbers from 1 on."""
 HUGGING_FACE = "kd.models.hugging_face.HuggingFaceBuilder"
 TRANSFORMERS = "transformers"
 ANCHORS = {
@@ -87,20 +94,16 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
     outer = inner[: inner.rstrip(".").rfind(".") + 1]
     named: dict[str, Tensor] = {}
     for key, value in tensors.items():
-        if key.startswith(inner):
-            name = key.removeprefix(inner)
-        elif key.startswith(f"{outer}classifier."):
-            name = key.removeprefix(outer)
-        else:
-            continue
-        if not UNUSED.match(name):
+        is_classifier = key.startswith(f"{outer}classifier.")
+        name = key.removeprefix(outer if is_classifier else inner)
+        if is_classifier or (key.startswith(inner) and not UNUSED.match(name)):
             named[_timm_name(name, library)] = value
     # queries, keys and values, each (D, D), in one layer (3 D, D)
     for query in [name for name in named if ".attn.q." in name]:
         names = [query.replace(".attn.q.", f".attn.{kind}.") for kind in "qkv"]
         if all(name in named for name in names):
-            tensors_of_layer = [named.pop(name) for name in names]
-            named[query.replace(".attn.q.", ".attn.qkv.")] = torch.cat(tensors_of_layer)
+            of_layer = [named.pop(name) for name in names]
+            named[query.replace(".attn.q.", ".attn.qkv.")] = torch.cat(of_layer)
     return named
 
 
@@ -117,57 +120,47 @@ class OddValue(UserError):
     """A value of a foreign file that no model has; the message names the file and the value's key."""
 
 
-def _check(file: Path, values: Mapping[str, Any], name: str, fits: bool, allowed: str) -> None:
-    """Raises an OddValue for the value of ``name`` in a file that has one, unless it fits; ``allowed``: what it must be."""
-    if name in values and not fits:
-        raise OddValue(f"{file}: {name} must be {allowed}, got {str(values.get(name))[:80]}")
+class _Read(BaseModel):
+    """Values of a file of transformers that kd reads, each of the kind that transformers writes; others are passed over."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], file: Path) -> Self:
+        """The values in the content of a file; an OddValue for the first of another kind."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = first["loc"][0]
+            given = str(content.get(str(name)))[:80]
+            problem = str(first["msg"])
+            raise OddValue(f"{file}: {name}: {problem}, got {given}") from error
 
 
-def _is_whole(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+class Pixels(_Read):
+    """How pictures are prepared, of a ``preprocessor_config.json``."""
+
+    image_mean: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    """Of each channel, for values in 0..1."""
+    image_std: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    """Likewise."""
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+class _ViT(_Read):
+    """A ViT, of a ``config.json``."""
 
-
-def _check_vit(config: Mapping[str, Any], file: Path) -> None:
-    """Refuses a ViT's configuration with values of other kinds than transformers writes."""
-    for name in WHOLE:
-        _check(file, config, name, _is_whole(config.get(name)), "a whole number > 0")
-    ratio = config.get("mlp_ratio")
-    if ratio:
-        _check(file, config, "mlp_ratio", _is_number(ratio) and ratio > 0, "a number > 0")
-    else:
-        inner = _is_whole(config.get("intermediate_size"))
-        _check(file, config, "intermediate_size", inner, "a whole number > 0")
-    registers = _is_whole(config.get("num_register_tokens", 0), 0)
-    _check(file, config, "num_register_tokens", registers, "a whole number")
-    side = config.get("image_size")
-    sides = side if isinstance(side, list) and len(side) == 2 else [side]
-    is_size = all(_is_whole(each) for each in sides)
-    _check(file, config, "image_size", is_size, "a side, or height and width, in pixels")
-    names = config.get("architectures") or []
-    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    _check(file, config, "architectures", are_names, "a list of names")
-
-
-def check_pixels(pixels: Mapping[str, Any], file: Path) -> None:
-    """Refuses a ``preprocessor_config.json`` whose mean and deviation are not three numbers.
-
-    Args:
-        pixels: its content.
-        file: named in the message.
-
-    Raises:
-        OddValue: names the value.
-    """
-    for name in ("image_mean", "image_std"):
-        values = pixels.get(name)
-        fits = values is None or (
-            isinstance(values, list) and len(values) == 3 and all(map(_is_number, values))
-        )
-        _check(file, pixels, name, fits, "three numbers")
+    model_type: Literal["vit", "dinov2", "dinov2_with_registers"]
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    patch_size: PositiveInt
+    image_size: PositiveInt | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
+    mlp_ratio: PositiveFloat | None = None
+    intermediate_size: PositiveInt | None = None
+    num_register_tokens: NonNegativeInt = 0
+    qkv_bias: bool = True
+    architectures: list[str] | None = None
 
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -181,58 +174,52 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         ``builder`` alone for a model that timm does not have; else all that it says of timm's nearest one.
 
     Raises:
-        OddValue: a value of another kind than transformers writes.
-        KeyError: a value of the configuration is missing; callers report it.
+        OddValue: a value that is missing, or of another kind than transformers writes.
     """
-    families = ("vit", "dinov2", "dinov2_with_registers")
+    families = get_args(_ViT.model_fields["model_type"].annotation)
     if config["model_type"] not in families or config.get("use_swiglu_ffn"):
         return {"builder": TRANSFORMERS}
-    _check_vit(config, folder / "config.json")
-    width = config["hidden_size"]
-    depth = config["num_hidden_layers"]
-    heads = config["num_attention_heads"]
-    ratio = config.get("mlp_ratio") or config["intermediate_size"] / width
-    patch = config["patch_size"]
-    registers = config.get("num_register_tokens", 0)
-    has_bias = config.get("qkv_bias", True)
-    is_dino = config["model_type"].startswith("dinov2")
+    vit = _ViT.of(config, folder / "config.json")
+    width = vit.hidden_size
+    ratio = vit.mlp_ratio or (vit.intermediate_size or 4 * width) / width
+    patch = vit.patch_size
+    registers = vit.num_register_tokens
+    is_dino = vit.model_type != "vit"
 
     # The architecture of timm; where none fits, the nearest with other arguments.
-    size = SIZES.get((width, depth, heads))
+    size = SIZES.get((width, vit.num_hidden_layers, vit.num_attention_heads))
     has_usual_patch = patch == 14 or not is_dino
-    fits = size and ratio == 4 and has_bias and has_usual_patch and registers in (0, 4)
+    fits = size and ratio == 4 and vit.qkv_bias and has_usual_patch and registers in (0, 4)
     kind = "16_224"
     if is_dino:
         kind = "14_reg4_dinov2" if registers else "14_dinov2"
     elif fits:
         kind = f"{patch}_224"
-    kwargs = {}
+    kwargs: dict[str, Any] = {}
     if not fits:
         size = "base"
         kwargs = {
             "patch_size": patch,
             "embed_dim": width,
-            "depth": depth,
-            "num_heads": heads,
+            "depth": vit.num_hidden_layers,
+            "num_heads": vit.num_attention_heads,
             "mlp_ratio": ratio,
-            "qkv_bias": has_bias,
+            "qkv_bias": vit.qkv_bias,
         }
         if registers:
             kwargs["reg_tokens"] = registers
 
-    pixels = {}
+    pixels = Pixels()
     file = folder / "preprocessor_config.json"
     if file.is_file():
-        pixels = json_of(text_of(file))
-        check_pixels(pixels, file)
-    architectures = config.get("architectures") or []
-    has_head = any(name.endswith("ForImageClassification") for name in architectures)
+        pixels = Pixels.of(json_of(text_of(file)), file)
+    has_head = any(name.endswith("ForImageClassification") for name in vit.architectures or [])
     return {
         "arch": f"vit_{size}_patch{kind}",
         "kwargs": kwargs,
-        "img_size": height_width(config["image_size"]),
-        "mean": pixels.get("image_mean"),
-        "std": pixels.get("image_std"),  # else the architecture's own, as timm says
+        "img_size": height_width(vit.image_size),
+        "mean": pixels.image_mean,
+        "std": pixels.image_std,  # else the architecture's own, as timm says
         "foreign": True,
         "two_token_head": has_head and is_dino,
     }

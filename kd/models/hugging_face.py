@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
 from kd.models.arguments import IMPLEMENTATIONS, architecture_alone, check_arguments, check_memory
-from kd.models.foreign import check_pixels
+from kd.models.foreign import Pixels
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.settings import height_width
@@ -166,10 +166,10 @@ class HuggingFaceBuilder:
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
-        check_pixels(pixels, Path(self.path or "") / PIXELS)
+        moments = Pixels.of(pixels, Path(self.path or "") / PIXELS)
         size = img_size or _size(pixels) or height_width(_image_size(config, 224))
-        mean = pixels.get("image_mean") or HALF
-        std = pixels.get("image_std") or HALF
+        mean = moments.image_mean or HALF
+        std = moments.image_std or HALF
         made_by = {
             "class_path": f"{__name__}.HuggingFaceBuilder",
             "init_args": {"config": model.config.to_dict()},

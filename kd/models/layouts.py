@@ -13,8 +13,8 @@ import inspect
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ PRETRAINING = ("decoder_", "mask_token")
 AVERAGES = {"state_dict_ema": "state_dict", "model_ema": "model"}
 """Names below which timm's trainer saves moving averages, and of the weights that they are averages of."""
 
+State = dict[str, Tensor]
 Size = Sequence[int]
 
 
@@ -45,7 +46,7 @@ class FileModel:
 
     prefix: str
     """What is before its names in the file, with the last dot; "" where they begin at the top."""
-    state: dict[str, Tensor]
+    state: State
     """Its tensors under the wanted model's names."""
     library: str = ""
     """The library whose names were replaced."""
@@ -53,13 +54,14 @@ class FileModel:
     """How many of the wanted model's tensors it has with their shapes."""
     same_name: int = 0
     """How many of them it has with any shape."""
-    rivals: list[str] = field(default_factory=list)
-    """The prefixes of other models in the file that were passed over."""
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        """The higher, the better it fits: equal shapes, equal names, few tensors that the wanted model lacks."""
-        return self.same_shape, self.same_name, self.same_name - len(self.state)
+    def rank(self) -> tuple[int, bool, int, int]:
+        """The higher, the better it fits: equal shapes, a moving average, equal names, few tensors that the model
+        lacks.
+        """
+        is_average = self.prefix.split(".")[0] in AVERAGES
+        return self.same_shape, is_average, self.same_name, self.same_name - len(self.state)
 
 
 def choose_layout(
@@ -89,52 +91,40 @@ def choose_layout(
         UserError: two models fit equally well, or nothing is below ``part``.
     """
     # a model fits where half of the wanted tensors have their shapes
-    layouts = list(_layouts(tensors, model, img_size))
-    half = _expected_count(model) / 2
-    candidates = [layout for layout in layouts if layout.same_shape >= half] or layouts
+    expected = {}
+    for tensor_name, value in model.state_dict().items():
+        if not tensor_name.endswith(COUNTER):
+            expected[tensor_name] = value
+    layouts = list(_layouts(tensors, expected, model, img_size))
+    fitting = [layout for layout in layouts if 2 * layout.same_shape >= len(expected)]
+    candidates = fitting or layouts
     if part is not None:
         candidates = _below_part(candidates, part, f"{name} ({key}_key)")
     best = max(candidates, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
 
-    # other models, with other weights; a moving average is preferred to the weights that it is of
-    others = []
-    for layout in candidates:
-        if layout.same_shape >= half and not _same_weights(layout, best):
-            others.append(layout)
-    replaced = [layout for layout in others if _is_plain_of(layout.prefix, best.prefix)]
-    equal = []
-    for layout in others:
-        if layout.same_shape == best.same_shape and layout not in replaced:
+    equal = [best]
+    for layout in candidates if fitting else ():
+        fits_as_well = layout.same_shape == best.same_shape
+        if fits_as_well and not _is_average_of(best, layout) and not _same_weights(layout, best):
             equal.append(layout)
-    if len(equal) == 1 and _is_plain_of(best.prefix, equal[0].prefix):
-        replaced = [best]
-        best = equal.pop()
-    if equal:
-        shown = _distinct_prefixes([best, *equal])
-        listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    if len(equal) > 1:
+        shown = _distinct_prefixes(equal)
         raise UserError(
-            f"{name} holds {len(shown)} models that fit equally well, below {listed}; "
+            f"{name} holds {len(shown)} models that fit equally well, below {', '.join(shown[:-1])} and {shown[-1]}; "
             f"{key}_key=NAME says which, for example {key}_key={shown[0].strip(chr(39))}"
         )
-    best.rivals = [layout.prefix for layout in [*others, *replaced] if layout is not best]
 
     # what masked autoencoders have beside a classifier is left out
-    expected = model.state_dict()
     for tensor_name in list(best.state):
         if tensor_name.startswith(PRETRAINING) and tensor_name not in expected:
             del best.state[tensor_name]
     return best
 
 
-def _expected_count(model: nn.Module) -> int:
-    """The number of a model's tensors without BatchNorm's counters."""
-    return sum(not name.endswith(COUNTER) for name in model.state_dict())
-
-
 def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileModel]:
     """The layouts whose prefix has the path ``part`` in it; ".": those with the shortest prefix.
 
-    ``name`` begins the user's error where there is none.
+    ``name`` begins the user's error where no layout is left.
     """
     if part == ".":
         shortest = min((len(layout.prefix) for layout in layouts), default=0)
@@ -153,19 +143,14 @@ def _same_weights(one: FileModel, other: FileModel) -> bool:
     for name in one.state.keys() & other.state.keys():
         first = one.state[name]
         second = other.state[name]
-        if first is second:
-            continue
-        if first.shape != second.shape or not torch.equal(first, second):
+        if first is not second and not torch.equal(first, second):
             return False
     return True
 
 
-def _is_plain_of(plain: str, average: str) -> bool:
-    """Whether ``average`` is the prefix of a moving average, and ``plain`` that of the weights that it is an average of, by
-    the names of timm's trainer.
-    """
-    first = average.split(".")[0]
-    return first in AVERAGES and plain.split(".")[0] == AVERAGES[first]
+def _is_average_of(average: FileModel, plain: FileModel) -> bool:
+    """Whether one is the moving average of the other, by the names of timm's trainer."""
+    return AVERAGES.get(average.prefix.split(".")[0]) == plain.prefix.split(".")[0]
 
 
 def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
@@ -184,162 +169,93 @@ def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
 
 
 def _layouts(
-    tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    model: nn.Module,
+    img_size: Size | None,
 ) -> Iterator[FileModel]:
     """Every way to read the file as the model: each place, in each of its variants, and under other libraries' names.
 
     Where places have all of the model's names and shapes, these alone are tried; else all that have at least a third as
     many tensors as the model.
-
-    Args:
-        tensors: of the file, by name.
-        model: that they are for.
-        img_size: height and width of the input that the file names; None: it names none.
     """
-    expected = {}
-    for name, value in model.state_dict().items():
-        if not name.endswith(COUNTER):
-            expected[name] = value
-
     # how many tensors each prefix has, and how many with the model's names and shapes
     below = Counter[str]()
     matching = Counter[str]()
     for name, value in tensors.items():
-        for prefix, rest in _splits(name):
+        parts = name.split(".", DEEPEST)
+        for depth in range(len(parts)):
+            rest = ".".join(parts[depth:])
+            prefix = name.removesuffix(rest)
             below[prefix] += 1
             matching[prefix] += rest in expected and expected[rest].shape == value.shape
-    exact = {prefix for prefix, count in matching.items() if count == len(expected)}
-    prefixes = exact
+    exact = [prefix for prefix, count in matching.items() if count == len(expected)]
+    large = [prefix for prefix, count in below.items() if 3 * count >= len(expected)]
+
+    found: list[tuple[str, State, str]] = []
+    for prefix in sorted(exact or large):
+        state = _without_prefix(tensors, prefix)
+        found += [(prefix, variant, "") for variant in _variants(state, expected)]
     if not exact:
-        prefixes = {prefix for prefix, count in below.items() if 3 * count >= len(expected)}
-
-    for prefix in sorted(prefixes):
-        state = {}
-        for name, value in tensors.items():
-            if name.startswith(prefix):
-                state[name.removeprefix(prefix)] = value
-        for variant in _variants(state, expected):
-            yield _fitted(prefix, variant, "", model, expected, img_size)
-    if not exact:
-        for prefix, state, library in foreign_models(tensors):
-            yield _fitted(prefix, state, library, model, expected, img_size)
+        found += foreign_models(tensors)
+    for prefix, state, library in found:
+        own = _in_the_models_layout(state, model, img_size)
+        names = own.keys() & expected.keys()
+        same_shape = sum(own[name].shape == expected[name].shape for name in names)
+        yield FileModel(prefix, own, library, same_shape, len(names))
 
 
-def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """A tensor's name as (prefix, rest): ``a.b.c`` -> ``("", "a.b.c")``, ``("a.", "b.c")``, ``("a.b.", "c")``."""
-    yield "", name
-    place = name.find(".") + 1
-    for _ in range(DEEPEST):
-        if not place:
-            return
-        yield name[:place], name[place:]
-        place = name.find(".", place) + 1
-
-
-def _variants(
-    state: dict[str, Tensor], expected: Mapping[str, Tensor]
-) -> Iterator[dict[str, Tensor]]:
-    """The tensors of one place as they are, and as filters of timm and models of builders expect them.
-
-    Args:
-        state: tensors of the file, by name below that place.
-        expected: the model's own, by name.
-    """
+def _variants(state: State, expected: Mapping[str, Tensor]) -> Iterator[State]:
+    """The tensors of one place as they are, and as filters of timm and models of builders expect them."""
     yield state
     # a builder's module, trained outside of kd
     if all(name.startswith("model.") for name in expected):
-        yield _below_prefix("model.", state)
+        yield _below("model.", state)
     # timm's filter recognises DINOv2's layout by its mask token
     if "register_tokens" in state and "mask_token" not in state:
-        registers = state["register_tokens"]
-        yield {**state, "mask_token": registers}
+        yield {**state, "mask_token": state["register_tokens"]}
     # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
     if "class_embedding" in state:
-        yield _below_prefix("visual.", state)
+        yield _below("visual.", state)
 
 
-def _below_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _below(prefix: str, state: Mapping[str, Tensor]) -> State:
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
-def _fitted(
-    prefix: str,
-    state: dict[str, Tensor],
-    library: str,
-    model: nn.Module,
-    expected: Mapping[str, Tensor],
-    img_size: Size | None,
-) -> FileModel:
-    """The state through the architecture's filter, and how well it fits: how many names and shapes are the model's.
-
-    Args:
-        prefix: of the place in the file.
-        state: see the module.
-        library: whose names were brought into timm's; "": timm's own.
-        model: that they are for.
-        expected: see the module.
-        img_size: likewise.
-    """
-    filtered = _in_the_models_layout(state, model, img_size)
-    same_names = 0
-    same_shapes = 0
-    for name, value in expected.items():
-        if name in filtered:
-            same_names += 1
-            same_shapes += filtered[name].shape == value.shape
-    return FileModel(prefix, filtered, library, same_shapes, same_names)
+def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
+    """The tensors below a prefix, by the rest of their names."""
+    inner = {}
+    for name, value in state.items():
+        if name.startswith(prefix):
+            inner[name.removeprefix(prefix)] = value
+    return inner
 
 
-def _in_the_models_layout(
-    state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> dict[str, Tensor]:
+def _in_the_models_layout(state: State, model: nn.Module, img_size: Size | None) -> State:
     """The state under the model's names, by the architecture's own checkpoint filter; a plain timm file becomes a dense
     model's backbone.
-
-    Args:
-        state: see the module.
-        model: that it is for.
-        img_size: height and width of the input that the file names; None: it names none.
     """
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
         return _filtered(state, model, img_size)
-
-    of_backbone = {}
-    of_head = {}
-    for name, value in state.items():
-        if name.startswith("backbone."):
-            of_backbone[name.removeprefix("backbone.")] = value
-        else:
-            of_head[name] = value
+    of_backbone = _without_prefix(state, "backbone.")
     if of_backbone:  # a dense model's file
-        return {**_below_backbone(_filtered(of_backbone, backbone, img_size)), **of_head}
-
+        of_head = {name: x for name, x in state.items() if not name.startswith("backbone.")}
+        return {**_below("backbone.", _filtered(of_backbone, backbone, img_size)), **of_head}
     # a file for classification holds more: layers after the last level, a classifier
     filtered = _filtered(state, backbone, img_size)
-    wanted = backbone.state_dict()
-    taken = {name: value for name, value in filtered.items() if name in wanted}
-    return _below_backbone(taken)
+    taken = filtered.keys() & backbone.state_dict().keys()
+    return {f"backbone.{name}": value for name, value in filtered.items() if name in taken}
 
 
-def _below_backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A backbone's tensors under the names that they have in a dense model."""
-    return {f"backbone.{name}": value for name, value in state.items()}
-
-
-def _filtered(
-    state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> dict[str, Tensor]:
+def _filtered(state: State, model: nn.Module, img_size: Size | None) -> State:
     """The state through timm's filter for foreign layouts and other position embeddings, which timm keeps beside the
     class. A state that is the model's exactly, or that the filter can't read, stays as it is.
-
-    Arguments and result are those of :func:`_in_the_models_layout`.
     """
     state = _with_positions(state, model, img_size)
-    convert: Callable[..., dict[str, Tensor]] | None = getattr(
-        sys.modules[type(model).__module__], "checkpoint_filter_fn", None
-    )
-    if convert is None or _is_exact(state, model):
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if convert is None or _shapes_of(state) == _shapes_of(model.state_dict()):
         return state
     options: dict[str, Any] = {}
     if "adapt_layer_scale" in inspect.signature(convert).parameters:
@@ -353,42 +269,29 @@ def _filtered(
         return state
 
 
-def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
-    """Whether the state has the model's names, no others, and the model's shapes."""
-    return _shapes_of(state) == _shapes_of(model.state_dict())
-
-
 def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """The shapes of a state by name, without the norms' counters."""
-    return {name: value.shape for name, value in state.items() if not name.endswith(COUNTER)}
+    return {name: value.shape for name, value in state.items()}
 
 
-# -- position embeddings --------
-
-
-def _with_positions(
-    state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> dict[str, Tensor]:
+def _with_positions(state: State, model: nn.Module, img_size: Size | None) -> State:
     """Resamples position embeddings from the grid that the file names, which need not be square as timm's filter takes it;
-    others stay as they are. Arguments as of :func:`_in_the_models_layout`.
+    others stay as they are.
     """
-    model_grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    model_grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     positions = state.get("pos_embed")  # (1, L, D), those of the class token and the like first
     patch = state.get("patch_embed.proj.weight")  # (D, 3, patch height, patch width)
     if img_size is None or model_grid is None or positions is None or patch is None:
         return state
     if positions.ndim != 3 or patch.ndim != 4:
         return state
-    prefix_positions = 0
+    prefix_tokens = 0
     if not getattr(model, "no_embed_class", False):
-        prefix_positions = int(getattr(model, "num_prefix_tokens", 0))
-    grid = [side // patch_side for side, patch_side in zip(img_size, patch.shape[-2:], strict=True)]
-    patches = positions.shape[1] - prefix_positions
-    if patches != grid[0] * grid[1] or grid == list(
-        model_grid
-    ):  # another layout: the filter knows it
+        prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
+    grid = [side // patch_side for side, patch_side in zip(img_size, patch.shape[2:], strict=True)]
+    has_this_grid = positions.shape[1] - prefix_tokens == grid[0] * grid[1]
+    if not has_this_grid or grid == list(model_grid):  # another layout: the filter reads it
         return state
     resampled = resample_abs_pos_embed(
-        positions, list(model_grid), grid, num_prefix_tokens=prefix_positions
+        positions, list(model_grid), grid, num_prefix_tokens=prefix_tokens
     )
     return {**state, "pos_embed": resampled}

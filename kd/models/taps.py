@@ -25,14 +25,6 @@ TRIAL = 2  # number of pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 
 
-def _is_larger_than_a_pixel(x: Tensor) -> bool:
-    """Whether tokens ``(N, L, D)``, or a map of four axes with more than one place."""
-    if x.ndim == 3:
-        return True
-    places = x.shape[2] * x.shape[3]
-    return places > 1
-
-
 def layer_paths(
     model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()
 ) -> list[str]:
@@ -57,13 +49,11 @@ def layer_paths(
             if name == pattern or (is_layer and _matches(name, pattern)):
                 matches.append(name)
         if not matches:
+            outer = [name for name, _ in model.named_children()]
             near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
-            if near:
-                hint = f"near: {', '.join(near)}"
-            else:
-                outer = [name for name, _ in model.named_children()]
-                outer += besides
-                hint = f"it has {', '.join(outer[-12:])}"
+            hint = f"near: {', '.join(near)}"
+            if not near:
+                hint = f"it has {', '.join([*outer, *besides][-12:])}"
             raise UserError(f"{key}: {_title(model)} has no layer '{pattern}'; {hint}")
         paths += [path for path in matches if path not in paths]
     return paths
@@ -162,128 +152,112 @@ class Taps:
         return paths
 
     def _map_at(self, pattern: str, run: Callable[[], Any], key: str) -> str:
-        """The layer that ``maps@1/3`` or ``maps@stride8`` means.
+        """The layer that ``maps@1/3`` or ``maps@stride8`` means; any other pattern is returned as it is.
 
         A share is counted in timm's list of features, rounded up: of 12 blocks ``maps@1/3`` is the fourth. A ViT's map is
-        read as its next block normalises it.
-
-        Args:
-            pattern: the layer's name; any other is returned as it is.
-            run: runs the model once, where ``maps@stride8`` is found by its size.
-            key: named in errors.
+        read as its next block normalises it. ``key`` and ``run`` are as of :meth:`add`.
 
         Raises:
             UserError: timm lists no features of the model, or none at that share or stride.
         """
+        features = list(getattr(self._model, "feature_info", ()))
         stride = MAPS_OF_STRIDE.fullmatch(pattern)
         if stride is not None:
-            return self._map_of_stride(int(stride[1]), run, key)
+            return self._map_of_stride(int(stride[1]), features, run, key)
         share = MAPS_AT.fullmatch(pattern)
         if share is None:
             return pattern
-        names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
-        if not names:
-            layers = ", ".join(name for name, _ in self._model.named_modules() if name)
-            problem = f"timm lists no features of {_title(self._model)}, so '{pattern}' names none"
-            raise UserError(f"{key}: {problem}; it has the layers {layers[:200]}")
-        numerator = int(share[1])
-        denominator = int(share[2])
-        place = math.ceil(len(names) * numerator / denominator)
-        place = max(1, place)  # from 1
-        if place > len(names):
+        if not features:
+            layers = ", ".join(name for name in self._layers if name)
             raise UserError(
-                f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}"
+                f"{key}: timm lists no features of {_title(self._model)}, so '{pattern}' names none; it has the layers "
+                f"{layers[:200]}"
             )
-        layer = names[place - 1]
+        place = max(1, math.ceil(len(features) * int(share[1]) / int(share[2])))  # from 1
+        if place > len(features):
+            raise UserError(
+                f"{key}: '{pattern}' is beyond timm's {len(features)} features of {_title(self._model)}"
+            )
+        layer = features[place - 1]["module"]
         normed = f"blocks.{place}.norm1"
         if layer == f"blocks.{place - 1}" and normed in self._layers:
             return normed
         return layer
 
-    def _map_of_stride(self, stride: int, run: Callable[[], Any], key: str) -> str:
+    def _map_of_stride(
+        self, stride: int, features: list[dict[str, Any]], run: Callable[[], Any], key: str
+    ) -> str:
         """The last layer in timm's list of features whose map has one position for ``stride`` pixels a side; of a model
         that timm has not built, the last of the outermost layers with such a map, which ``run`` (a forward) shows.
 
         Raises:
             UserError: no layer has such a map; ``key`` begins the message.
         """
-        layers = {}
-        for feature in getattr(self._model, "feature_info", ()):
-            layers[feature["reduction"]] = feature["module"]
-        if layers and stride not in layers:
-            strides = ", ".join(str(known) for known in sorted(layers))
-            raise UserError(
-                f"{key}: timm's features of {_title(self._model)} have no stride {stride}; strides: {strides}"
-            )
-        if layers:
-            return layers[stride]
-
         height, width = self._size
-        if height % stride or width % stride:
-            raise UserError(
-                f"{key}: 'maps@stride{stride}' needs pictures whose sides are multiples of {stride}, not "
-                f"{height}x{width} (img_size), or the name of a layer"
-            )
-        sides = self._sides_of_maps(run)
-        wanted = (height // stride, width // stride)
-        paths = [path for path, rows_and_columns in sides.items() if rows_and_columns == wanted]
-        if not paths:
-            sizes = sorted(set(sides.values()), reverse=True)
-            known = ", ".join(f"{rows}x{columns}" for rows, columns in sizes) or "none"
-            raise UserError(
-                f"{key}: {_title(self._model)} has no map of {wanted[0]}x{wanted[1]} positions, one for {stride} "
-                f"pixels a side; its maps: {known}"
-            )
-        # the next stage's first layers, further in, may still have this stage's positions
-        return min(reversed(paths), key=lambda path: path.count("."))
+        if features:
+            layers = {feature["reduction"]: feature["module"] for feature in features}
+            if stride in layers:
+                return layers[stride]
+            known = sorted(layers)
+        else:
+            outputs, _ = self._outputs(run)
+            sides = {path: self._sides(x) for path, x in outputs.items() if _has_places(x)}
+            wanted = (height // stride, width // stride)
+            paths = [path for path, side in sides.items() if side == wanted]
+            if paths and not (height % stride or width % stride):
+                # the next stage's first layers, further in, may still have this stage's positions
+                return min(reversed(paths), key=lambda path: path.count("."))
+            known = sorted({height // rows for rows, _ in sides.values()})
+        strides = ", ".join(str(each) for each in known) or "none"
+        raise UserError(
+            f"{key}: no map of {_title(self._model)} has stride {stride} for pictures of {height}x{width}; strides: "
+            f"{strides}"
+        )
 
     @torch.no_grad()
-    def _sides_of_maps(self, run: Callable[[], Any]) -> dict[str, Size]:
-        """Rows and columns of the map that each layer gives, by its path, in the order in which a forward leaves them:
-        a layer after those inside it.
-
-        Layers that give several tensors, or one without four axes, are left out. One that runs several times is listed
-        where it ran first, with its last map, which is the one that a tap on it catches.
+    def _outputs(self, run: Callable[[], Any]) -> tuple[dict[str, Any], list[Any]]:
+        """What each layer gives in a forward in eval mode, by path, in the order in which they end.
 
         Args:
-            run: runs the model once, with pictures of its input's shape, by which channels that come last are recognised.
+            run: runs the model once.
+
+        Returns:
+            The outputs, of a layer that runs again the last; and what timm's ``forward_features`` has returned, after the
+            outputs before its end.
         """
-        sides: dict[str, Size] = {}
+        outputs: dict[str, Any] = {}
+        features: list[Any] = []
+        forward_features: Any = getattr(self._model, "forward_features", None)
 
-        def record_sides(path: str, output: object) -> None:
-            """Notes rows and columns of a layer's output, where it is one tensor of four axes."""
-            if not isinstance(output, Tensor) or output.ndim != 4:
-                return
-            if self._is_channels_last(output):
-                _, rows, columns, _ = output.shape
-            else:
-                _, _, rows, columns = output.shape
-            sides[path] = (rows, columns)
+        def record(path: str, _layer: nn.Module, _inputs: object, output: object) -> None:
+            outputs.pop(path, None)
+            outputs[path] = output
 
-        with self._recording(record_sides):
-            run()
-        return sides
+        def recorded_forward(*args: object, **kwargs: object) -> object:
+            """timm's ``forward_features``."""
+            output = forward_features(*args, **kwargs)
+            features.extend([*outputs.values(), output])
+            return output
 
-    @contextmanager
-    def _recording(self, record: Callable[[str, object], None]) -> Iterator[None]:
-        """Calls ``record`` with each layer's path and output as a forward gives them, in eval mode."""
         hooks = []
         for path, layer in self._layers.items():
             if path:  # all but the model itself
-                hook = lambda _layer, _inputs, output, path=path: record(path, output)  # noqa: E731
-                hooks.append(layer.register_forward_hook(hook))
+                hooks.append(layer.register_forward_hook(partial(record, path)))
         try:
+            if forward_features is not None:
+                self._model.forward_features = recorded_forward  # type: ignore[assignment]
             with evaluating(self._model):
-                yield
+                run()
         finally:
-            for handle in hooks:
-                handle.remove()
+            vars(self._model).pop("forward_features", None)
+            for hook in hooks:
+                hook.remove()
+        return outputs, features
 
     def _run(self) -> None:
         """A forward of two pictures of zeros."""
         self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
 
-    @torch.no_grad()
     def _last_map(self, run: Callable[[], Any], key: str) -> str:
         """The path of the outermost layer that gives what timm calls a model's features, or else the last map of more than
         one place.
@@ -295,44 +269,25 @@ class Taps:
         Raises:
             UserError: no layer gives a map.
         """
-        maps: list[tuple[str, Tensor]] = []  # that layers give, in the order of the forward
-        features: list[Tensor] = []  # the last map of forward_features, and its output
-        forward_features: Any = getattr(self._model, "forward_features", None)
-
-        def record_map(path: str, output: object) -> None:
-            """Notes a layer's output, of several the first, where it is a map or patch tokens (:meth:`_is_map`)."""
-            first = output[0] if isinstance(output, (tuple, list)) and output else output
-            if isinstance(first, Tensor) and self._is_map(first):
-                maps.append((path, first))
-
-        def recorded_forward(*args: object, **kwargs: object) -> object:
-            """Calls timm's ``forward_features``, and notes the last map before its end, and the layer whose output it
-            returns.
-            """
-            output = forward_features(*args, **kwargs)
-            if maps:
-                features.append(maps[-1][1])
-            for _, x in maps:
-                if x is output:
-                    features.append(x)
-            return output
-
-        try:
-            if forward_features is not None:
-                self._model.forward_features = recorded_forward  # type: ignore[assignment]
-            with self._recording(record_map):
-                run()
-        finally:
-            vars(self._model).pop("forward_features", None)
-        larger_than_a_pixel = [x for _, x in maps if _is_larger_than_a_pixel(x)]
-        candidates = features or larger_than_a_pixel
-        if not maps or not candidates:
+        outputs, features = self._outputs(run)
+        maps: dict[str, Tensor] = {}
+        for path, output in outputs.items():
+            first = _first(output)
+            if self._is_map(first):
+                maps[path] = first
+        of_layers = list(maps.values())
+        # the last that is a layer's output, or the last map before the features' end
+        identities = {id(x) for x in of_layers}
+        candidates = [x for x in map(_first, features) if id(x) in identities]
+        if not candidates:
+            candidates = [x for x in of_layers if x.ndim == 3 or x.shape[2:].numel() > 1]
+        if not candidates:
             raise UserError(
                 f"{key}: {_title(self._model)} has no map before its classifier: name a layer"
             )
-        last_map = candidates[-1]
         # of the layers that give this very tensor the outermost; of equally deep ones the last
-        paths = [path for path, x in maps if x is last_map]
+        last_map = candidates[-1]
+        paths = [path for path, x in maps.items() if x is last_map]
         return min(reversed(paths), key=lambda path: path.count("."))
 
     @property
@@ -340,20 +295,17 @@ class Taps:
         """The number of class and register tokens before the patches' tokens."""
         return int(getattr(self._model, "num_prefix_tokens", 0) or 0)
 
-    def _is_map(self, x: Tensor) -> bool:
-        """Whether a layer's output ``x``, of any shape, has a value for each place of the picture: a map, or patch
-        tokens.
-        """
+    def _is_map(self, x: object) -> bool:
+        """Whether a layer's output has a value for each place of the picture: a map, or patch tokens."""
+        if not isinstance(x, Tensor):
+            return False
         if x.ndim == 4:  # height / width within a factor of 2 (exp(0.7)) of the picture's
             return min(self._shape_differences(x)) < 0.7
         if x.ndim != 3:
             return False
-        tokens, channels = x.shape[1:]
-        patches = tokens - self._prefix_tokens
-        if patches < 2 or channels < 2:
-            return False
-        height, width = self._grid(patches)
-        return height * width == patches
+        patches = x.shape[1] - self._prefix_tokens
+        height, width = self._grid(max(patches, 1))
+        return patches >= 2 and x.shape[2] >= 2 and height * width == patches
 
     def __enter__(self) -> dict[str, Tensor]:
         self._caught = {}
@@ -444,24 +396,15 @@ class Taps:
         return height, count // max(height, 1)
 
     def _shape_differences(self, x: Tensor) -> tuple[float, float]:
-        """How far the shape of a map ``x``, of 4 axes, is from the picture's if channels come first, and if they come
-        last.
-
-        The difference of two shapes is that of the logarithms of height / width.
-        """
-        first, second, third = x.shape[1:]
-        channels_first = self._shape_difference(second, third)
-        channels_last = self._shape_difference(first, second)
-        return channels_first, channels_last
-
-    def _shape_difference(self, rows: int, columns: int) -> float:
-        """How far the shape of a map of ``rows`` x ``columns`` is from the picture's: ``|log|`` of the quotient of
-        both.
+        """How far height / width of a map ``x``, of 4 axes, is from the picture's if channels come first, and if they come
+        last: the difference of the logarithms.
         """
         height, width = self._size
-        shape_of_picture = math.log(height / width)
-        shape_of_map = math.log(rows / columns)
-        return abs(shape_of_map - shape_of_picture)
+        first, second, third = x.shape[1:]
+        of_picture = math.log(height / width)
+        channels_first = math.log(second / third) - of_picture
+        channels_last = math.log(first / second) - of_picture
+        return abs(channels_first), abs(channels_last)
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """Whether a map ``x`` of four axes is ``(N, H, W, C)``: by the picture's shape; where that leaves it open, by what
@@ -471,6 +414,21 @@ class Taps:
         if abs(channels_first - channels_last) < 0.05:  # equally near, within 5 %
             return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
         return channels_last < channels_first
+
+    def _sides(self, x: Tensor) -> Size:
+        """Rows and columns of a map of four axes."""
+        if self._is_channels_last(x):
+            return x.shape[1], x.shape[2]
+        return x.shape[2], x.shape[3]
+
+
+def _first(output: Any) -> Any:
+    """A layer's output, of several the first."""
+    return output[0] if isinstance(output, (tuple, list)) and output else output
+
+
+def _has_places(output: object) -> bool:
+    return isinstance(output, Tensor) and output.ndim == 4
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.models.arguments import LOADS
 from kd.models.foreign import OddValue, of_transformers
 from kd.models.output_scale import unit_output
@@ -242,18 +242,11 @@ def _load_pickle(file: Path) -> object:
 def _why(error: Exception) -> str:
     """The reason for which a file can't be read, as the end of a message."""
     text = str(error)
-    pickled = ""
-    pickled_class = re.search(r"Unsupported (?:global|class): GLOBAL ([\w.]+)", text)
-    if pickled_class:
-        pickled = pickled_class[1]
-    elif "TorchScript" in text:
-        pickled = "a TorchScript program"
-    if pickled:
-        return f": it pickles {pickled}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
-    first_line = ""
-    if text:
-        first_line = text.splitlines()[0]
-    return f" ({type(error).__name__}: {first_line[:160]})"
+    pickled = re.search(r"Unsupported (?:global|class): GLOBAL ([\w.]+)", text)
+    if pickled or "TorchScript" in text:
+        what = pickled[1] if pickled else "a TorchScript program"
+        return f": it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
+    return f" ({type(error).__name__}: {first_line(error)[:160]})"
 
 
 def _names_in(content: object) -> list[str]:
@@ -262,11 +255,10 @@ def _names_in(content: object) -> list[str]:
     """
     if not isinstance(content, Mapping):
         return []
-    places = [content]
-    for key in ("meta", "hyper_parameters"):
-        if isinstance(content.get(key), Mapping):
-            places.append(content[key])
+    places = [content, content.get("meta"), content.get("hyper_parameters")]
     for place in places:
+        if not isinstance(place, Mapping):
+            continue
         for key in NAMES:
             names = _name_list(place.get(key))
             if names:
@@ -274,18 +266,14 @@ def _names_in(content: object) -> list[str]:
     return []
 
 
-def _name_list(value: object) -> list[str]:
+def _name_list(value: Any) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
-    if isinstance(value, Mapping) and value:
-        are_numbers_by_name = all(type(number) is int for number in value.values())
-        are_names_by_number = all(str(key).isdecimal() for key in value)
-        if are_numbers_by_name:
-            value = sorted(value, key=value.get)  # type: ignore[arg-type]
-        elif are_names_by_number:
+    if isinstance(value, Mapping):
+        if all(type(number) is int for number in value.values()):
+            value = sorted(value, key=value.__getitem__)
+        elif all(str(key).isdecimal() for key in value):
             value = [value[key] for key in sorted(value, key=int)]
-    if not isinstance(value, (list, tuple)):
-        return []
-    if not all(isinstance(name, str) for name in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
         return []
     return list(value)
 
