@@ -25,7 +25,7 @@ from kd.callbacks.class_order import Confusions
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.host_copies import HostCopies
-from kd.callbacks.preflight import Preflight
+from kd.callbacks.preflight import JudgedTeacher, Preflight
 from kd.callbacks.progress import Progress
 from kd.data.engines import device
 from kd.data.transforms import MixPairs, train_transform
@@ -457,11 +457,11 @@ def test_the_preflight_and_the_progress_bar_wait_for_no_batch() -> None:
                                batch_size=N, split=lambda name: SimpleNamespace(targets=range(N)))  # fmt: skip
         run = SimpleNamespace(data=data, module=module, teacher=module.teacher, device=CUDA)
         judge, seen, copies = module.task, TargetCounts(CLASSES).to(CUDA), HostCopies.take
-        orders = {"": Confusions(CLASSES).to(CUDA)}
+        teacher = JudgedTeacher("", judge, Confusions(CLASSES).to(CUDA))
         with mock.patch.object(HostCopies, "take", lambda self, wait=False: copies(self, False)):
             for _ in range(2):
                 waits.found.clear()
-                given._measure(trainer_at(0), run, {"": judge}, seen, orders, KeptLogits())  # type: ignore[arg-type]
+                given._measure(trainer_at(0), run, [teacher], seen, KeptLogits())  # type: ignore[arg-type]
         progress = Progress()
         progress._bar = SimpleNamespace(
             mininterval=0.0, update=lambda count: None, set_postfix_str=lambda *_, **__: None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import scipy
 import torch
 from torch import Tensor
 
@@ -96,31 +97,14 @@ def better_order(counts: Tensor) -> ClassOrder | None:
 
 
 def _matched(counts: Tensor) -> Tensor:
-    """The class of each column ``(C,)``: pairs of both are taken by how often they occur, each column and class once.
+    """The class of each column ``(C,)``: the assignment of columns to classes that most pictures follow.
 
-    Of equally frequent pairs those that change nothing come first; a column without a pair keeps its place where that is
-    free.
+    Of equally good ones the one that changes least: a column without a picture keeps its place where that is free.
 
     Args:
         counts: pictures by the teacher's column and their class, ``(C, C)``.
     """
-    columns, classes = counts.nonzero(as_tuple=True)
-    frequency = 2 * counts[columns, classes] + (columns == classes)
-    ranking = frequency.argsort(descending=True, stable=True)
-    ranked_columns = columns[ranking].tolist()
-    ranked_classes = classes[ranking].tolist()
-    every_column = range(len(counts))
-
-    class_of: dict[int, int] = {}
-    free = set(every_column)
-    places = [*ranked_columns, *every_column]
-    labels = [*ranked_classes, *every_column]
-    for column, label in zip(places, labels, strict=True):
-        if column not in class_of and label in free:
-            class_of[column] = label
-            free.remove(label)
-    for column in every_column:
-        if column not in class_of:
-            class_of[column] = free.pop()
-    order = [class_of[column] for column in every_column]
-    return torch.tensor(order)
+    stays = torch.eye(len(counts), dtype=counts.dtype)
+    gains = (len(counts) + 1) * counts + stays
+    _, order = scipy.optimize.linear_sum_assignment(gains, maximize=True)
+    return torch.from_numpy(order)

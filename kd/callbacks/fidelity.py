@@ -266,12 +266,8 @@ def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str
     Returns:
         ``image``, a data URL of all in one picture, and ``panels``, their names from left to right.
     """
-    truth_HW = maps["truth"].numpy()
-    counts_HW = (truth_HW >= 0) & (truth_HW < classes)
-    shown = {}
-    for name, ids in maps.items():
-        shown[name] = np.where(counts_HW, ids.numpy(), classes)
-    sheet = side_by_side(picture, shown, classes)
+    truth = maps["truth"]
+    sheet = side_by_side(picture, maps, (truth >= 0) & (truth < classes), classes)
     panels = ["picture", *maps]
     image = thumbnail(sheet, SIDE * len(panels))
     return {"image": image, "panels": panels}

@@ -37,28 +37,24 @@ from kd.teachers.answer import ALL
 
 
 @dataclass
-class Findings:
-    """A preflight's findings."""
+class JudgedTeacher:
+    """A teacher, or all of several together, and what its answers to the validation pictures are worth."""
 
-    val: dict[str, dict[str, float]]
-    """The metrics of each teacher by its name, and of all together under "" (of a single one that alone)."""
-    counts: Tensor
-    """How often each class is the target, ``(C,)``: of one class a picture in the whole split, else in what was seen."""
-    total: int
-    """The number of targets seen, over all processes: pictures whose class is known, pixels of masks, else pictures."""
-    decided: Tensor | None
-    """The teacher's decisions by the pictures' numbers, ``(pictures of the split, ...)``: 0 but for this process's share."""
-    weak: list[str] = field(default_factory=list)
-    """The names of teachers that are no better than guessing."""
-    unclear: list[str] = field(default_factory=list)
-    """The names of teachers that may be no better than guessing: so few pictures can't tell."""
-    pictures: int = 0
-    """How many pictures the teachers have seen, over all processes."""
-    classes: int = 0
-    """How many classes were the target of a picture that the teachers have seen."""
-    remedies: dict[str, str] = field(default_factory=dict)
-    """What is off with a teacher, and the key that mends it, by name: the end of a message, from its semicolon on; "" where
-    nothing was found."""
+    name: str
+    """Of the teacher; "" for all together, or the only one."""
+    judge: Task
+    """Counts its metrics."""
+    confusions: Confusions | None
+    """By which another order of its classes is found; None where none is searched."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """By name, once all pictures are answered."""
+    verdict: str = ""
+    """How it compares with guessing, for a message; "" where it is better."""
+    is_weak: bool = False
+    """It is no better than guessing."""
+    remedy: str = ""
+    """What is off with it, and the key that mends it: the end of a message, from its semicolon on; "" where nothing was
+    found."""
 
 
 class Preflight(Callback):
@@ -86,6 +82,9 @@ class Preflight(Callback):
         """What mends the teacher, for a message, of several each one's joined by semicolons; "" where nothing is off."""
         self.pictures = 0
         """How many pictures these metrics are of, over all processes; 0 where nothing was measured."""
+        self._targets = (
+            0  # that were seen: pictures whose class is known, pixels of masks, else pictures
+        )
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
         self.kept: KeptLogits | None = None
         """The logits of all teachers together, of this process's share, for comparing the student; None: none are kept."""
@@ -104,32 +103,29 @@ class Preflight(Callback):
         teacher = run.module.teacher
         if teacher is None or trainer.limit_val_batches == 0 or stage != "fit":
             return
-        if self.mode in ("off", False):
-            self._keep_as_it_comes = teacher.has_head and run.module.data is not None
-            if self._keep_as_it_comes:
-                self.kept = self._nothing_kept_yet(run)
-            else:
-                self.kept = None
-            return
+        is_off = self.mode in ("off", False)
+        has_data = run.module.data is not None
         if not teacher.has_head:
-            measured = run.module.data is not None and run.data.probe is not None
-            if trainer.is_global_zero and not measured:
+            is_probed = has_data and run.data.probe is not None
+            if trainer.is_global_zero and not is_off and not is_probed:
                 why = "has no classifier, so it is not scored; data.probe.root=DIR scores its features"
                 print(f"preflight: teacher {teacher.arch} {why}", flush=True)
             return
+        if is_off and not has_data:
+            return
+        self.kept = self._nothing_kept_yet(run)
+        self._keep_as_it_comes = is_off
+        if is_off:
+            return
         keep = not run.module.resumed and run.student.start == "inherited"
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
-        self.kept = self._nothing_kept_yet(run)
-        findings = self._find(trainer, run, self.kept)
-        run.module.validation.known = findings.decided
-        self.teacher_val = findings.val[""]
-        self.members = {name: val for name, val in findings.val.items() if name}
-        self.pictures = findings.pictures
-        self.remedy = "; ".join(
-            text.removeprefix("; ") for text in findings.remedies.values() if text
-        )
-        for name in findings.val:
-            self._judge(trainer, run, findings, name)
+        teachers = self._judge_teachers(trainer, run, self.kept)
+        self.teacher_val = next(each.metrics for each in teachers if not each.name)
+        self.members = {each.name: each.metrics for each in teachers if each.name}
+        remedies = [each.remedy.removeprefix("; ") for each in teachers if each.remedy]
+        self.remedy = "; ".join(remedies)
+        for each in teachers:
+            self._report(trainer, run, each)
         self._report_limit(trainer)
 
     def _report_limit(self, trainer: Trainer) -> None:
@@ -186,78 +182,68 @@ class Preflight(Callback):
         self._keep_as_it_comes = False
 
     @part_of_the_start("preflight: teacher on val")
-    def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Findings:
+    def _judge_teachers(
+        self, trainer: Trainer, run: RunContext, kept: KeptLogits
+    ) -> list[JudgedTeacher]:
         """Runs the teachers over the validation pictures, judges each and looks for remedies: all processes must call it.
 
         A teacher is judged only where at least half of the classes were shown. One that reaches no more than chance is
-        ``weak`` where so many pictures prove it, else ``unclear``.
+        weak where so many pictures prove it.
 
         Args:
             trainer: for the sums over processes.
             run: its task judges, on copies whose counts are their own.
             kept: takes the logits of all teachers together, of this process's share.
+
+        Returns:
+            All together, or the only one, then each of several.
         """
-        members = run.teacher.members
-        judges = {
-            name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}
-        }
-        for judge in judges.values():
-            judge.reset()
         info = run.student.data
         task = run.module.task
-        targets = TargetCounts(len(info.classes), info.ignore_index).to(run.device)
-        confusions: dict[str, Confusions] = {}
-        if task.one_class and len(info.classes) <= MOST_CLASSES:
-            confusions = {name: Confusions(len(info.classes)).to(run.device) for name in members}
-        decided, seen_here = self._measure(trainer, run, judges, targets, confusions, kept)
-        pictures = int(total(trainer.strategy, seen_here))
-
-        counts, targets_seen = targets.of_all_batches()
-        classes = int((counts > 0).sum())
-        if task.one_class:
-            ids = torch.as_tensor(run.data.split("val").targets)
-            counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
-        val = {name: rounded_metrics(judge.compute()) for name, judge in judges.items()}
-        findings = Findings(
-            val, counts.cpu(), int(targets_seen), decided, classes=classes, pictures=pictures
+        count = len(info.classes)
+        members = run.teacher.members
+        searches = task.one_class and count <= MOST_CLASSES
+        teachers = []
+        for name in {"": None, **members}:
+            judge = copy.deepcopy(task).to(run.device)
+            judge.reset()
+            confusions = None
+            if searches and name in members:
+                confusions = Confusions(count).to(run.device)
+            teachers.append(JudgedTeacher(name, judge, confusions))
+        targets = TargetCounts(count, info.ignore_index).to(run.device)
+        run.module.validation.known, seen_here = self._measure(
+            trainer, run, teachers, targets, kept
         )
+        self.pictures = int(total(trainer.strategy, seen_here))
 
-        for name, teacher in members.items():
-            findings.remedies[name] = ""
-            if name in confusions:
-                findings.remedies[name] = self._order_remedy(
-                    trainer, teacher, confusions[name], info.classes
-                )
-        self._find_weak(run, findings, searched=bool(confusions))
-        return findings
-
-    @staticmethod
-    def _find_weak(run: RunContext, findings: Findings, searched: bool) -> None:
-        """Notes in the findings which teachers are no better than guessing; of too few classes nothing is noted.
-
-        Args:
-            run: its task judges.
-            findings: changed.
-            searched: whether another order of classes was searched; if not, its key is the remedy.
-        """
-        task = run.module.task
-        chance = task.chance(findings.counts, findings.total)
-        if 2 * findings.classes < len(findings.counts):
-            return
-        for name, metrics in findings.val.items():
-            reached = metrics[task.primary]
-            if reached > chance:
-                continue
-            if task.shows_bad_teacher(reached, findings.counts, findings.pictures):
-                findings.weak.append(name)
-            else:
-                findings.unclear.append(name)
-            unsearched = task.one_class and not searched and name in run.teacher.members
-            if unsearched and not findings.remedies[name]:
-                findings.remedies[name] = (
-                    f"; the order of more than {MOST_CLASSES:,} classes is not searched: a list of the teacher's in its own "
-                    f"order goes to {run.teacher.members[name].key}.classes"
-                )
+        counts, all_targets = targets.of_all_batches()
+        shown = int((counts > 0).sum())
+        if task.one_class:  # of the whole split
+            ids = torch.as_tensor(run.data.split("val").targets)
+            counts = torch.bincount(ids[ids >= 0], minlength=count)
+        counts = counts.cpu()
+        self._targets = int(all_targets)
+        chance = task.chance(counts, self._targets)
+        for each in teachers:
+            each.metrics = rounded_metrics(each.judge.compute())
+            reached = each.metrics[task.primary]
+            if each.confusions is not None:
+                member = members[each.name]
+                each.remedy = self._order_remedy(trainer, member, each.confusions, info.classes)
+            if 2 * shown < count:
+                each.verdict = f"; they show {shown} of {count} classes, too few to judge it"
+            elif reached <= chance:
+                each.is_weak = task.shows_bad_teacher(reached, counts, self.pictures)
+                each.verdict = ", no better than guessing"
+                if not each.is_weak:
+                    each.verdict = f"; {self.pictures} pictures can't tell whether that is better than guessing"
+                if task.one_class and not searches and each.name in members:
+                    each.remedy = (
+                        f"; the order of more than {MOST_CLASSES:,} classes is not searched: a list of the teacher's in "
+                        f"its own order goes to {members[each.name].key}.classes"
+                    )
+        return teachers
 
     def _order_remedy(
         self, trainer: Trainer, teacher: RunTeacher, confusions: Confusions, classes: list[str]
@@ -309,16 +295,15 @@ class Preflight(Callback):
         self,
         trainer: Trainer,
         run: RunContext,
-        judges: dict[str, Task],
+        teachers: list[JudgedTeacher],
         targets: TargetCounts,
-        confusions: dict[str, Confusions],
         kept: KeptLogits,
     ) -> tuple[Tensor, int]:
         """Runs the teachers over the validation batches; the arguments after ``run`` collect what they are given.
 
         Returns:
-            The decisions by the pictures' numbers, as :attr:`Findings.decided` has them (zeros where all was padding), and
-            how many pictures this process has seen, without padding.
+            The teacher's decisions by the pictures' numbers, ``(pictures of the split, ...)``: 0 but for this process's
+            share; and how many pictures this process has seen, without padding.
         """
         data = run.data
         batches = data.eval_batches("val")
@@ -340,68 +325,51 @@ class Preflight(Callback):
                 continue
             seen_here += len(seen.index)
             taught = seen.taught
-            for name, judge in judges.items():
-                judge.update(taught[name], seen.target, None)
             targets.update(seen.target)
             copies.add(seen.index, seen.decided, taught[ALL].to(kept.dtype))
-            for name, counts in confusions.items():
-                answers = taught[name].argmax(1)
-                counts.update(answers, seen.target, seen.index)
+            for each in teachers:
+                answers = taught[each.name]
+                each.judge.update(answers, seen.target, None)
+                if each.confusions is not None:
+                    each.confusions.update(answers.argmax(1), seen.target, seen.index)
             decided = _keep(copies.take(), pictures, kept, decided)
         shown.close()
         decided = _keep(copies.take(wait=True), pictures, kept, decided)
-        if (
-            decided is None
-        ):  # padding alone: the other processes do not run the teacher again, so nor may this one
+        if decided is None:
+            # padding alone: the other processes do not run the teacher again, so nor may this one
             decided = torch.zeros(pictures, dtype=torch.long)
         return decided, seen_here
 
-    def _judge(self, trainer: Trainer, run: RunContext, findings: Findings, key: str) -> None:
-        """Reports a teacher's accuracy, or of all together (``key`` is empty), in a line by the first process.
+    def _report(self, trainer: Trainer, run: RunContext, judged: JudgedTeacher) -> None:
+        """Reports a teacher's accuracy, or of all together, in a line by the first process.
 
         Args:
             trainer: says which process prints.
             run: its teachers and task.
-            findings: of the preflight.
-            key: the teacher's name among several; "": all together, or the only one.
+            judged: the teacher.
 
         Raises:
             UserError: it is too weak to teach, and ``mode`` is ``stop``.
         """
         task = run.module.task
         members = run.teacher.members
-        if key in members:
-            arch = members[key].arch
-        else:
-            arch = f"ensemble {run.teacher.arch}"
-        name = arch
-        if key:
-            name = f"{key} ({arch})"
-        value = findings.val[key][task.primary]
-        score = task.judged(value, findings.total)
-        remedy = findings.remedies.get(key, "")
-        weak = key in findings.weak
-        if weak and self.mode == "stop":
+        name = f"ensemble {run.teacher.arch}"
+        if judged.name in members:
+            name = members[judged.name].arch
+        if judged.name:
+            name = f"{judged.name} ({name})"
+        value = judged.metrics[task.primary]
+        score = task.judged(value, self._targets)
+        if judged.is_weak and self.mode == "stop":
+            remedy = judged.remedy or " (wrong class order, size or weights?)"
             raise UserError(
-                f"model.teacher: {name} {score}, no better than guessing"
-                f"{remedy or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
+                f"model.teacher: {name} {score}, no better than guessing{remedy}; preflight=warn distils from it all the "
+                "same"
             )
-        if not trainer.is_global_zero:
-            return
-        share = ""
-        if task.one_class:
-            share = f" ({value:.1%})"
-        classes = len(findings.counts)
-        judged = ""
-        if weak:
-            judged = ", no better than guessing"
-        elif key in findings.unclear:
-            judged = (
-                f"; {findings.pictures} pictures can't tell whether that is better than guessing"
-            )
-        elif 2 * findings.classes < classes:
-            judged = f"; they show {findings.classes} of {classes} classes, too few to judge it"
-        print(f"preflight: teacher {name} {score}{share}{judged}{remedy}", flush=True)
+        if trainer.is_global_zero:
+            share = f" ({value:.1%})" if task.one_class else ""
+            line = f"preflight: teacher {name} {score}{share}{judged.verdict}{judged.remedy}"
+            print(line, flush=True)
 
 
 def _keep(

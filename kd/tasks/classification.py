@@ -1,8 +1,9 @@
 """Classification: one label a picture."""
 
-import math
 from collections.abc import Sequence
 
+import numpy as np
+import scipy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -207,8 +208,7 @@ class Classification(Task):
         A model that is right on all pictures is above it in any case, even where there are so few that a guesser may be
         right on all.
 
-        Guesses of a class of share q are right k times of n with the binomial chance ``n! / (k! (n - k)!) * q^k (1 -
-        q)^(n - k)``.
+        Guesses of a class of share q are right k times of n or more with a binomial chance.
 
         Args:
             counts: pictures of each class in the split, ``(C,)``: only their shares count.
@@ -217,20 +217,9 @@ class Classification(Task):
         share = _largest_class(counts)  # q
         if share == 1:
             return 1 - 0.5 / total
-        right = torch.arange(total + 1, dtype=torch.float64)  # k = 0..n
-        wrong = total - right
-        log_orders_of_right = torch.lgamma(right + 1)
-        log_orders_of_wrong = torch.lgamma(wrong + 1)
-        log_ways = math.lgamma(total + 1) - log_orders_of_right - log_orders_of_wrong
-        log_right = right * math.log(share)
-        log_wrong = wrong * math.log1p(-share)
-        log_chance = log_ways + log_right + log_wrong
-
-        # P(X >= k), and the first k of which it is too small
-        from_last = log_chance.exp().flip(0)
-        chance_of_at_least = from_last.cumsum(0).flip(0)
-        is_likely = chance_of_at_least >= P_VALUE
-        first_unlikely = min(int(is_likely.sum()), total)
+        fewer = np.arange(-1, total)
+        chances = scipy.stats.binom.sf(fewer, total, share)  # of k = 0..n right, or more
+        first_unlikely = min(int((chances >= P_VALUE).sum()), total)
         return (first_unlikely - 0.5) / total
 
     def shows_bad_teacher(self, value: float, counts: Tensor, pictures: int) -> bool:

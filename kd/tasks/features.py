@@ -108,12 +108,7 @@ def starting_labels(bank: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, floa
     targets_MC = targets.double()
     weight_CD, bias_C, left_out_MC = ridge_fit(bank, targets_MC, partial(_closeness, targets_MC))
     logits_MC = left_out_MC - 0.5
-    scales = [2.0**power for power in range(8)]
-    losses = []
-    for scale in scales:
-        loss = F.binary_cross_entropy_with_logits(scale * logits_MC, targets_MC)
-        losses.append(float(loss))
-    scale = scales[losses.index(min(losses))]
+    scale = best_scale(logits_MC, targets_MC, F.binary_cross_entropy_with_logits)
     is_yes_MC = logits_MC > 0
     right = float((is_yes_MC * targets_MC).sum())
     f1 = 2 * right / max(1.0, float(is_yes_MC.sum() + targets_MC.sum()))
@@ -152,16 +147,15 @@ def _closeness(targets: Tensor, outputs: Tensor) -> float:
     return float((1 - error_C[varies_C] / variance_C[varies_C]).mean())
 
 
-def best_scale(logits: Tensor, labels: Tensor) -> float:
-    """The power of two, 1 to 128, that gives logits ``(N, C)`` the least mean cross-entropy with labels ``(N,)``."""
-    best_loss = math.inf
-    scale = 1.0
-    for power in range(8):
-        loss = float(F.cross_entropy(2.0**power * logits, labels))
-        if loss < best_loss:
-            best_loss = loss
-            scale = 2.0**power
-    return scale
+def best_scale(
+    logits: Tensor, targets: Tensor, loss: Callable[..., Tensor] = F.cross_entropy
+) -> float:
+    """The power of two, 1 to 128, that gives logits ``(N, C)`` the least mean loss, by default cross-entropy with labels
+    ``(N,)``; of equals the smallest.
+    """
+    scales = [2.0**power for power in range(8)]
+    losses = [float(loss(scale * logits, targets)) for scale in scales]
+    return scales[losses.index(min(losses))]
 
 
 def ridge_classifier(

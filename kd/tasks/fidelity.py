@@ -91,10 +91,9 @@ class Fidelity:
     """How often each of :data:`OUTCOMES` is the case, where the truth is known."""
     bins: dict[str, Tensor] = field(default_factory=dict)
     """By model, float64 ``(3, BINS)``: of each bin of confidence its count, sum of confidences, number right."""
-    hits: dict[str, Tensor] = field(default_factory=dict)
-    """By model, int64 ``(3, C)``: true positives, false positives, false negatives of each class."""
     pairs: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
-    """By model: how often a class is answered with a class, by (true, answered). Not of multilabel."""
+    """By model: how often a class is answered with a class, by (true, answered); of multilabel how often a label is 2
+    (missed), 1 (answered, and wrong) or 3 (right), by (label, case)."""
     mistakes: dict[str, list[Mistake]] = field(default_factory=dict)
     """By kind, ``lost`` or ``both_wrong``: a heap of the worst :data:`KEPT`."""
 
@@ -168,15 +167,11 @@ class Fidelity:
         of_counted = divergence * counted
         self.divergence += float(of_counted.sum(dtype=torch.float64))
 
-        student_right = batch.right["student"][batch.known]
-        teacher_right = batch.right["teacher"][batch.known]
-        cases = (  # in the order of OUTCOMES
-            student_right & teacher_right,
-            ~student_right & teacher_right,
-            student_right & ~teacher_right,
-            ~student_right & ~teacher_right,
-        )
-        self.outcomes += torch.stack([case.sum() for case in cases]).cpu()
+        # in the order of OUTCOMES: a wrong student counts 1, a wrong teacher 2
+        student_wrong = ~batch.right["student"][batch.known]
+        teacher_wrong = ~batch.right["teacher"][batch.known]
+        cases = student_wrong + 2 * teacher_wrong.long()
+        self.outcomes += torch.bincount(cases, minlength=4).cpu()
 
     def _add_to_bins(self, model: str, confidence: Tensor, right: Tensor) -> None:
         """Adds a model's answers whose truth is known, ``(M,)`` each, to :attr:`bins`.
@@ -196,37 +191,24 @@ class Fidelity:
         _add_to(self.bins, model, torch.stack(sums).cpu())
 
     def _count_classes(self, model: str, answers: Tensor, truth: Tensor) -> None:
-        """Adds a model's answers whose truth is known to :attr:`hits` and :attr:`pairs`.
+        """Adds a model's answers whose truth is known to :attr:`pairs`.
 
         Args:
             model: its name.
             answers: class ids ``(M,)``; of multilabel yes (1) and no (0), ``(N * C,)``, a picture's labels in a row.
             truth: likewise.
         """
+        base = self.num_classes
         if self.kind == "multilabel":
-            answered_NC = answers.view(-1, self.num_classes)
-            is_NC = truth.view(-1, self.num_classes)
-            right_NC = answered_NC & is_NC
-            wrong_NC = answered_NC & ~is_NC & 1
-            missed_NC = ~answered_NC & 1 & is_NC
-            hits_3C = torch.stack([right_NC.sum(0), wrong_NC.sum(0), missed_NC.sum(0)])
-            _add_to(self.hits, model, hits_3C.cpu())
-            return
-
-        # How often each answer was given where each class was right.
-        codes = truth * self.num_classes + answers  # a number for each pair
+            base = 4
+            labels = torch.arange(len(truth), device=truth.device) % self.num_classes
+            codes = labels * base + 2 * truth + answers
+        else:
+            codes = truth * base + answers  # a number for each pair
         different, counts = torch.unique(codes, return_counts=True)
         pairs = self.pairs.setdefault(model, Counter())
         for code, count in zip(different.tolist(), counts.tolist(), strict=True):
-            pair = divmod(code, self.num_classes)
-            pairs[pair] += count
-        is_right = answers == truth
-        is_wrong = ~is_right
-        hits = []
-        for classes in (truth[is_right], answers[is_wrong], truth[is_wrong]):
-            of_each_class = torch.bincount(classes, minlength=self.num_classes)
-            hits.append(of_each_class)
-        _add_to(self.hits, model, torch.stack(hits).cpu())
+            pairs[divmod(code, base)] += count
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
     def _keep_mistakes(self, batch: _Batch) -> None:
@@ -307,8 +289,6 @@ class Fidelity:
         self.outcomes += other.outcomes
         for model, sums in other.bins.items():
             _add_to(self.bins, model, sums)
-        for model, counts in other.hits.items():
-            _add_to(self.hits, model, counts)
         for model, pairs in other.pairs.items():
             self.pairs.setdefault(model, Counter()).update(pairs)
         for kind, mistakes in other.mistakes.items():
@@ -358,29 +338,39 @@ class Fidelity:
             Each with ``name``, ``count`` (how many pictures or pixels have the class), the score in 0..1 under each
             model's name, and of segmentation ``recall``, the share of these pixels that the student names so.
         """
+        hits = {model: self._hits(model) for model in self.pairs}
         rows = []
         for class_id, name in enumerate(classes):
-            right, _, missed = self.hits["student"][:, class_id].tolist()
+            right, _, missed = hits["student"][class_id]
             count = right + missed
             if not count:  # a class that does not occur has no score
                 continue
             row: dict[str, Any] = {"name": name, "count": count}
-            for model, hits in self.hits.items():
-                hits_of_class = hits[:, class_id].tolist()
-                row[model] = self._class_score(*hits_of_class)
+            for model, of_model in hits.items():
+                row[model] = self._class_score(*of_model[class_id])
             if self.kind == "segmentation":
                 row["recall"] = right / count
             rows.append(row)
         return rows
 
+    def _hits(self, model: str) -> list[list[int]]:
+        """Of each class a model's true positives, false positives and false negatives."""
+        hits = [[0, 0, 0] for _ in range(self.num_classes)]
+        for (first, second), count in self.pairs[model].items():
+            if self.kind == "multilabel":
+                case = {3: 0, 1: 1, 2: 2}.get(second)
+                if case is not None:
+                    hits[first][case] += count
+            elif first == second:
+                hits[first][0] += count
+            else:
+                hits[second][1] += count
+                hits[first][2] += count
+        return hits
+
     def _class_score(self, right: int, false: int, missed: int) -> float:
         """The score of a class in [0, 1], see :data:`SCORES`, from its true positives, false positives and false
         negatives.
-
-        Args:
-            right: true positives.
-            false: false positives.
-            missed: false negatives.
         """
         if self.kind == "classification":
             return right / (right + missed)
@@ -395,8 +385,10 @@ class Fidelity:
             Rows with ``is`` and ``called``, names of the true and the answered class, and how often the ``student`` and
             the ``teacher`` (0 without one) answer so: pictures, or pixels. Empty for multilabel.
         """
-        student_pairs = self.pairs.get("student", Counter())
+        if self.kind == "multilabel":
+            return []
         teacher_pairs = self.pairs.get("teacher", Counter())
+        student_pairs = self.pairs.get("student", Counter())
         wrong = [(pair, times) for pair, times in student_pairs.items() if pair[0] != pair[1]]
         wrong.sort(key=lambda pair_and_times: (-pair_and_times[1], pair_and_times[0]))
         rows = []

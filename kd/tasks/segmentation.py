@@ -159,24 +159,16 @@ class Segmentation(Task):
             answers: class ids ``(H, W)`` on the CPU, of the mask under ``truth``, of each model under its name.
             classes: names by class id.
         """
-        truth = answers["truth"].long()
-        known_HW = self._valid(truth).numpy()
-        count = len(classes)
-        maps = {}
-        for name, ids in answers.items():
-            maps[name] = np.where(known_HW, ids.numpy(), count)  # no class: black
-        pixels = picture.astype(np.uint8)
-        panels = side_by_side(pixels, maps, count)
+        known = self._valid(answers["truth"].long())
+        panels = side_by_side(picture, answers, known, len(classes))
 
         # a band with the names above the panels
         height, width = panels.shape[:2]
         sheet = Image.new("RGB", (width, BAND + height), "white")
         sheet.paste(Image.fromarray(panels), (0, BAND))
         draw = ImageDraw.Draw(sheet)
-        left = 2
-        for name in ("picture", *maps):
-            draw.text((left, 2), name, fill="black")
-            left += pixels.shape[1]
+        for place, name in enumerate(["picture", *answers]):
+            draw.text((2 + place * picture.shape[1], 2), name, fill="black")
         return sheet
 
     def fidelity(self, classes: int) -> Fidelity:
@@ -308,23 +300,32 @@ def colours(classes: int) -> np.ndarray:
     """
     golden_ratio = 0.61803398875  # turned by it, any number of hues are far from each other
     brightness = (255, 190, 140)
-    palette = np.zeros((max(256, classes + 1), 3), np.uint8)
+    hsv = np.zeros((classes, 1, 3), np.uint8)
     for class_id in range(classes):
         turn = class_id * golden_ratio % 1
         hue = round(255 * turn)
         value = brightness[class_id % len(brightness)]
-        pixel = Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB")
-        palette[class_id] = np.array(pixel)[0, 0]
+        hsv[class_id, 0] = hue, 200, value
+    pixels = Image.fromarray(hsv, "HSV").convert("RGB")
+    palette = np.zeros((max(256, classes + 1), 3), np.uint8)
+    palette[:classes] = np.array(pixels)[:, 0]
     return palette
 
 
-def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: int) -> np.ndarray:
-    """A picture and class maps in a row, uint8 ``(H, W * (1 + maps), 3)``; ids that are no class are black.
+def side_by_side(
+    picture: np.ndarray, maps: Mapping[str, Tensor], known: Tensor, classes: int
+) -> np.ndarray:
+    """A picture and class maps in a row, uint8 ``(H, W * (1 + maps), 3)``.
 
     Args:
-        picture: uint8 ``(H, W, 3)``.
-        maps: class ids ``(H, W)`` by name, each at most ``max(255, classes)``.
+        picture: ``(H, W, 3)``, 0 to 255.
+        maps: class ids ``(H, W)`` by name, on the CPU.
+        known: which pixels count, bool ``(H, W)``; the others are black in all maps.
         classes: how many there are.
     """
     palette = colours(classes)
-    return np.concatenate([picture, *(palette[ids] for ids in maps.values())], axis=1)
+    panels = [picture.astype(np.uint8)]
+    for ids in maps.values():
+        shown = ids.long().where(known, classes)  # no class: black
+        panels.append(palette[shown.numpy()])
+    return np.concatenate(panels, axis=1)

@@ -120,7 +120,7 @@ def test_a_preflight_of_padding_alone_knows_decisions_as_other_processes_do() ->
     module = SimpleNamespace(task=kd.Classification(3))
     run = SimpleNamespace(data=data, module=module, teacher=InShards(True), device=None)
     trainer = SimpleNamespace(is_global_zero=False, world_size=2)
-    decided, seen_here = Preflight()._measure(trainer, run, {}, None, {}, None)  # type: ignore[arg-type]
+    decided, seen_here = Preflight()._measure(trainer, run, [], None, None)  # type: ignore[arg-type]
     assert seen_here == 0
     module = kd.DistillationModule(nn.Linear(1, 3), task=kd.Classification(3))
     module.validation.known = decided
