@@ -69,22 +69,17 @@ class OptimSpec(OptimSettings):
             raise UserError(
                 f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})"
             )
-        decay = before.get("weight_decay", self.weight_decay)
-        if (decay == 0) != (self.weight_decay == 0):
-            raise UserError(
-                "optim.weight_decay: can't be turned on or off in a resumed run "
-                f"({decay:g} before), got {self.weight_decay:g}"
-            )
-        everywhere = before.get("decay_norm_and_bias", self.decay_norm_and_bias)
-        if everywhere != self.decay_norm_and_bias:
-            previous = str(not self.decay_norm_and_bias).lower()
-            raise UserError(f"optim.decay_norm_and_bias: must stay {previous} in a resumed run")
-        layer_decay = before.get("layer_decay", self.layer_decay)
-        if (layer_decay == 1) != (self.layer_decay == 1):
-            raise UserError(
-                "optim.layer_decay: can't be turned on or off in a resumed run "
-                f"({layer_decay:g} before), got {self.layer_decay:g}"
-            )
+        for field, off in (
+            ("weight_decay", 0),
+            ("decay_norm_and_bias", False),
+            ("layer_decay", 1),
+        ):
+            now = getattr(self, field)
+            then = before.get(field, now)
+            if (then == off) != (now == off):
+                raise UserError(
+                    f"optim.{field}: can't be turned on or off in a resumed run ({then} before), got {now}"
+                )
 
     def settings(self) -> dict[str, Any]:
         """Its fields by name, as a checkpoint stores them and :meth:`check_resumed` reads them."""

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -181,11 +182,16 @@ def decide_and_fail(rank: int, folder: str) -> None:
     strategy = joined(rank, folder)
     trainer = SimpleNamespace(strategy=strategy, is_global_zero=rank == 0)
 
-    def measure() -> tuple[bool, str]:
+    def fails(*_: object) -> None:
         raise UserError("data.source.root: planted")
 
-    with pytest.raises(UserError, match="^data.source.root: planted$"):
-        fit_to_machine._decide(SimpleNamespace(trainer=trainer), measure, "cache:")  # type: ignore[arg-type]
+    run = SimpleNamespace(trainer=trainer)
+    teacher = SimpleNamespace(cache_modes={"auto"}, is_shared_out=False)
+    with (
+        mock.patch.object(fit_to_machine, "cache_pays", fails),
+        pytest.raises(UserError, match="^data.source.root: planted$"),
+    ):
+        fit_to_machine._choose_cache(run, teacher, None)  # type: ignore[arg-type]
     dist.destroy_process_group()
 
 

@@ -176,8 +176,8 @@ def _built(request: Request) -> Run:
     run = Run.of(request)
     run.splits = check_present(run.config)
     from kd.run.build import build
-    from kd.run.train_first import with_teacher
+    from kd.run.train_first import train_teacher_if_missing
 
-    with_teacher(run)
+    train_teacher_if_missing(run)
     build(run)
     return run

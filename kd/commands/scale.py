@@ -71,14 +71,14 @@ def run(request: Request) -> int | None:
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
     overlays = [f"config={overlay}" for overlay in request.overlays]
-    from kd.run.train_first import with_teacher
+    from kd.run.train_first import train_teacher_if_missing
 
     items = [
         f"recipe={request.recipe}",
         *overlays,
         *request.overrides,
         *run.trusted.words,
-        *with_teacher(run),
+        *train_teacher_if_missing(run),
     ]
     runs_dir = folder_of_runs(config["runs_dir"], "kd-scale")
     folder = claim(folder_of_recipe(runs_dir, config["recipe"]) / "scale")

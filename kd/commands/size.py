@@ -74,9 +74,9 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     run.splits = check_present(run.config)
     from kd.fleet.sizing.page import write
     from kd.fleet.sizing.search import SizeSearch
-    from kd.run.train_first import with_teacher
+    from kd.run.train_first import train_teacher_if_missing
 
-    with_teacher(run)
+    train_teacher_if_missing(run)
     search = SizeSearch(run, planned)
     sizes = search.measure()
     return sizes, write(sizes, claim(search.folder))

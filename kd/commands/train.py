@@ -181,9 +181,9 @@ def to_train(request: Request) -> Run:
             parts = "torch, pictures and teacher"
         print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
         draw_ahead(run.config["data"]["source"], cache_dir())
-    from kd.run.train_first import with_teacher
+    from kd.run.train_first import train_teacher_if_missing
 
-    with_teacher(run)
+    train_teacher_if_missing(run)
     check_downloads(run.config)
     mirror = None
     if is_url(run.place.runs_dir):

@@ -1,6 +1,5 @@
 """What is left to the machine (``auto``): measured before training."""
 
-from collections.abc import Callable
 from functools import partial
 
 from kd.clock import part_of_the_start
@@ -120,30 +119,16 @@ def _choose_cache(
         raise UserError(
             "model.teachers: cache=auto measures all teachers together; give it to all of them or to none"
         )
-    if modes == {"auto"} and not _decide(run, lambda: cache_pays(run, teacher, data), "cache:"):
-        return teacher
-    return _cache(run, teacher, data, announce=run.trainer.is_global_zero)
-
-
-def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: str) -> bool:
-    """Whether something pays, as rank 0 measures it for all ranks. Every rank must call this; rank 0 prints ``what`` and
-    the reason.
-
-    Args:
-        run: the module, attached to its trainer.
-        measure: gives the decision and its reason; called on rank 0 alone, so it must hold no collective.
-        what: begins the printed line; without a colon at its end it names the measurement.
-
-    Returns:
-        The decision, the same on every rank.
-    """
     on_rank_zero = run.trainer.is_global_zero
-    if on_rank_zero:
-        part_begins(f"{what.removesuffix(':')}: measuring whether it pays")
-    pays, why = by_first(run.trainer.strategy, measure)
-    if on_rank_zero:
-        print(f"{what} {why}", flush=True)
-    return pays
+    if modes == {"auto"}:
+        if on_rank_zero:
+            part_begins("cache: measuring whether it pays")
+        pays, why = by_first(run.trainer.strategy, partial(cache_pays, run, teacher, data))
+        if on_rank_zero:
+            print(f"cache: {why}", flush=True)
+        if not pays:
+            return teacher
+    return _cache(run, teacher, data, announce=on_rank_zero)
 
 
 def restore_auto(

@@ -107,7 +107,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
 
     Args:
         run: its settings are resolved, and its teachers have their weights
-            (:func:`kd.run.train_first.with_teacher`).
+            (:func:`kd.run.train_first.train_teacher_if_missing`).
         cluster: of the launcher; None: this machine.
         marker: file that names the run's folder for a restarted job.
 

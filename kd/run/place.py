@@ -27,8 +27,8 @@ from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, folder_of_recipe, on_disk, url_of
 from kd.storage.writing import guard
 
-START = ("checkpoint", "pretrained", "inherit")
-"""Settings of ``model.student`` that say where its first weights come from."""
+START = ("model.student.checkpoint", "model.student.pretrained", "model.student.inherit")
+"""Settings that say where the student's first weights come from."""
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -325,21 +325,19 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
         before = yaml_of(text_of(run / "config.yaml"))
-    if not isinstance(before, dict):
+    written = flatten(before) if isinstance(before, dict) else {}
+    if not {"model.ema_decay", "model.student.arch"} <= written.keys():
         return
-    if not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys():
-        return
-    then = before["model"]["ema_decay"]
-    now = config["model"]["ema_decay"]
-    if (then is None) != (now is None):  # the average is what was validated
+    settings = flatten(config)
+    decays = [each["model.ema_decay"] for each in (written, settings)]
+    if None in decays and decays != [None, None]:  # the average is what was validated
         raise UserError(
-            f"model.ema_decay: can't be turned on or off in a resumed run ({then} before), got {now}"
+            f"model.ema_decay: can't be turned on or off in a resumed run ({decays[0]} before), got {decays[1]}"
         )
     for key in START:
-        then = before["model"]["student"].get(key)
-        now = config["model"]["student"][key]
+        then = written.get(key)
+        now = settings[key]
         if then != now and "auto" not in (then, now):
             raise UserError(
-                f"model.student.{key}: has no effect on a resumed run: it starts from its checkpoint "
-                f"({then} before), got {now}"
+                f"{key}: has no effect on a resumed run: it starts from its checkpoint ({then} before), got {now}"
             )

@@ -48,8 +48,9 @@ FORMAT = 1
 """Of the folder that is kept: to be raised whenever a run can no longer read a teacher that an earlier kd has trained."""
 
 
-def with_teacher(run: Run) -> list[str]:
-    """Adds to the settings what the teachers' files say of themselves; trains a teacher now where one is to be first.
+def train_teacher_if_missing(run: Run) -> list[str]:
+    """Adds to the settings what the teachers' files say of themselves; trains a teacher now, perhaps for hours, where the
+    recipe has one to train and no weights.
 
     Called by each process, before the run is built; the first one to come trains, the others wait for it.
 
@@ -68,10 +69,7 @@ def with_teacher(run: Run) -> list[str]:
     source = None if run.splits is None else run.splits.source
     trained = train_teacher_first(run.config, run.overrides, run.trusted, source)
     run.change(trained)
-    words = []
-    for key, value in trained.items():
-        words.append(f"{key}={value or 'null'}")
-    return words
+    return [f"{key}={value or 'null'}" for key, value in trained.items()]
 
 
 def train_teacher_first(
@@ -84,7 +82,7 @@ def train_teacher_first(
     weights (a checkpoint, ``pretrained``), or no recipe, and of a run with several teachers.
 
     They may hold a smaller ``data.batch_size`` too; of a run without a teacher that alone
-    (:func:`_fine_tuning_batch`).
+    (:func:`_smaller_batch`).
 
     Args:
         config: the run's settings, resolved.
@@ -94,37 +92,29 @@ def train_teacher_first(
 
     Raises:
         UserError: settings of a teacher that do not fit each other, or its training failed.
-        Stopped: as :func:`with_teacher`.
+        Stopped: as :func:`train_teacher_if_missing`.
     """
     refuse_random_weights(config)
-    teacher = config["model"]["teacher"]
-    if (
-        teacher
-        and teacher["backbone"]
-        and (not teacher["recipe"] or teacher["checkpoint"] not in (None, TRAIN))
-    ):
-        why = (
-            "model.teacher.checkpoint is given"
-            if teacher["checkpoint"]
-            else "there is no model.teacher.recipe"
-        )
-        raise UserError(
-            f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
-        )
+    teacher = config["model"]["teacher"] or {}
+    recipe = teacher.get("recipe")
+    checkpoint = teacher.get("checkpoint")
+    given = checkpoint not in (None, TRAIN)
+    _check_recipe(teacher, given)
+    is_typed = any(item.startswith("data.batch_size=") for item in typed)
     if not teachers_in(config["model"]):
-        return _fine_tuning_batch(config, typed, trusted, source)
-    if not teacher or teacher["checkpoint"] not in (None, TRAIN):
-        return {}
-    train = teacher["checkpoint"] == TRAIN
-    if train and not teacher.get("recipe"):
-        raise UserError(
-            "model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME"
-        )
-    if not teacher.get("recipe") or (teacher["pretrained"] and not train):
+        # pictures in an object store are not listed twice
+        if is_typed or not _is_fine_tuning(config) or _is_in_a_store(config):
+            return {}
+        if source is None:
+            source = data_of(config, trusted).source
+        return _smaller_batch(config, _training_pictures(config, source))
+    if not recipe or given or (teacher["pretrained"] and checkpoint != TRAIN):
         return {}
     if source is None:
         source = data_of(config, trusted).source
-    shipped = None if train or teacher["backbone"] else shipped_teacher(teacher, source)
+    shipped = None
+    if checkpoint != TRAIN and not teacher["backbone"]:
+        shipped = shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():
             print(
@@ -132,16 +122,15 @@ def train_teacher_first(
                 flush=True,
             )
         return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
+
     items = [*arguments(config, splits_itself=not source.has("val")), *trusted.words]
     as_its_recipe_says = settings_of(items)
     task = config["model"]["task"]
     if as_its_recipe_says["model"]["task"]["class_path"] != task["class_path"]:
         items.append(f"model.task={json.dumps(task)}")
-    asked = _batch(config)
-    pictures = _training_pictures(config, source)
-    size = _batch_for(asked, pictures, typed, config["trainer"])
     # few pictures or little memory: that holds for the teacher too, which one process trains
-    of_teacher = asked if _is_typed(typed) else _with_steps(asked, pictures)
+    pictures = _training_pictures(config, source)
+    of_teacher = _batch(config) if is_typed else _with_steps(_batch(config), pictures)
     if of_teacher < _batch(as_its_recipe_says):
         items.append(f"data.batch_size={of_teacher}")
     limits = trial_limits(config["trainer"], as_its_recipe_says["trainer"])
@@ -150,8 +139,8 @@ def train_teacher_first(
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
         check_downloadable(backbone["arch"], "model.teacher.backbone")
+    fewer = {} if is_typed else _smaller_batch(config, pictures)
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero(), limits)
-    fewer = {"data.batch_size": size} if size < asked else {}
     return {
         **fewer,
         "model.teacher.checkpoint": str(trained),
@@ -160,79 +149,66 @@ def train_teacher_first(
     }
 
 
-def _fine_tuning_batch(
-    config: dict[str, Any],
-    typed: Iterable[str],
-    trusted: Trust,
-    source: Source | None = None,
-) -> dict[str, Any]:
-    """The batch size of a run without a teacher that fine-tunes trained weights: few pictures make smaller batches.
-
-    An epoch of a single step moves such weights too far (80 pictures in batches of 64: from a fitted classifier's 86 %
-    to chance; in batches of 16 up to 90 %). Empty where the settings stay: from random weights, in a resumed run, or of
-    pictures in an object store, which are not listed twice.
+def _check_recipe(teacher: Mapping[str, Any], given: bool) -> None:
+    """Refuses a teacher that is to be trained without a recipe, and a backbone where none is trained; a UserError.
 
     Args:
-        config: the run's settings, resolved.
-        typed: ``key=value`` items of the command line; a typed size stays.
-        trusted: what the user trusts beside the list of classes.
-        source: of the pictures, where these were listed already.
+        teacher: the settings ``model.teacher``.
+        given: whether its checkpoint is a file.
     """
+    recipe = teacher.get("recipe")
+    if teacher.get("backbone") and (given or not recipe):
+        why = "model.teacher.checkpoint is given" if given else "there is no model.teacher.recipe"
+        raise UserError(
+            f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
+        )
+    if teacher.get("checkpoint") == TRAIN and not recipe:
+        raise UserError(
+            "model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME"
+        )
+
+
+def _is_fine_tuning(config: Mapping[str, Any]) -> bool:
+    """Whether a new run trains weights on that are trained already."""
     student = config["model"]["student"]
-    places = (config["data"]["source"].get("init_args") or {}).values()
-    starts_trained = student["pretrained"] or student["checkpoint"]
-    if config["resume"] or not starts_trained:
-        return {}
-    if any(isinstance(place, str) and is_url(place) for place in places):
-        return {}
+    return bool(not config["resume"] and (student["pretrained"] or student["checkpoint"]))
+
+
+def _is_in_a_store(config: Mapping[str, Any]) -> bool:
+    """Whether a URL is among the arguments of the run's source."""
+    arguments_of_source = config["data"]["source"].get("init_args") or {}
+    return any(isinstance(place, str) and is_url(place) for place in arguments_of_source.values())
+
+
+def _smaller_batch(config: Mapping[str, Any], pictures: int) -> dict[str, Any]:
+    """The batch size of each process where the run has few training pictures, which is said; empty where it stays.
+
+    An epoch of a single step moves trained weights too far (80 pictures in batches of 64: from a fitted classifier's 86 %
+    to chance; in batches of 16 up to 90 %).
+
+    Args:
+        config: the run's settings, resolved; all its processes share the pictures.
+        pictures: that it trains on.
+    """
     asked = _batch(config)
-    if _is_typed(typed):  # it stays: the pictures need not be listed
+    size = _with_steps(asked, pictures // processes_asked_for(config["trainer"]))
+    if size >= asked:
         return {}
-    if source is None:
-        source = data_of(config, trusted).source
-    size = _batch_for(asked, _training_pictures(config, source), typed, config["trainer"])
-    return {"data.batch_size": size} if size < asked else {}
-
-
-def _training_pictures(config: dict[str, Any], source: Source) -> int:
-    """How many labelled pictures the run trains on: those of the source, less those that are held out for validation.
-
-    Args:
-        config: the run's settings, resolved.
-        source: of the pictures.
-    """
-    targets = source.load("train").targets
-    if source.has("val"):
-        return len(targets)
-    return len(targets) - len(held_out(targets, config["data"]["val_fraction"], config["seed"]))
-
-
-def _batch_for(
-    asked: float, pictures: int, typed: Iterable[str], trainer: Mapping[str, Any]
-) -> float:
-    """The batch size of each process for so many training pictures, which is said where it is another; a typed one stays.
-
-    Args:
-        asked: the settings' size; infinite for ``auto``.
-        pictures: that are trained on.
-        typed: ``key=value`` items of the command line.
-        trainer: the run's settings ``trainer``: all its processes share the pictures.
-    """
-    if _is_typed(typed):
-        return asked
-    size = _with_steps(asked, pictures // processes_asked_for(trainer))
-    if size < asked and is_rank_zero():
+    if is_rank_zero():
         shown = "auto" if math.isinf(asked) else asked
         print(
             f"data.batch_size: {size} in place of {shown}, for {pictures} training pictures",
             flush=True,
         )
-    return size
+    return {"data.batch_size": size}
 
 
-def _is_typed(typed: Iterable[str]) -> bool:
-    """Whether the command line gives the batch size."""
-    return any(item.startswith("data.batch_size=") for item in typed)
+def _training_pictures(config: Mapping[str, Any], source: Source) -> int:
+    """How many labelled pictures the run trains on: those of the source, less those that are held out for validation."""
+    targets = source.load("train").targets
+    if source.has("val"):
+        return len(targets)
+    return len(targets) - len(held_out(targets, config["data"]["val_fraction"], config["seed"]))
 
 
 def _with_steps(size: float, pictures: int) -> float:
@@ -246,23 +222,17 @@ def _with_steps(size: float, pictures: int) -> float:
             :data:`AUTO_STAYS`.
         pictures: that one process trains on in an epoch.
     """
-    most = size
-    if math.isinf(size):
-        most = AUTO_STAYS
-    enough = LEAST_STEPS * most
-    if size <= 4 or pictures >= enough:
+    most = AUTO_STAYS if math.isinf(size) else size
+    if size <= 4 or pictures >= LEAST_STEPS * most:
         return size
     largest = max(1, pictures // LEAST_STEPS)
-    power = int(math.log2(largest))
-    return 2 ** max(2, power)
+    return 2 ** max(2, int(math.log2(largest)))
 
 
-def _batch(config: dict[str, Any]) -> float:
+def _batch(config: Mapping[str, Any]) -> float:
     """The batch size in settings; infinite for ``auto``."""
     size = config["data"]["batch_size"]
-    if isinstance(size, int):
-        return size
-    return math.inf
+    return size if isinstance(size, int) else math.inf
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
@@ -307,11 +277,8 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
     for key, given in teachers_in(config["model"]).items():
         said = about(given["checkpoint"])
         arch = TeacherSpec(given["arch"]).arch
-        if (
-            not said.arch
-            or given["builder"]
-            or said.arch.partition(".")[0] == arch.partition(".")[0]
-        ):
+        is_same = said.arch.partition(".")[0] == arch.partition(".")[0]
+        if not said.arch or given["builder"] or is_same:
             continue
         if f"{key}.arch" in typed:
             if said.foreign:  # timm may have several names for it
@@ -320,17 +287,12 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
                 f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
                 f"another {key}.checkpoint"
             )
-        spec = completed(
-            TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"]), key
-        )
-        values = {
-            name: getattr(spec, name) for name in ("arch", "img_size", "kwargs", "mean", "std")
-        }
-        for name, value in values.items():
-            if (
-                not any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
-                and value is not None
-            ):
+        named = TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"])
+        spec = completed(named, key)
+        for name in ("arch", "img_size", "kwargs", "mean", "std"):
+            value = getattr(spec, name)
+            is_typed = any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
+            if value is not None and not is_typed:
                 replaced[f"{key}.{name}"] = value
     return replaced
 
@@ -356,18 +318,11 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
         splits_itself: the validation pictures are split off by the run, so the seed is passed on too.
     """
     teacher = config["model"]["teacher"]
-    data = config["data"]
-    passed = {
-        **{
-            f"data.{key}": data[key]
-            for key in ("source", "on_bad_image", "val_fraction", "num_workers")
-        },
-        **{
-            f"model.student.{key}": teacher[key]
-            for key in ("arch", "img_size", "kwargs", "mean", "std")
-        },
-        "trainer.accelerator": config["trainer"]["accelerator"],
-    }
+    passed: dict[str, Any] = {"trainer.accelerator": config["trainer"]["accelerator"]}
+    for name in ("source", "on_bad_image", "val_fraction", "num_workers"):
+        passed[f"data.{name}"] = config["data"][name]
+    for name in ("arch", "img_size", "kwargs", "mean", "std"):
+        passed[f"model.student.{name}"] = teacher[name]
     if splits_itself:
         passed["seed"] = config["seed"]
     if teacher["backbone"]:
@@ -376,11 +331,10 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
             "model.student.checkpoint_key": teacher["checkpoint_key"],
             "model.student.pretrained": False,
         }
-    items = [
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in passed.items()
-    ]
-    return [f"recipe={teacher['recipe']}", *items, *ONE_PROCESS]
+    items = [f"recipe={teacher['recipe']}"]
+    for key, value in passed.items():
+        items.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    return [*items, *ONE_PROCESS]
 
 
 def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def train(
     from kd.run.build import build
     from kd.run.request import translate
     from kd.run.run import Run
-    from kd.run.train_first import with_teacher
+    from kd.run.train_first import train_teacher_if_missing
 
     quiet = [
         "trainer.limit_val_batches=0",
@@ -160,7 +160,7 @@ def train(
         "runs_dir=runs/bench",
     ]
     run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
-    with_teacher(run)
+    train_teacher_if_missing(run)
     build(run)
     run.trainer.callbacks.append(turns)
     prepare(run)

@@ -18,7 +18,7 @@ from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.run import train_first
 from kd.run.resolve import resolve
-from kd.run.train_first import _batch_for, _training_pictures, _with_steps, trained_teacher
+from kd.run.train_first import _smaller_batch, _training_pictures, _with_steps, trained_teacher
 from kd.run.trust import Trust
 from tests._forks import ForkedRun, start, status_of, survivors
 from tests._helpers import ARCH, ROOT, TINY, run_cli, tiny_vit, write_recipe
@@ -205,7 +205,8 @@ ONE_CPU = {"devices": 1, "num_nodes": 1, "accelerator": "cpu"}
 def test_all_processes_share_the_pictures_of_an_epochs_steps(
     trainer: dict[str, Any], expected: int
 ) -> None:
-    assert _batch_for(64, 1000, [], ONE_CPU | trainer) == expected
+    config = {"data": {"batch_size": 64}, "trainer": ONE_CPU | trainer}
+    assert _smaller_batch(config, 1000).get("data.batch_size", 64) == expected
 
 
 def test_held_out_pictures_make_no_steps(pictures: Path) -> None:
@@ -216,7 +217,8 @@ def test_held_out_pictures_make_no_steps(pictures: Path) -> None:
 
 
 def test_a_batch_in_place_of_auto_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _batch_for(float("inf"), 500, [], ONE_CPU) == 32
+    config = {"data": {"batch_size": "auto"}, "trainer": ONE_CPU}
+    assert _smaller_batch(config, 500) == {"data.batch_size": 32}
     assert "32 in place of auto, for 500" in capsys.readouterr().out
 
 
