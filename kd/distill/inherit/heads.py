@@ -171,7 +171,9 @@ def _map_values(spread: Tensor, write: Tensor, size: int, portion: int) -> tuple
     value_rows = right[terms] @ inverse
     write_columns = left[:, terms] * strength[terms]
     left_over = size - len(value_rows)  # where no more are left
-    return pad(value_rows, (0, 0, 0, left_over)), pad(write_columns, (0, left_over))
+    value_map = pad(value_rows, (0, 0, 0, left_over))
+    student_write = pad(write_columns, (0, left_over))
+    return value_map, student_write
 
 
 def _root_and_inverse(moment: Tensor) -> tuple[Tensor, Tensor]:

@@ -248,9 +248,12 @@ def fit_pointwise(layer: Part, inputs: Tensor, outputs: Tensor) -> None:
         inputs: ``(..., D_in)``.
         outputs: ``(..., D_out)``.
     """
-    start = inputs.new_zeros(outputs.shape[-1], inputs.shape[-1])
-    linear = layer_for(start, layer.bias is not None)
+    width_in = inputs.shape[-1]
+    width_out = outputs.shape[-1]
+    has_bias = layer.bias is not None
+    start = inputs.new_zeros(width_out, width_in)
+    linear = layer_for(start, has_bias)
     fit_linear(linear, [(inputs, outputs)], start)
     layer.weight.copy_(linear.weight.view_as(layer.weight))
-    if layer.bias is not None:
+    if has_bias:
         layer.bias.copy_(linear.bias)
