@@ -2,14 +2,16 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
@@ -35,6 +37,10 @@ HELD_OUT = 0.2
 """Share of the training pictures that candidates are scored on: few pictures rank poorly."""
 AT_ONCE = 12
 """Candidates that start together, with one pass over the teacher's layers; more take more memory."""
+SCORED_TOGETHER = 4
+"""Candidates that are scored by one pass over the held-out pictures after their distillation."""
+KEPT_BYTES = 2 << 30
+"""Most memory for the training batches that all candidates share; beyond it each reads its own."""
 NEVER = 10**6
 """Epochs between validations."""
 TEACHER = "teacher"
@@ -53,15 +59,19 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         candidates: to be scored, :data:`AT_ONCE` at a time.
         steps: of the short distillation; 0: none.
         keep: is called with scores by candidate: after each group has inherited, with ``before`` of each one that
-            inherits ({} of others) and of the teacher; then, with ``steps``, after each of them is distilled, with its
-            ``before``, if any, and ``after``.
+            inherits ({} of others) and of the teacher; then, with ``steps``, after each :data:`SCORED_TOGETHER` of them
+            are distilled, with their ``before``, if any, and ``after``.
     """
-    for first in range(0, len(candidates), AT_ONCE):
-        group = candidates[first : first + AT_ONCE]
+    reading = SharedReading()
+    # the largest first: a batch size that is measured for it suits all
+    ordered = sorted(candidates, key=lambda candidate: candidate.cost, reverse=True)
+    for first in range(0, len(ordered), AT_ONCE):
+        group = ordered[first : first + AT_ONCE]
         modules, data = _built(run, group, steps)
         students = {name: module.student for name, module in modules.items()}
         module = run.module
-        pictures = cache(data.sample_pictures)
+        data.sample_pictures = cache(data.sample_pictures)  # type: ignore[method-assign]
+        pictures = data.sample_pictures
         give_first_weights(list(students.values()), module.teacher, pictures, data.sample)
         drawn = {candidate.name for candidate in group if not candidate.inherits}
         scores: dict[str, dict[str, float]] = {}
@@ -72,61 +82,127 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
             if name not in drawn:
                 scores[name]["before"] = value
         keep(scores)
-        answers: list[Answer] = []
-        for name, trained in modules.items() if steps else ():
-            trained.begun = True
-            step = trained.distillation
-            step.answer = _kept(answers, step.answer)  # type: ignore[assignment,method-assign]
-            run.module = trained
-            _distill(run, label=f"distilling {name}")
-            only = {name: students[name]}
-            after = measured(only, data, trained.device)
-            scores[name]["after"] = after[name]
-            keep({name: scores[name]})
+        if not steps:
+            continue
+        all_names = [candidate.name for candidate in group]
+        for start in range(0, len(group), SCORED_TOGETHER):
+            names = all_names[start : start + SCORED_TOGETHER]
+            for name in names:
+                _distill(run, modules[name], reading, label=f"distilling {name}")
+            after = measured({name: students[name] for name in names}, data, module.device)
+            for name in names:
+                scores[name]["after"] = after[name]
+            keep({name: scores[name] for name in names})
 
 
-def _kept(answers: list[Answer], ask: Callable[[Batch], Answer]) -> Callable[[Batch], Answer]:
-    """The teacher's answer to each batch of a training; trainings of the same batches share them.
+class SharedReading:
+    """What the first candidate's distillation reads and all others read again: batches, and the teacher's answers.
 
-    Answers of features and maps are not kept: they would fill the memory.
-
-    Args:
-        answers: of the steps so far, in order; filled by the first training.
-        ask: gives a new answer.
+    All are trained by the same settings and so on the same batches; the loader, its workers and the teacher run once.
     """
-    steps = count()
 
-    def answer(batch: Batch) -> Answer:
-        """The answer of this step."""
-        step = next(steps)
-        if step < len(answers):
-            return answers[step]
-        given = ask(batch)
-        rows = all(isinstance(x, Tensor) and x.ndim == 2 for x in given.logits.values())
-        if rows and not given.features:
-            answers.append(given)
-        return given
+    def __init__(self) -> None:
+        self.passes: list[list[Batch]] = []  # the batches of each epoch, in order
+        self.answers: list[Answer] = []  # of the steps, in order
+        self.bytes_left = KEPT_BYTES
 
-    return answer
+    def share(self, module: DistillationModule, data: DistillationDataModule) -> None:
+        """Makes the next fit of a module read what there is, and keep what it is the first to read."""
+        module.begun = True
+        step = module.distillation
+        step.answer = self._answer(step.answer)  # type: ignore[assignment,method-assign]
+        data.wrap_loader = lambda loader: SharedLoader(loader, self)
+
+    def _answer(self, ask: Callable[[Batch], Answer]) -> Callable[[Batch], Answer]:
+        """The teacher's answer to each batch of a training.
+
+        Answers of features and maps are not kept: they would fill the memory.
+
+        Args:
+            ask: gives a new answer.
+        """
+        steps = count()
+
+        def answer(batch: Batch) -> Answer:
+            """The answer of this step."""
+            step = next(steps)
+            if step < len(self.answers):
+                return self.answers[step]
+            given = ask(batch)
+            rows = all(isinstance(x, Tensor) and x.ndim == 2 for x in given.logits.values())
+            if rows and not given.features:
+                self.answers.append(given)
+            return given
+
+        return answer
+
+    def read(self, epoch: int, loader: DataLoader) -> Iterator[Batch]:
+        """The batches of an epoch, from memory where they are all there.
+
+        Args:
+            epoch: of the fit, from 0.
+            loader: reads them where they are not kept: at first, and where they would take more than
+                :data:`KEPT_BYTES`.
+        """
+        if epoch < len(self.passes):
+            yield from self.passes[epoch]
+            return
+        kept: list[Batch] = []
+        if self.bytes_left > 0:
+            self.passes.append(kept)
+        for batch in loader:
+            if self.bytes_left > 0:
+                # a copy: a worker's batch is in shared memory, of which containers have little
+                kept.append(apply_to_collection(batch, Tensor, Tensor.clone))
+                apply_to_collection(batch, Tensor, self._count)
+            if self.bytes_left <= 0:
+                self.passes.clear()
+            yield batch
+
+    def _count(self, part: Tensor) -> None:
+        """Subtracts a tensor that is kept from what the memory may take."""
+        self.bytes_left -= part.nbytes
 
 
-def _distill(run: Run, label: str) -> None:
-    """Trains the run's module for the run's ``max_steps`` optimizer steps, with a bar in place of callbacks.
+class SharedLoader:
+    """A fit's training loader that takes its batches from a :class:`SharedReading`."""
+
+    def __init__(self, loader: DataLoader, reading: SharedReading) -> None:
+        """Wraps a loader; Lightning reads ``batch_sampler``, to set its epoch."""
+        self.loader = loader
+        self.reading = reading
+        self.batch_sampler = loader.batch_sampler
+        self._epochs = count()
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.reading.read(next(self._epochs), self.loader)
+
+
+def _distill(run: Run, module: DistillationModule, reading: SharedReading, label: str) -> None:
+    """Trains a module for the run's ``max_steps`` optimizer steps, with a bar in place of callbacks.
 
     Args:
-        run: its settings make the trainer, a new one at each call; nothing is validated.
+        run: its settings make the trainer, a new one at each call; nothing is validated. What its data leave to be
+            measured (``auto``) is measured for the first module that is trained.
+        module: has its first weights.
+        reading: gives batches and answers.
         label: of the bar.
     """
+    data = run.data
+    run.module = module
+    reading.share(module, data)
     trainer = make_trainer(run)
-    wrap = run.data.wrap_loader  # a fit may wrap the loader for its own module
     with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
 
         def show(trainer: Trainer, *_: object) -> None:
             left.update(trainer.global_step - left.n)
 
         trainer.callbacks[:] = [LambdaCallback(on_train_batch_end=show)]  # type: ignore[attr-defined]
-        trainer.fit(run.module, run.data)
-    run.data.wrap_loader = wrap
+        trainer.fit(module, data)
+    data.auto.clear()
 
 
 def _built(
