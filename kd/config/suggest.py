@@ -126,6 +126,12 @@ def _runs(name: str) -> list[str]:
     return runs
 
 
+def why_needless(word: str) -> str:
+    """Why there is no such setting, option or overlay, as the end of a message; "" for any other word."""
+    why = words()["needless"].get(word.lower())
+    return f": {why}" if why else ""
+
+
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     """What follows an unknown key in a message: why there is no such setting, suggestions, which keys its group takes, or
     where all keys are listed.
@@ -138,10 +144,9 @@ def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     known = list(accepted)
     place, _, last = key.rpartition(".")
     first = key.partition(".")[0]
-    needless = words()["needless"]
-    why = needless.get(last.lower()) or needless.get(first.lower())
+    why = why_needless(last) or why_needless(first)
     if why:
-        return f": {why}"
+        return why
     names = suggest(key, known, losses)
     siblings = [name for name in known if place.count(".") and name.startswith(f"{place}.")]
     if any(name.startswith(f"{place}.") and name != key for name in names):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kd.config.parts import described, of_kind
+from kd.config.suggest import why_needless
 from kd.errors import UserError, did_you_mean
 from kd.machine import shipped
 
@@ -86,7 +87,8 @@ def find(kind: str, name: str) -> Path:
     known = [*names(kind)]
     if kind == "recipes":
         known += OTHER_NAMES
-    raise UserError(f"no {what} '{name}'{did_you_mean(name, known)} (kd-train --list)")
+    remedy = why_needless(name) or f"{did_you_mean(name, known)} (kd-train --list)"
+    raise UserError(f"no {what} '{name}'{remedy}")
 
 
 def listed(kind: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.config.kinds import group_in
-from kd.config.suggest import as_question, suggest
+from kd.config.suggest import as_question, suggest, why_needless
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
@@ -407,7 +407,8 @@ def _no_option(item: str, command: str) -> UserError:
     if len(key) > 1 and command == "train":
         suggestion = suggest(key, keys.schema())
     question = as_question([f"{name}=..." for name in suggestion])
-    return UserError(f"no option {item}{question or f' (kd-{command} --help)'}")
+    remedy = why_needless(key) or question or f" (kd-{command} --help)"
+    return UserError(f"no option {item}{remedy}")
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:

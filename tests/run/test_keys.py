@@ -325,6 +325,11 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "model.distill_losses: has names: model.distill_losses.NAME=KDLoss",
         ),
         ("students.a.optim.lr=1", "no key 'students.a.optim.lr': a run trains one student"),
+        ("model.teacher_drop=0.1", "no key 'model.teacher_drop': the teacher answers without it"),
+        ("model.teacher.cache_precision=int8", "cache_precision': a cache keeps features in half"),
+        ("monitor.cloudwatch_topic=a", "scripts/monitor/cloudwatch_alarm.json"),
+        ("config=headspace", "no overlay 'headspace': kd-report RUN --what-if"),
+        ("--live", "no option --live: report.html reloads itself"),
         ("name=007", "name: must be letters, digits, . + - _ alone, the first a letter, got '007'"),
         ("trainer.max_steps=-5", "trainer.max_steps: must be >= -1, got -5"),
         (
