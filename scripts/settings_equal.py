@@ -397,7 +397,7 @@ WORK = (
 )  # fmt: skip
 """Where commands have read their options and begin their work: what these are given is what an option's words mean."""
 HIDDEN = {"config", "secret", "request", "run", "opened", "manifest", "ScalingPlan.threads",
-          "Limits.decoders", "SearchPlan.trusted", "_show.files"}  # fmt: skip
+          "ServeOptions.decoders", "SearchPlan.trusted", "_show.files"}  # fmt: skip
 """Names of arguments and fields that are no option's value, or another one on each machine or in each process."""
 
 

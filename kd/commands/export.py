@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kd.config.kinds import Range, checked_group
 from kd.errors import UserError
@@ -13,6 +13,7 @@ from kd.run.options import take_options
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
+from kd.ship.export.settings import ExportSettings
 from kd.storage.of_weights import EXPORT
 from kd.storage.run_urls import finished_at
 
@@ -30,11 +31,9 @@ kd-export: a run's student for other programs, compared with the student in torc
 An export that loses more is not kept: exit status 1. The comparison goes to RUN_FOLDER/export/export.json either way.
 """
 
-Percent = Annotated[float, Range(">= 0 and <= 100")]
-
 
 @checked_group
-class ExportOptions(CertificateOptions):
+class ExportOptions(CertificateOptions, ExportSettings):
     """What ``kd-export`` is given."""
 
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -43,25 +42,8 @@ class ExportOptions(CertificateOptions):
         "max_drop": ("int8=true",),
     }
     EXCLUDES: ClassVar[Mapping[str, Sequence[str]]] = {"fp16": ("int8",)}
-    to: str | None = None
-    """The format, of those below."""
-    int8: bool = False
-    """int8 weights and activations, calibrated on training pictures (extra openvino, or the format's own)."""
-    fp16: bool | Literal["all"] = False
-    """FP16 weights and activations, proven on the CPU; layers that overflow stay in float32. fp16=all: FP16 without
-    exception, for machines that have nothing else; refused where a layer overflows."""
-    layout: Literal["nhwc", "nchw"] = "nhwc"
-    """Of the input pictures: nhwc or nchw."""
     out: Path | None = None
     """Default: RUN_FOLDER/export/FORMAT, with _int8 or _fp16 after it."""
-    max_batch: Annotated[int, Range(">= 1")] = 8
-    """Largest batch that to=executorch plans memory for."""
-    calibrate: Annotated[int, Range(">= 1")] = 300
-    """Number of training pictures for the calibration."""
-    min_agreement: Percent = 99.9
-    """Per cent of the validation pictures for which a float export must answer as the student does."""
-    max_drop: Percent = 1.0
-    """Points of the main metric that an int8 export may lose."""
     margin: Annotated[float, Range("> 0 and < 100")] | None = None
     """1: instead of these: kept only if the export is shown to lose less than a point, by the same pictures."""
 
@@ -104,44 +86,33 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or len(request.rest) != 1:
         return None
-    from kd.ship.export.base import ExportLimits, find_format
+    from kd.ship.export.base import find_format
 
     options = take_options(ExportOptions, request, "data")
     if options.to is None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
-    name, int8 = options.to, options.int8
+    export_format = find_format(options.to)
     claim = options.claim
-    certificate = None if claim is None else claim.wanted
-    limits = ExportLimits(options.min_agreement / 100, options.max_drop / 100, certificate)
-    out = options.out
-    export_format = find_format(name)
     if claim is not None and export_format.features:
-        raise UserError(f"margin: needs a classifier, and to={name} has none")
+        raise UserError(f"margin: needs a classifier, and to={options.to} has none")
     _check_abilities(export_format, options)
     request.rest = [str(finished_at(request.rest[0], "config.yaml"))]  # fetched once
-    export_format.check(f"to={name}", int8)  # before torch is loaded
-    _check_pictures(request, int8)
+    export_format.check(f"to={options.to}", options.int8)  # before torch is loaded
+    _check_pictures(request, options.int8)
     opened = open_run(request.rest[0], request)
     _check_bound(opened.kind, options)
-    from kd.ship.export.gate import ExportRequest, export, lines
+    from kd.report.evaluated import exports_parts
+    from kd.report.terminal import print_parts
+    from kd.ship.export.gate import export
 
-    fp16 = options.fp16 if isinstance(options.fp16, str) else "mixed" if options.fp16 else ""
-    export_request = ExportRequest(
-        name,
-        export_format,
-        int8,
-        options.layout,
-        options.calibrate,
-        limits,
-        fp16,
-        options.max_batch,
-    )
+    out = options.out
     if out is None:
-        out = opened.folder / EXPORT / export_request.name
+        out = opened.folder / EXPORT / options.name
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: {out} exists already and is not an empty folder")
-    problem, comparison = export(opened, export_request, out, remember_made)
-    print("\n".join(lines(comparison)))
+    certificate = None if claim is None else claim.wanted
+    problem, comparison = export(opened, options, export_format, out, remember_made, certificate)
+    print_parts(exports_parts({options.name: comparison}))
     if problem:
         print(f"kd-export: not kept: {problem}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """``kd-serve``: a student behind HTTP. Heavy imports wait until there is one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -10,6 +10,7 @@ from kd.errors import UserError
 from kd.run.open import open_run
 from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
+from kd.ship.serving.limits import Limits
 from kd.storage.of_weights import export_at, on_stderr
 from kd.storage.run_urls import run_at
 
@@ -37,8 +38,8 @@ A run without an ONNX export is exported first (kd-export). SIGTERM finishes wha
 
 
 @checked_group
-class ServeOptions(CommandOptions):
-    """What ``kd-serve`` is given; the last ones are the server's :class:`~kd.ship.serving.bodies.Limits`."""
+class ServedModel(CommandOptions):
+    """What is served, and where."""
 
     NEEDS: ClassVar[Mapping[str, Sequence[str]]] = {"defer": ("teacher=true",)}
     host: str = "127.0.0.1"
@@ -59,22 +60,11 @@ class ServeOptions(CommandOptions):
     """Beside teacher=true: it answers only the pictures of which the student is not sure, by the threshold of kd-eval
     cascade=true; defer=0.1: for that share of the pictures. /metrics counts who answered, and kd_deferral_alert is 1 when
     the share has changed."""
-    max_batch: Annotated[int, Range(">= 1")] = 16
-    """Pictures that the model runs at a time."""
-    max_wait_ms: Annotated[float, Range(">= 0")] = 2.0
-    """Milliseconds that a batch waits for more pictures."""
-    queue: Annotated[int, Range(">= 1")] = 512
-    """Pictures, and requests, at a time: more are answered 503, Retry-After."""
-    timeout_s: Annotated[float, Range("> 0")] = 30.0
-    """Of a request."""
-    max_upload_mb: Annotated[float, Range("> 0")] = 16.0
-    """Of a request."""
-    max_pixels: Annotated[int, Range(">= 1")] = 40_000_000
-    """Of a picture."""
-    max_pictures: Annotated[int, Range(">= 1")] = 32
-    """Of a request."""
-    decoders: Annotated[int, Range(">= 1")] = 2
-    """Threads that decode pictures."""
+
+
+@checked_group
+class ServeOptions(Limits, ServedModel):
+    """What ``kd-serve`` is given."""
 
 
 OPTIONS = ServeOptions
@@ -97,11 +87,9 @@ def run(request: Request) -> int | None:
     from kd.ship.export.formats.onnx import open_model
     from kd.ship.serving.answers import try_out
     from kd.ship.serving.app import Server
-    from kd.ship.serving.bodies import Limits
     from kd.ship.serving.run import bind, serve
 
     options = take_options(ServeOptions, request, "data")
-    limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
     rule = _rule(request, options)
     # first, as an export takes long and a port that is taken would be reported after it
@@ -119,7 +107,7 @@ def run(request: Request) -> int | None:
         names = {name.strip() for name in listed} - {""}
         if rule is not None and manifest.task != "classification":
             raise UserError(f"defer: needs one class a picture, {file} has {manifest.task}")
-        server = Server(manifest, models, limits, names, rule)
+        server = Server(manifest, models, options, names, rule)
         host, port = listening.getsockname()[:2]
         if ":" in host:  # IPv6
             host = f"[{host}]"

@@ -230,26 +230,20 @@ def _archive(opened: "FinishedRun") -> Path:
     Raises:
         UserError: the export needs an extra, or was refused, since it differs from the student.
     """
-    from kd.ship.export.base import ExportLimits, find_format
-    from kd.ship.export.gate import ExportRequest, export
+    from kd.ship.export.base import find_format
+    from kd.ship.export.gate import export
+    from kd.ship.export.settings import ExportSettings
 
     archive = export_at(opened.folder, "sagemaker", on_stderr)
     if archive is None:
         kind = find_format("sagemaker")
         kind.check("endpoint", False)
-        export_request = ExportRequest(
-            to="sagemaker",
-            kind=kind,
-            int8=False,
-            layout="nhwc",
-            calibrate=300,
-            limits=ExportLimits(),
-        )
-        out = opened.folder / EXPORT / export_request.name
-        problem, _ = export(opened, export_request, out, remember_made)
+        wanted = ExportSettings(to="sagemaker")
+        out = opened.folder / EXPORT / wanted.name
+        problem, _ = export(opened, wanted, kind, out, remember_made)
         if problem:
             raise UserError(f"{opened.folder}: its export was not kept: {problem}")
-        archive = export_at(opened.folder, export_request.name, on_stderr)
+        archive = export_at(opened.folder, wanted.name, on_stderr)
         assert archive is not None, "it was kept"
     return archive
 

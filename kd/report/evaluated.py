@@ -149,24 +149,55 @@ def certificate_table(certificate: Mapping[str, Any], pictures: str) -> Table:
 
 
 def exports_parts(records: Mapping[str, Mapping[str, Any]]) -> list[Part]:
-    """The exports that were kept, each beside the student, and their certificates.
+    """Exports, each beside the student, and their certificates.
 
     Args:
         records: of ``export/export.json``, by name; a number that one lacks is left empty.
     """
     rows: list[list[Cell]] = []
+    notes: list[str] = []
     certificates: list[Part] = []
     for name, record in records.items():
-        if not record.get("kept"):
-            continue
-        agreement = record.get("agreement")
-        metric = format_metric(record.get("metric", "acc1"), record.get("export"))
-        shares = ["" if agreement is None else f"{agreement:.2%}", metric]
-        rows.append([name, record.get("size_mb"), *shares, record.get("max_difference")])
+        metric = record.get("metric", "acc1")
+        note = record.get("note")
+        cells = [
+            name,
+            record.get("size_mb"),
+            _percent(record.get("agreement")),
+            format_metric(metric, record.get("export")),
+            format_metric(metric, record.get("student")),
+            record.get("max_difference"),
+            None if note else record.get("export_ms"),  # else its file was not run
+            record.get("student_ms"),
+        ]
+        rows.append(cells)
+        layers = record.get("float32_layers")
+        if layers:
+            notes.append(f"{name} keeps in float32: {', '.join(layers)}")
+        simulated = record.get("simulated")
+        if simulated:
+            score = format_metric(metric, simulated.get("export"))
+            notes.append(f"{name} simulated in FP16: {_percent(simulated['agreement'])} {score}")
+        if note:
+            notes.append(note)
         if "certificate" in record:
             certificates.append(certificate_table(record["certificate"], f"export {name}"))
-    columns = ["export", "MB", "agreement with the student", "main metric", "largest difference"]
-    return [Table("Exports", columns, rows), *certificates]
+    columns = [
+        "export",
+        "MB",
+        "same answers",
+        "metric",
+        "student",
+        "largest difference",
+        "ms",
+        "student ms",
+    ]
+    return [Table("Exports", columns, rows, "\n".join(notes)), *certificates]
+
+
+def _percent(share: float | None) -> str:
+    """A share in 0..1 in percent; "" where it is not known."""
+    return "" if share is None else f"{share:.2%}"
 
 
 def latency_table(latencies: Mapping[str, Any]) -> Table:

@@ -1,9 +1,8 @@
 """``kd-eval cascade=true``: how sure the student is of each picture, both models' times, and the rule for serving."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ from kd.report.tables import write_parts
 from kd.run.eval_options import EvalOptions
 from kd.run.subject import Subject
 from kd.ship.cascade_rule import goal_of_rule
+from kd.ship.latency import times_here
 from kd.storage.of_weights import CASCADE, write_of_weights
 
-REPEATS = 15
-"""Runs of each model on one picture; the median counts, without the first."""
+SECONDS = 1.0
+"""Seconds for which each model is timed on one picture."""
 FEWEST = 40
 """Labelled pictures that a cascade needs, at least."""
 
@@ -154,17 +154,16 @@ def times_of(subject: Subject, place: str) -> tuple[float, float | None]:
     model = subject.model.to(device).eval()
     teacher = subject.teacher
     assert teacher is not None
-    calls: list[Callable[[], object]] = [lambda: model(subject.prepare(image))]
+    calls: dict[str, Callable[[], object]] = {"student": lambda: model(subject.prepare(image))}
     if not teacher.stored:
-        calls.append(lambda: teacher(image))
-    taken: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS):
-        for call, times in zip(calls, taken, strict=True):
-            start = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-            times.append(1000 * seconds)
-    student_ms, *of_teacher = [round(median(times[1:]), 3) for times in taken]  # the first warms up
-    return student_ms, of_teacher[0] if of_teacher else None
+        calls["teacher"] = lambda: teacher(image)
+
+    def complete(call: Callable[[], object]) -> None:
+        """A call with all that it has given a GPU to do."""
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    timed = {name: partial(complete, call) for name, call in calls.items()}
+    ms = times_here(timed, SECONDS, "timing one picture")
+    return ms["student"], ms.get("teacher")

@@ -15,7 +15,7 @@ from kd.machine import processor
 from kd.progress import CALM_AT_START, bar
 from kd.report.records import percentile
 from kd.ship.export.base import formats_with
-from kd.ship.export.stopwatch import Stopwatch, open_export
+from kd.ship.export.stopwatch import Stopwatch, open_export, timed
 from kd.ship.finished import FinishedRun
 from kd.storage.of_weights import exports, on_stderr
 
@@ -174,8 +174,8 @@ def _turns(
                 _, runtime = key
                 layout = runtimes[runtime].get("layout", "nhwc")
                 measures[key] = partial(watch.measure, pictures[layout])
-            timed = in_turns(measures, seconds, shown)
-            for key, (rounds, peak_mb) in timed.items():
+            turns = in_turns(measures, seconds, shown)
+            for key, (rounds, peak_mb) in turns.items():
                 rows.append(_row(key, threads, batch, rounds, peak_mb))
     finally:
         for watch in watches.values():
@@ -213,6 +213,27 @@ def in_turns(
             rounds[key].append(ms)
             shown.update()
     return {key: (rounds[key], peaks_mb[key]) for key in measures}
+
+
+def times_here(
+    calls: Mapping[K, Callable[[], object]], seconds: float, label: str
+) -> dict[K, float]:
+    """Median milliseconds of calls that this process makes, in turns: what else the machine does hits all alike.
+
+    Args:
+        calls: by name.
+        seconds: for which each is timed.
+        label: of the bar.
+    """
+    measures = {key: partial(_measure_here, call) for key, call in calls.items()}
+    with bar(label=label, unit=" turns", total=TURNS * len(calls)) as shown:
+        turns = in_turns(measures, seconds, shown)
+    return {key: medians(rounds)["median_ms"] for key, (rounds, _) in turns.items()}
+
+
+def _measure_here(call: Callable[[], object], runs: int) -> tuple[list[float], float]:
+    """A :data:`Measure` of this process, whose memory is not the model's."""
+    return timed(call, runs), 0.0
 
 
 def _start(

@@ -69,10 +69,6 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
     assert said in headline(Facts(run))["text"]
     assert [title for title, *_ in _cards(Facts(run))["cards"]] == ["student", "teacher", "status"]
     export = {
-        "to": "onnx",
-        "int8": False,
-        "file": "",
-        "kept": True,
         "size_mb": 4.0,
         "agreement": 1.0,
         "max_difference": 0.0,
@@ -82,7 +78,7 @@ def test_errors_in_units_are_no_shares(student: float, said: str, tmp_path: Path
         tmp_path, "exports", exports_parts({"onnx": {**export, "metric": "r2", "export": 0.8}})
     )
     page = card(run)
-    assert "| onnx | 4 | 100.00% | 0.800 | 0 |" in page
+    assert "| onnx | 4 | 100.00% | 0.800 |  | 0 |  |  |" in page
     page = page.replace("100.00%", "")
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
     assert (

@@ -1,9 +1,9 @@
 """The command line of ``kd-size``: budgets, conditions of latency, candidates. Imports nothing heavy."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
-from kd.config.kinds import Range, checked_group
+from kd.config.kinds import Checked, Range, checked_group
 from kd.errors import UserError
 from kd.run.options import CommandOptions, take_options
 from kd.run.request import Request
@@ -11,20 +11,14 @@ from kd.ship.export.base import find_format
 
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 """Units of the budgets, by key."""
-Budget = Annotated[float, Range("> 0")]
+Amount = Annotated[float, Range("> 0")]
 Count = Annotated[int, Range(">= 1")]
 
 
 @checked_group
-class SizeOptions(CommandOptions):
-    """What ``kd-size`` is given beside the settings of a run."""
+class Conditions(Checked):
+    """What latency is measured under; also as text."""
 
-    latency_ms: Budget | None = None
-    """Budget: milliseconds a batch. Without any budget the front alone is shown."""
-    mb: Budget | None = None
-    """Budget: MB of the exported file."""
-    params_m: Budget | None = None
-    """Budget: million parameters."""
     runtime: Literal["torch", "onnx", "openvino"] = "torch"
     """torch, onnx or openvino."""
     int8: bool = False
@@ -33,6 +27,33 @@ class SizeOptions(CommandOptions):
     """What latency is measured with."""
     batch: Count = 1
     """Likewise."""
+
+    def __str__(self) -> str:
+        several = "s" * (self.threads > 1)
+        return f"{self.runtime}{' int8' * self.int8}, {self.threads} thread{several}, batch {self.batch}"
+
+
+@checked_group
+class Budget(CommandOptions):
+    """What a size may cost."""
+
+    latency_ms: Amount | None = None
+    """Budget: milliseconds a batch. Without any budget the front alone is shown."""
+    mb: Amount | None = None
+    """Budget: MB of the exported file."""
+    params_m: Amount | None = None
+    """Budget: million parameters."""
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """The upper bounds that were given, by the names of :data:`BUDGETS`."""
+        return {key: getattr(self, key) for key in BUDGETS if key in self.given}
+
+
+@checked_group
+class SizeOptions(Conditions, Budget):
+    """What ``kd-size`` is given beside the settings of a run."""
+
     candidates: Annotated[int, Range(">= 1 and <= 1000")] = 24
     """In all: sizes that can start from the teacher's layers, and the recipe's own student."""
     archs: list[str] = field(default_factory=list)
@@ -42,63 +63,28 @@ class SizeOptions(CommandOptions):
     steps: Annotated[int, Range(">= 0")] | None = None
     """Of a short distillation of all that meet the budgets, which then decides; default: 0, with archs= 60."""
 
+    @property
+    def conditions(self) -> Conditions:
+        """Under which latency is measured."""
+        return Conditions(self.runtime, self.int8, self.threads, self.batch)
 
-@dataclass(frozen=True)
-class Conditions:
-    """What latency is measured under; also as text."""
-
-    runtime: str = "torch"
-    """``torch``, ``onnx`` or ``openvino``."""
-    int8: bool = False
-    """Whether weights and activations are quantised."""
-    threads: int = 1
-    """CPU threads."""
-    batch: int = 1
-    """Pictures at a time."""
-
-    def __str__(self) -> str:
-        several = "s" * (self.threads > 1)
-        return f"{self.runtime}{' int8' * self.int8}, {self.threads} thread{several}, batch {self.batch}"
+    @property
+    def distilled_steps(self) -> int:
+        """Optimizer steps of the short distillation; 0: none, candidates are scored as inherited."""
+        if self.steps is not None:
+            return self.steps
+        return 60 if self.archs else 0
 
 
-@dataclass(frozen=True)
-class SizingPlan:
-    """A search for a size by its command line, checked."""
-
-    budget: dict[str, float]
-    """Upper bounds, by the names of :data:`BUDGETS`."""
-    conditions: Conditions
-    """Under which latency is measured."""
-    archs: tuple[str, ...]
-    """timm models that are candidates beside the grid, by name."""
-    sizes: tuple[int, ...]
-    """Sides of the students' input in pixels; empty: the recipe's."""
-    count: int
-    """How many candidates in all; ``archs`` may be more."""
-    steps: int
-    """Optimizer steps of the short distillation; 0: none, candidates are scored as inherited."""
-
-
-def plan(request: Request) -> SizingPlan:
+def plan(request: Request) -> SizeOptions:
     """Takes ``kd-size``'s keys out of a command line and checks them; the recipe's settings stay in ``request``.
 
     Raises:
         UserError: a key with a wrong value, ``int8`` where the runtime has none, or a missing extra.
     """
     options = take_options(SizeOptions, request, "run")
-    runtime, int8, archs = options.runtime, options.int8, options.archs
-    if int8 and runtime == "torch":
+    if options.int8 and options.runtime == "torch":
         raise UserError("int8: runtime=torch has no int8 (runtime=onnx and openvino have)")
-    if runtime != "torch":
-        find_format(runtime).check(f"runtime={runtime}", int8)
-    steps = options.steps
-    if steps is None:
-        steps = 60 if archs else 0
-    return SizingPlan(
-        budget={key: getattr(options, key) for key in BUDGETS if key in options.given},
-        conditions=Conditions(runtime, int8, options.threads, options.batch),
-        archs=tuple(dict.fromkeys(archs)),
-        sizes=tuple(sorted({*options.img_sizes})),
-        count=options.candidates,
-        steps=steps,
-    )
+    if options.runtime != "torch":
+        find_format(options.runtime).check(f"runtime={options.runtime}", options.int8)
+    return options

@@ -11,7 +11,7 @@ from typing import Any
 from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import Candidate, candidates
-from kd.fleet.sizing.plan import BUDGETS, SizingPlan
+from kd.fleet.sizing.plan import BUDGETS, SizeOptions
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.machine import processor
@@ -63,7 +63,7 @@ def _key(parts: Sequence[object]) -> str:
 class SizeSearch:
     """A search for a size: builds the candidates, times them, scores those within the budget, chooses."""
 
-    def __init__(self, run: Run, plan: SizingPlan) -> None:
+    def __init__(self, run: Run, plan: SizeOptions) -> None:
         """Builds the recipe's student and teacher, the candidates, and the held-out pictures they are scored with.
 
         Args:
@@ -93,7 +93,9 @@ class SizeSearch:
                 "data.probe.root: sizes of students without a classifier are compared by labelled pictures"
             )
         assert self.teacher is not None
-        self.candidates = candidates(self.student, self.teacher, plan.archs, plan.sizes, plan.count)
+        archs = list(dict.fromkeys(plan.archs))
+        sides = sorted(set(plan.img_sizes))
+        self.candidates = candidates(self.student, self.teacher, archs, sides, plan.candidates)
         self.data = hold_out(run.module, run.data)
         self.metric = self.student.task.primary
         self.sign = -1 if less_is_better(self.metric) else 1
@@ -127,7 +129,7 @@ class SizeSearch:
 
         to_score = []
         for candidate in self.candidates:
-            says_something = candidate.inherits or self.plan.steps > 0
+            says_something = candidate.inherits or self.plan.distilled_steps > 0
             if says_something and not exceeded(rows[candidate.name], budget):
                 to_score.append(candidate)
         self._score(to_score, rows)
@@ -139,7 +141,7 @@ class SizeSearch:
             "budget": budget,
             "conditions": asdict(self.plan.conditions),
             "machine": processor(),
-            "steps": self.plan.steps,
+            "steps": self.plan.distilled_steps,
             # pictures that score the candidates
             "held_out": len(self.data.split(split_of(self.student)).targets),
             # training pictures, at most, that inherited layers are fitted on
@@ -237,7 +239,7 @@ class SizeSearch:
             },
             "optim": config["optim"],
             "sample": fitted_on(self.student),
-            "steps": self.plan.steps,
+            "steps": self.plan.distilled_steps,
         }
 
     def _score(self, scored: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
@@ -251,7 +253,7 @@ class SizeSearch:
             rows: of all candidates, by name; changed in place.
         """
         basis = self._basis()
-        decisive = "after" if self.plan.steps else "before"
+        decisive = "after" if self.plan.distilled_steps else "before"
         settings = {candidate.name: candidate.settings() for candidate in scored}
 
         def keep(scores: dict[str, dict[str, float]]) -> None:
@@ -266,7 +268,7 @@ class SizeSearch:
             scores = self.results.of("score", settings[candidate.name], basis)
             if decisive not in scores:
                 missing.append(candidate)
-        score(self.run, missing, self.plan.steps, keep)
+        score(self.run, missing, self.plan.distilled_steps, keep)
         for name, of_candidate in settings.items():
             values = self.results.of("score", of_candidate, basis)
             rows[name].update(values, score=values[decisive])

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kd.errors import UserError, causes, did_you_mean, needs_extra
-from kd.proof.certificate import ProofMargin
 from kd.ship.export.manifest import ExportManifest, Layout
 
 if TYPE_CHECKING:
@@ -69,21 +68,9 @@ class ExportJob:
     teacher: "Callable[[], RunTeacher | None]" = lambda: None
     """Loads the run's teacher, for a format that ships it too."""
     halve: "Callable[[onnx.ModelProto], onnx.ModelProto] | None" = None
-    """Makes the FP16 copy of a graph; None for float32 and int8."""
+    """Makes the FP16 copy of a graph, and proves it; None for float32 and int8."""
     max_batch: int = 8
     """Largest batch of a format that plans its memory ahead."""
-
-
-@dataclass(frozen=True)
-class ExportLimits:
-    """How far an export may be from the student in torch before it is refused."""
-
-    agreement: float = 0.999
-    """Least share of answers equal to the student's, in 0..1: of a float export, and of int8 without a metric."""
-    drop: float = 0.01
-    """Most that an int8 export may lose of the task's main metric, in 0..1."""
-    certificate: ProofMargin | None = None
-    """The export must be shown to be not worse than the student by a margin."""
 
 
 class Format(ABC):
@@ -91,13 +78,14 @@ class Format(ABC):
 
     Attributes:
         quantises: whether it knows int8.
-        halves: whether it knows FP16.
+        halves: whether it knows FP16: :meth:`write` has the job's ``halve`` convert an ONNX graph of the student.
         mixes: whether its FP16 files can keep layers in float32.
         bounded: whether its files have a largest batch (``max_batch``).
         has_layout: whether its files take pictures in an order in memory (``layout``).
         timed: whether ``kd-latency`` runs its files.
         features: its answer is the features below the classifier.
-        compared: what :meth:`reference` is, for the printed table.
+        compared: what :meth:`reference` is.
+        note: what the comparison with the student did not see; "" where it ran the file itself.
         needs: modules by the extra that brings them.
         quantiser: the modules of int8 likewise.
     """
@@ -110,6 +98,7 @@ class Format(ABC):
     timed = False
     features = False
     compared = "the student"
+    note = ""
     needs: Mapping[str, Sequence[str]] = {}
     quantiser: Mapping[str, Sequence[str]] = {"openvino": ("nncf",)}
 
@@ -156,17 +145,6 @@ class Format(ABC):
         does not say how its model is built.
         """
         return self.open(file)
-
-    def note(self) -> str:
-        """What the comparison with the student did not see; "" where it ran the file itself."""
-        return ""
-
-    def simulate(self, file: Path) -> Runtime:
-        """Runs an FP16 export as a machine with FP16 would, each result rounded; of formats with :attr:`halves`.
-
-        Called after :meth:`write` on the same object, which may keep the proof of another file's graph.
-        """
-        raise NotImplementedError
 
     def reference(self, job: ExportJob) -> "nn.Module":
         """What the export must agree with: uint8 pictures -> answers, in torch."""

@@ -17,13 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from graphlib import TopologicalSorter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kd.ship.export.base import INPUT, OUTPUT, Runtime, need
-from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 if TYPE_CHECKING:
     import onnx
@@ -167,6 +165,7 @@ class HalfPrecision:
 
     Attributes:
         ranges: of each tensor, after :meth:`convert`.
+        converted: the FP16 graph, after :meth:`convert`.
 
     Args:
         everything: convert every layer, for machines that compute nothing in float32; otherwise layers that overflow,
@@ -178,6 +177,7 @@ class HalfPrecision:
         self.everything = everything
         self.pictures = pictures
         self.ranges: list[TensorRange] = []
+        self.converted: onnx.ModelProto | None = None
 
     def convert(self, model: "onnx.ModelProto") -> "onnx.ModelProto":
         """The FP16 copy of a float32 graph; fills :attr:`ranges` with what its tensors reach on the pictures.
@@ -187,12 +187,19 @@ class HalfPrecision:
         """
         _name_nodes(model.graph)
         self.ranges = measure(model, self.pictures())
-        unsafe = [tensor for tensor in self.ranges if tensor.unsafe]
-        if self.everything:
-            return halve(model, ())
-        for tensor in unsafe:
-            tensor.float32 = True
-        return halve(model, nodes_around(model.graph, unsafe))
+        kept: set[str] = set()
+        if not self.everything:
+            unsafe = [tensor for tensor in self.ranges if tensor.unsafe]
+            for tensor in unsafe:
+                tensor.float32 = True
+            kept = nodes_around(model.graph, unsafe)
+        self.converted = halve(model, kept)
+        return self.converted
+
+    def simulation(self) -> Runtime:
+        """Runs the converted graph on the CPU as a machine with FP16 would."""
+        assert self.converted is not None, "a format that halves has converted its graph"
+        return simulate(self.converted)
 
     def overflow(self) -> str:
         """Why an export without float32 can't ship; "" where no number leaves FP16's range, and where ``everything`` is
@@ -478,10 +485,9 @@ def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
     return exact
 
 
-def simulate(file: Path) -> Runtime:
-    """Runs an FP16 file on the CPU as a machine with FP16 would: each result rounded."""
-    onnx = need("onnx", EXTRA, str(file))
-    session = _session(rounded(onnx.load(regular(file, LARGEST_STUDENT))))
+def simulate(model: "onnx.ModelProto") -> Runtime:
+    """Runs an FP16 graph on the CPU as a machine with FP16 would: each result rounded."""
+    session = _session(rounded(model))
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 

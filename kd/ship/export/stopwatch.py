@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -101,15 +101,15 @@ def serve(number: int) -> None:
             pictures, repeats = pipe.recv()
         except EOFError:
             return
-        pipe.send((timed(call, pictures, repeats), _peak_mb()))
+        pipe.send((timed(partial(call, pictures), repeats), _peak_mb()))
 
 
-def timed(call: Callable[[Any], object], pictures: object, repeats: int) -> list[float]:
-    """Milliseconds of each of ``repeats`` calls with the same pictures."""
+def timed(call: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of each of ``repeats`` calls."""
     milliseconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        call(pictures)
+        call()
         milliseconds.append(1000 * (time.perf_counter() - start))
     return milliseconds
 

@@ -25,8 +25,9 @@ from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import open_inference
 from kd.ship.serving.answers import answer, probabilities
 from kd.ship.serving.batcher import Batcher, Daemons
-from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_body, read_uploads
+from kd.ship.serving.bodies import Busy, Refused, Room, Share, read_body, read_uploads
 from kd.ship.serving.hosts import KnownHosts
+from kd.ship.serving.limits import Limits
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.pictures import view
 from kd.storage.shown import in_html
@@ -69,10 +70,7 @@ class Server:
         No model runs before the application starts (:meth:`life`).
         """
         self.rule = rule
-        if rule is None:
-            self.watch = None
-        else:
-            self.watch = ShareWatch(rule)
+        self.watch = None if rule is None else ShareWatch(rule)
         self.manifest = manifest
         self.limits = limits
         self.hosts = hosts
@@ -144,51 +142,48 @@ class Server:
             uploads = await read_uploads(request, self.limits, share, self._in_decoder)
             pictures.take(len(uploads))
             views = [await self._view(name, data) for name, data in uploads]
-            if self.rule is not None:
-                return self._deferred_answer(await self._cascade(views, self.rule), uploads, top)
-            # all models get the pictures before the first answer is awaited: they run side by side
-            futures = {
-                name: [batcher.submit(picture) for picture in views]
-                for name, batcher in self.batchers.items()
-            }
-            answers = {name: await asyncio.gather(*waiting) for name, waiting in futures.items()}
+            answered = await self._answers(views)
 
         predictions = []
-        for i, (file, _) in enumerate(uploads):
-            prediction = {"file": file, **self._answer(answers["student"][i], top)}
-            if "teacher" in answers:
-                prediction["teacher"] = self._answer(answers["teacher"][i], top)
-            predictions.append(prediction)
-        return self._response(predictions)
+        for (file, _), by_model in zip(uploads, answered, strict=True):
+            read = {name: self._read(numbers, top) for name, numbers in by_model.items()}
+            if self.rule is not None:
+                ((name, answer_of_one),) = read.items()
+                predictions.append({"file": file, "by": name, **answer_of_one})
+            else:
+                predictions.append({"file": file, **read.pop("student"), **read})
+        about = {"arch": self.manifest.arch, "task": self.manifest.task}
+        return JSONResponse({**about, "predictions": predictions})
 
-    async def _cascade(
-        self, views: list[np.ndarray], rule: CascadeRule
-    ) -> list[tuple[str, np.ndarray]]:
-        """Who answered each picture, and the logits: both models' batches gather pictures of all requests.
+    async def _answers(self, views: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Each picture's numbers by model: of all models, with a rule of the one that answers.
+
+        Batches gather pictures of all requests.
 
         Args:
             views: uint8, one of each picture, in the manifest's layout.
-            rule: when the teacher is asked.
-
-        Returns:
-            In the pictures' order, ``student`` or ``teacher`` and its logits ``(C,)``.
         """
-        student_batches = self.batchers["student"]
-        teacher_batches = self.batchers["teacher"]
-        students = await asyncio.gather(*map(student_batches.submit, views))
-        asks = rule.asks(probabilities(np.stack(students), self.manifest))
-        unsure = np.flatnonzero(asks).tolist()
-        answers_of_teacher = await asyncio.gather(
-            *[teacher_batches.submit(views[i]) for i in unsure]
-        )
-        teachers = dict(zip(unsure, answers_of_teacher, strict=True))
-        for asked in asks.tolist():
-            self._count(asked)
+        if self.rule is None:
+            # all models get the pictures before the first answer is awaited: they run side by side
+            waiting = [self._run(name, views) for name in self.batchers]
+            by_model = await asyncio.gather(*waiting)
+            return [
+                dict(zip(self.batchers, row, strict=True)) for row in zip(*by_model, strict=True)
+            ]
+        students = await self._run("student", views)
+        asks = self.rule.asks(probabilities(np.stack(students), self.manifest)).tolist()
+        unsure = [picture for picture, asked in zip(views, asks, strict=True) if asked]
+        teachers = iter(await self._run("teacher", unsure))
         answers = []
-        for i, student in enumerate(students):
-            name = "teacher" if i in teachers else "student"
-            answers.append((name, teachers.get(i, student)))
+        for student, asked in zip(students, asks, strict=True):
+            self._count(asked)
+            answers.append({"teacher": next(teachers)} if asked else {"student": student})
         return answers
+
+    async def _run(self, name: str, views: list[np.ndarray]) -> list[np.ndarray]:
+        """What a model answers to some pictures, in their order."""
+        submit = self.batchers[name].submit
+        return await asyncio.gather(*[submit(picture) for picture in views])
 
     def _count(self, asked: bool) -> None:
         """Counts who answered, and reports when the share of the teacher's answers leaves what was measured."""
@@ -203,30 +198,6 @@ class Server:
                 flush=True,
             )
         self.metrics.drift.set(self.watch.alert)
-
-    def _deferred_answer(
-        self,
-        answers: list[tuple[str, np.ndarray]],
-        uploads: list[tuple[str, bytes]],
-        top: int,
-    ) -> Response:
-        """The response of a cascade: each picture's answer with the name of the model that gave it.
-
-        Args:
-            answers: of :meth:`_cascade`.
-            uploads: name and bytes of each picture.
-            top: classes in an answer.
-        """
-        predictions = []
-        for (model, numbers), (file, _) in zip(answers, uploads, strict=True):
-            answer = self._answer(numbers, top)
-            predictions.append({"file": file, "by": model, **answer})
-        return self._response(predictions)
-
-    def _response(self, predictions: list[dict[str, Any]]) -> Response:
-        """What all answers begin with, and the predictions by picture."""
-        about = {"arch": self.manifest.arch, "task": self.manifest.task}
-        return JSONResponse({**about, "predictions": predictions})
 
     async def _infer(self, request: Request) -> Response:
         """``POST /v2/models/NAME/infer`` of the Open Inference Protocol: tensors in, one model's tensors out."""
@@ -246,8 +217,7 @@ class Server:
                     views.append(self.manifest.arranged(picture))
                 else:
                     views.append(await self._view(f"pictures[{i}]", picture))
-            batcher = self.batchers[name]
-            answers = await asyncio.gather(*[batcher.submit(picture) for picture in views])
+            answers = await self._run(name, views)
         return await self._in_decoder(
             open_inference.respond, inference, name, np.stack(answers), self.manifest
         )
@@ -267,7 +237,7 @@ class Server:
             )
         return name
 
-    def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
+    def _read(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
         """One picture's numbers as a client reads them; numbers that the manifest does not allow are status 500."""
         try:
             return answer(numbers, self.manifest, top)

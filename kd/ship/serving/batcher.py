@@ -12,7 +12,8 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from kd.ship.export.base import Runtime
-from kd.ship.serving.bodies import Busy, Limits
+from kd.ship.serving.bodies import Busy
+from kd.ship.serving.limits import Limits
 from kd.ship.serving.metrics import Metrics
 
 ENDING_S = 5.0  # Seconds that a batch has which runs at the server's end

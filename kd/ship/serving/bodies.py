@@ -3,13 +3,13 @@
 import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Self
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from kd.ship.serving.limits import Limits
 from kd.storage.elsewhere import json_of
 
 DROPPED = 8  # A body of so many times the limit is cut off
@@ -77,28 +77,6 @@ class Share:
 
     def __exit__(self, *_: object) -> None:
         self._room.held -= self._mine
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the server accepts; a request beyond it is refused with a status and a reason."""
-
-    max_batch: int = 16
-    """Pictures that the model runs at a time."""
-    max_wait_ms: float = 2.0
-    """Milliseconds that a batch waits for more pictures."""
-    queue: int = 512
-    """Pictures, and requests, that are answered at a time."""
-    timeout_s: float = 30.0
-    """Seconds of a request, from its headers to its answer."""
-    max_upload_mb: float = 16.0
-    """MB (10**6 bytes) of a request's body; 16 times as much of all bodies together."""
-    max_pixels: int = 40_000_000
-    """Pixels of a decoded picture."""
-    max_pictures: int = 32
-    """Pictures of a request."""
-    decoders: int = 2
-    """Threads that decode and scale pictures, and read JSON."""
 
 
 async def read_uploads(

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kd.errors import UserError
 from kd.ship.serving.app import Server
-from kd.ship.serving.bodies import Limits
+from kd.ship.serving.limits import Limits
 
 GRACE_S = 5  # On top of a request's time-out, for the last answers
 HEADERS_S = 10.0  # A client has so long for a request's headers

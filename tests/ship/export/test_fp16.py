@@ -67,32 +67,30 @@ def in_numpy(model: Any) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_without_float32_the_first_layer_that_overflows_is_named(tmp_path: Path) -> None:
+def test_without_float32_the_first_layer_that_overflows_is_named() -> None:
     half = fp16.HalfPrecision(True, lambda: [PICTURES])
     converted = half.convert(planted())
     assert half.overflow() == (
         "the_large (Mul) reaches 251,000, and FP16 ends at 65,504; fp16=true keeps what overflows "
         "in float32: the_large, the_large_too, the_normed"
     )
-    onnx.save(converted, tmp_path / "model.onnx")
-    answers = fp16.simulate(tmp_path / "model.onnx")(PICTURES)
+    answers = half.simulation()(PICTURES)
     assert np.isnan(answers).all() and np.isnan(in_numpy(converted)).all()
 
 
-def test_what_overflows_stays_in_float32_and_so_does_the_way_between(tmp_path: Path) -> None:
+def test_what_overflows_stays_in_float32_and_so_does_the_way_between() -> None:
     half = fp16.HalfPrecision(False, lambda: [PICTURES])
     exact = in_numpy(planted())
     converted = half.convert(planted())
     onnx.checker.check_model(converted, full_check=True)
     assert half.overflow() == ""
     assert half.float32_layers() == ["the_large", "the_large_too", "the_normed"]
-    onnx.save(converted, tmp_path / "model.onnx")
-    answers = fp16.simulate(tmp_path / "model.onnx")(PICTURES)
+    answers = half.simulation()(PICTURES)
     assert 0 < np.abs(answers - exact).max() < 1e-3
     np.testing.assert_array_equal(answers, in_numpy(converted))
 
 
-def test_what_is_too_small_for_fp16_stays_in_float32(tmp_path: Path) -> None:
+def test_what_is_too_small_for_fp16_stays_in_float32() -> None:
     nodes = [
         node("Cast", "pictures", "numbers", to=onnx.TensorProto.FLOAT),
         node("Mul", "numbers billionth", "tiny"),
@@ -103,8 +101,8 @@ def test_what_is_too_small_for_fp16_stays_in_float32(tmp_path: Path) -> None:
     answers = []
     for everything in (True, False):
         half = fp16.HalfPrecision(everything, lambda: [PICTURES])
-        onnx.save(half.convert(model), tmp_path / "model.onnx")
-        answers.append(fp16.simulate(tmp_path / "model.onnx")(PICTURES))
+        half.convert(model)
+        answers.append(half.simulation()(PICTURES))
     assert [str(tensor) for tensor in half.ranges if tensor.underflows] == [
         "the_tiny (weight)",
         "the_tiny (Mul)",
@@ -170,7 +168,7 @@ def test_norms_that_overflow_are_refused_and_then_kept_in_float32(
     assert not (run / "export" / "onnx_fp16").exists()
 
     assert main("export", [str(run), "to=onnx", "fp16=true"]) == 0
-    assert "kept in float32        blocks.0.norm1" in capsys.readouterr().out
+    assert "onnx_fp16 keeps in float32: blocks.0.norm1" in capsys.readouterr().out
     record = json.loads((run / "export" / "export.json").read_text())["onnx_fp16"]
     assert record["kept"] and record["simulated"]["agreement"] == 1.0
     assert all("norm" in layer for layer in record["float32_layers"])

@@ -7,22 +7,22 @@ import torch
 from torch import nn
 
 from kd.data.batch import Batch
-from kd.ship.export.gate import ExportLimits, compare, failure, size_mb
+from kd.ship.export.gate import compare, failure, size_mb
 from kd.ship.export.manifest import ExportManifest
+from kd.ship.export.settings import ExportSettings
 from kd.tasks import Classification
 
 
 def test_what_an_export_may_lose() -> None:
-    limits = ExportLimits(agreement=0.99, drop=0.01)
+    whole, quantised = (
+        ExportSettings(int8=int8, min_agreement=99, max_drop=1) for int8 in (False, True)
+    )
     found = {"agreement": 0.98, "pictures": 100, "metric": "acc1", "student": 0.80, "export": 0.795}
-    assert failure(found, int8=False, limits=limits).startswith(
-        "it agrees with the student on 98.000% of 100 pictures"
-    )
-    assert failure(found, int8=True, limits=limits) == ""
-    assert "acc1 falls from 80.00% to 70.00%, by more than 1 points" in failure(
-        {**found, "export": 0.7}, True, limits
-    )
-    assert failure({**found, "agreement": 1.0}, False, limits) == ""
+    assert failure(found, whole).startswith("it agrees with the student on 98.000% of 100 pictures")
+    assert failure(found, quantised) == ""
+    worse = {**found, "export": 0.7}
+    assert "acc1 falls from 80.0% to 70.0%, by more than 1 points" in failure(worse, quantised)
+    assert failure({**found, "agreement": 1.0}, whole) == ""
 
 
 def test_the_size_of_a_file_and_of_a_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("starlette")
 from kd.ship.serving.batcher import Batcher, Daemons
-from kd.ship.serving.bodies import Limits
+from kd.ship.serving.limits import Limits
 from kd.ship.serving.metrics import Metrics
 
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.requests import Request
 
-from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_uploads
+from kd.ship.serving.bodies import Busy, Refused, Room, Share, read_uploads
+from kd.ship.serving.limits import Limits
 
 
 def test_a_share_is_given_back_and_large_requests_are_refused_first() -> None:

@@ -26,7 +26,7 @@ from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import batcher as batching
 from kd.ship.serving.answers import answer
 from kd.ship.serving.app import Server
-from kd.ship.serving.bodies import Limits
+from kd.ship.serving.limits import Limits
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.run import PIPELINED, _Connection
 from tests._helpers import ROOT

@@ -29,12 +29,12 @@ KEY = "to=coreml"
 class CoreML(Format):
     """``model.mlpackage`` with an image input: one RGB picture of the manifest's size.
 
-    The file's input and output are checked for name, shape and type. kd does not run the file, on a Mac neither: the gate
-    runs the traced graph that CoreML converts in the file's place.
+    kd does not run the file, on a Mac neither: the gate runs the traced graph that CoreML converts in the file's place.
     """
 
     halves = True
     mixes = False
+    note = "CoreML runs on macOS alone: compared was the graph that it converts"
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("coremltools",)}
 
     def write(self, job: ExportJob, folder: Path) -> Path:
@@ -46,8 +46,7 @@ class CoreML(Format):
         import torch
 
         tools = need("coremltools", EXTRA, KEY)
-        if job.halve:
-            self._simulation = prove_half(job)
+        prove_half(job)
         height, width = job.manifest.size
         picture_13HW = torch.zeros(1, 3, height, width)
         precision = tools.precision.FLOAT16 if job.halve else tools.precision.FLOAT32
@@ -58,7 +57,6 @@ class CoreML(Format):
             torch.no_grad(),
         ):
             self._trace: Any = torch.jit.trace(_image_first(job), (picture_13HW,))
-            self._answer = tuple(self._trace(picture_13HW).shape)
             model = tools.convert(
                 self._trace,
                 inputs=[tools.ImageType(name=INPUT, shape=picture_13HW.shape)],
@@ -71,79 +69,20 @@ class CoreML(Format):
             model.user_defined_metadata.update(job.manifest.as_metadata())
             file = folder / "model.mlpackage"
             model.save(str(file))
-        check_interface(file, job.manifest.size, self._answer)
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
-        """The traced graph that :meth:`write` has just converted, in torch.
+        """Nothing here runs the file.
 
         Raises:
-            UserError: the file is not of this process.
+            UserError: in any case.
         """
-        if not hasattr(self, "_trace"):
-            raise UserError(f"{file}: CoreML runs on macOS alone, and kd runs no CoreML")
-        run = in_torch(lambda images: self._trace(images.float()), self._layout_of(file))
+        raise UserError(f"{file}: CoreML runs on macOS alone, and kd runs no CoreML")
 
-        def one_by_one(pictures: np.ndarray) -> np.ndarray:
-            """uint8 ``(N, *manifest.shape)`` -> answers, one picture at a time, as the file takes them."""
-            answers = [run(picture[None]) for picture in pictures]
-            return np.concatenate(answers)
-
-        return one_by_one
-
-    def note(self) -> str:
-        """What the comparison could not see."""
-        return (
-            "CoreML runs on macOS alone: compared was the graph that it converts; the file's input and output "
-            "were checked for shape and type"
-        )
-
-    def simulate(self, file: Path) -> Runtime:
-        """The student's FP16 graph in ONNX with each result rounded to FP16."""
-        return self._simulation
-
-    def _layout_of(self, file: Path) -> Any:
-        """The layout in which the gate gives pictures, ``nhwc`` or ``nchw``, from the file's own metadata."""
-        tools = need("coremltools", EXTRA, str(file))
-        metadata = tools.utils.load_spec(str(file)).description.metadata.userDefined
-        return "nchw" if "nchw" in metadata["kd.layout"] else "nhwc"
-
-
-def check_interface(file: Path, size: tuple[int, int], answer: Sequence[int]) -> None:
-    """Checks that a package takes an RGB image of a size, and gives a float32 array of a shape.
-
-    Args:
-        file: the package.
-        size: height and width in pixels.
-        answer: the shape of the student's answer to one picture.
-
-    Raises:
-        UserError: anything else.
-    """
-    tools = need("coremltools", EXTRA, KEY)
-    description = tools.utils.load_spec(str(file)).description
-    image = description.input[0].type.imageType
-    array = description.output[0].type.multiArrayType
-    kinds = tools.proto.FeatureTypes_pb2
-    written = {
-        "inputs": [feature.name for feature in description.input],
-        "outputs": [feature.name for feature in description.output],
-        "size": (image.height, image.width),
-        "colours": image.colorSpace == kinds.ImageFeatureType.RGB,
-        "answer": tuple(array.shape),
-        "float32": array.dataType == kinds.ArrayFeatureType.FLOAT32,
-    }
-    wanted = {
-        "inputs": [INPUT],
-        "outputs": [OUTPUT],
-        "size": size,
-        "colours": True,
-        "answer": tuple(answer),
-        "float32": True,
-    }
-    for name, value in wanted.items():
-        if written[name] != value:
-            raise UserError(f"{KEY}: the file's {name} are {written[name]}, expected {value}")
+    def open_written(self, job: ExportJob, file: Path) -> Runtime:
+        """The traced graph that :meth:`write` has just converted, in torch; one picture at a time, as in the file."""
+        run = in_torch(lambda images: self._trace(images.float()), job.manifest.layout)
+        return lambda pictures: np.concatenate([run(picture[None]) for picture in pictures])
 
 
 def _image_first(job: ExportJob) -> Any:

@@ -43,8 +43,8 @@ class ExecuTorch(Format):
         exir = need("executorch.exir", EXTRA, KEY)
         partition = need("executorch.backends.xnnpack.partition.xnnpack_partitioner", EXTRA, KEY)
         model: torch.nn.Module = job.prepared
+        prove_half(job)
         if job.halve:
-            self._simulation = prove_half(job)
             model = _in_half_precision(model)
         with converting(job, KEY), quiet():
             if job.manifest.int8:
@@ -98,10 +98,6 @@ class ExecuTorch(Format):
             return np.concatenate(answers)
 
         return run
-
-    def simulate(self, file: Path) -> Runtime:
-        """The student's FP16 graph in ONNX with each result rounded to FP16."""
-        return self._simulation
 
 
 def _traced(model: "torch.nn.Module", job: ExportJob) -> "torch.export.ExportedProgram":

@@ -5,14 +5,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kd.errors import UserError, first_line
 from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, converting, need
-from kd.ship.export.fp16 import simulate
 from kd.ship.export.manifest import ExportManifest, from_metadata
 from kd.ship.export.nncf import quantized
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
@@ -55,22 +53,15 @@ class Onnx(Format):
         """Runs the file with ONNX Runtime on the CPU, on ``threads`` threads (0: its own choice)."""
         return as_runtime(open_session(file, threads))
 
-    def simulate(self, file: Path) -> Runtime:
-        """Runs an FP16 file with each result rounded to FP16 (:func:`kd.ship.export.fp16.rounded`)."""
-        return simulate(file)
 
-
-def prove_half(job: ExportJob) -> Runtime:
+def prove_half(job: ExportJob) -> None:
     """The FP16 proof of a format that has another graph: on the ONNX graph of the same student.
 
     Args:
-        job: with ``halve``, which measures each layer as it converts the graph.
-
-    Returns:
-        Runs the FP16 graph with each result rounded to FP16.
+        job: its ``halve`` measures each layer as it converts the graph; without one nothing is done.
     """
-    with TemporaryDirectory() as part:
-        return simulate(Onnx().write(job, Path(part)))
+    if job.halve:
+        job.halve(onnx_program(job).model_proto)
 
 
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":

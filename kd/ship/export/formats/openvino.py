@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 
 from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, need
 from kd.ship.export.formats.onnx import Onnx
-from kd.ship.export.fp16 import simulate
 from kd.ship.export.nncf import quantized
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
@@ -35,8 +34,6 @@ class OpenVino(Format):
         with TemporaryDirectory(dir=folder) as part:
             onnx_file = Onnx().write(float_job, Path(part))
             model = openvino.convert_model(onnx_file)
-            if job.halve:
-                self._simulation = simulate(onnx_file)
         if job.manifest.int8:
             model = quantized(model, job)
         for key, value in job.manifest.as_metadata().items():
@@ -60,7 +57,3 @@ class OpenVino(Format):
             str(regular(file, LARGEST_STUDENT)), "CPU", settings
         )
         return lambda pictures: compiled({INPUT: pictures})[0]
-
-    def simulate(self, file: Path) -> Runtime:
-        """The graph that :meth:`write` has just converted, with each result rounded to FP16."""
-        return self._simulation

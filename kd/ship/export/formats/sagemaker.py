@@ -35,12 +35,6 @@ class SageMakerArchive(Format):
             unpack(file, Path(part))
             return Triton().open(Path(part), threads)
 
-    def simulate(self, file: Path) -> Runtime:
-        """Unpacks the archive of an FP16 export and runs its ONNX file with each result rounded to FP16."""
-        with TemporaryDirectory() as part:
-            unpack(file, Path(part))
-            return Triton().simulate(Path(part))
-
 
 def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """A member of an archive that is the same for the same model."""

@@ -65,10 +65,6 @@ class Triton(Format):
         """Runs the ONNX file of the repository ``file`` with ONNX Runtime, without Triton."""
         return Onnx().open(file / NAME / "1" / "model.onnx", threads)
 
-    def simulate(self, file: Path) -> Runtime:
-        """Runs the ONNX file of an FP16 repository with each result rounded to FP16."""
-        return Onnx().simulate(file / NAME / "1" / "model.onnx")
-
 
 def config(
     manifest: ExportManifest,
