@@ -146,7 +146,8 @@ def test_one_engine_reads_settings() -> None:
         "shards",
         "scan",
         "foreign",
-    }  # what a file says, no settings
+        "open_inference",
+    }  # what a file or a client says, no settings
     assert users - of_files <= {"kinds", "options", "parts", "resolve", "spec"}
 
 

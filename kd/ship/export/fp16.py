@@ -12,11 +12,9 @@ An operation of no table is not proven and stays in float32.
 """
 
 from ast import literal_eval
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -380,67 +378,15 @@ def halve(model: "onnx.ModelProto", float32_nodes: Collection[str]) -> "onnx.Mod
         float32_nodes: names of nodes that stay in float32; between two of them nothing is rounded to FP16.
     """
     float16 = need("onnxruntime.transformers.float16", EXTRA, KEY)
-    half = float16.convert_float_to_float16(
+    tools = need("onnxruntime.transformers.onnx_model", EXTRA, KEY)
+    converted = float16.convert_float_to_float16(
         model, keep_io_types=True, node_block_list=sorted(float32_nodes)
     )
-    _join_casts(half.graph)
-    del half.graph.value_info[:]  # some name the types of before
-    _sort(half.graph)
-    return half
-
-
-def _sort(graph: "onnx.GraphProto") -> None:
-    """Orders nodes after what they use; the converter appends its casts at the end."""
-    makers = {}
-    for place, node in enumerate(graph.node):
-        for tensor in node.output:
-            makers[tensor] = place
-
-    sorter: TopologicalSorter[int] = TopologicalSorter()
-    for place, node in enumerate(graph.node):
-        before = [makers[tensor] for tensor in node.input if tensor in makers]
-        sorter.add(place, *before)
-    order = list(sorter.static_order())
-
-    nodes = [deepcopy(graph.node[place]) for place in order]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _join_casts(graph: "onnx.GraphProto") -> None:
-    """Leads a float32 result to its float32 users directly; the converter casts it to FP16 and back."""
-    import onnx
-
-    to_half = {}
-    for node in graph.node:
-        if _casts_to(node) == onnx.TensorProto.FLOAT16:
-            to_half[node.output[0]] = node
-    types = _types_of_results(graph)
-    for node in graph.node:
-        if _casts_to(node) != onnx.TensorProto.FLOAT or node.input[0] not in to_half:
-            continue
-        source = to_half[node.input[0]].input[0]
-        if types.get(source) == onnx.TensorProto.FLOAT:
-            node.op_type = "Identity"
-            node.input[0] = source
-            del node.attribute[:]
-    uses = Counter(tensor for node in graph.node for tensor in node.input)
-    uses.update(output.name for output in graph.output)
-    for tensor, node in to_half.items():
-        if not uses[tensor]:
-            graph.node.remove(node)
-
-
-def _types_of_results(graph: "onnx.GraphProto") -> dict[str, int]:
-    """Element types that a converted graph states, by tensor, as ONNX numbers them."""
-    return {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
-
-
-def _casts_to(node: "onnx.NodeProto") -> int:
-    """The element type that a Cast makes; 0 of another operation."""
-    if node.op_type != "Cast":
-        return 0
-    return next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    half = tools.OnnxModel(converted)
+    half.remove_cascaded_cast_nodes()  # the converter casts a float32 result to FP16 and back
+    half.topological_sort()  # the converter appends its casts at the end
+    del half.model.graph.value_info[:]  # some name the types of before
+    return half.model
 
 
 def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":

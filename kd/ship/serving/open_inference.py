@@ -7,9 +7,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
 from kd.ship.export.base import INPUT
@@ -25,7 +26,45 @@ VIEWS = "kd_views"
 """Parameter of the input: its pictures are views already."""
 MARKS = 1_000_000
 """More brackets, commas and colons of JSON than pixels worth sending so: parsed, they would take much memory."""
-T = TypeVar("T")
+
+
+class _Json(BaseModel):
+    """An object of the protocol's JSON, its values of the very types; keys that are not listed are passed over."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _InputParameters(_Json):
+    binary_data_size: int | None = None
+    kd_views: bool = False
+
+
+class _Input(_Json):
+    name: Literal["pictures"]
+    datatype: Literal["UINT8", "BYTES"]
+    shape: list[Annotated[int, Field(gt=0, lt=1 << 31)]]
+    data: list[Any] | None = None
+    parameters: _InputParameters = _InputParameters()
+
+
+class _OutputParameters(_Json, extra="forbid"):
+    binary_data: bool | None = None
+
+
+class _Output(_Json):
+    name: str
+    parameters: _OutputParameters = _OutputParameters()
+
+
+class _Parameters(_Json):
+    binary_data_output: bool = False
+
+
+class _Content(_Json):
+    id: str = ""
+    inputs: Annotated[list[_Input], Field(min_length=1, max_length=1)]
+    outputs: list[_Output] = []
+    parameters: _Parameters = _Parameters()
 
 
 @dataclass(frozen=True)
@@ -93,34 +132,24 @@ def read(
     if header is not None:
         json_size = _length(header, len(body))
     content = _json(body[:json_size])
-    raw = memoryview(body)[json_size:]
-
-    tensors = _typed(content, "inputs", list, [])
-    names = [_shown_name(tensor) for tensor in tensors]
-    if names != [INPUT]:
-        raise Refused(400, f"inputs: must be one tensor '{INPUT}', got {names[:9]}")
-
-    parameters = _typed(content, "parameters", dict, {})
-    binary_by_default = _typed(parameters, "binary_data_output", bool, False)
-    request_id = _typed(content, "id", str, "") or None
-    known = list(outputs_of(manifest))
-    outputs = _wanted(_typed(content, "outputs", list, []), known, binary_by_default)
-    (tensor,) = tensors
-    pictures = _pictures(tensor, raw, max_pictures)
-    of_tensor = _typed(tensor, "parameters", dict, {})
-    are_views = _typed(of_tensor, VIEWS, bool, False)
+    (tensor,) = content.inputs
+    pictures = _pictures(tensor, memoryview(body)[json_size:], max_pictures)
     view_shape = (*manifest.size, 3)
+    are_views = tensor.parameters.kd_views
     if are_views and any(isinstance(p, bytes) or p.shape != view_shape for p in pictures):
         height, width = manifest.size
         raise Refused(400, f"{INPUT}: {VIEWS} needs UINT8 of [N, {height}, {width}, 3]")
-    return InferenceRequest(request_id, pictures, outputs, are_views)
 
-
-def _shown_name(tensor: object) -> str:
-    """A tensor's name, cut for a message; "?" for what is no tensor."""
-    if not isinstance(tensor, dict):
-        return "?"
-    return str(tensor.get("name"))[:40]
+    known = list(outputs_of(manifest))
+    by_default = content.parameters.binary_data_output
+    outputs = {}
+    for output in content.outputs:
+        if output.name not in known:
+            raise Refused(400, f"outputs: must be of {', '.join(known)}, got {output.name[:40]!r}")
+        binary = output.parameters.binary_data
+        outputs[output.name] = by_default if binary is None else binary
+    outputs = outputs or dict.fromkeys(known, by_default)
+    return InferenceRequest(content.id or None, pictures, outputs, are_views)
 
 
 def _length(text: str, most: int) -> int:
@@ -132,40 +161,25 @@ def _length(text: str, most: int) -> int:
     return int(text)
 
 
-def _json(text: bytearray) -> dict[str, Any]:
-    """The JSON object of a request; refused with 413 where it has too many values, else with 400."""
+def _json(text: bytearray) -> _Content:
+    """The JSON of a request; refused with 413 where it has too many values, else with 400."""
     if count_marks(text) > MARKS:
         raise Refused(
             413,
             f"the JSON has more than {MARKS} values: send the tensor in binary, or encoded pictures",
         )
     try:
-        content = json_of(text)
+        return _Content.model_validate(json_of(text))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(map(str, first["loc"])).encode("utf-8", "replace").decode()[:60]
+        problem = first["msg"].partition(" or instance")[0]
+        raise Refused(400, f"{place or 'the request'}: {problem}") from error
     except (ValueError, RecursionError) as error:
         raise Refused(400, "the request is not JSON") from error
-    if not isinstance(content, dict):
-        raise Refused(400, "the request must be a JSON object")
-    return content
 
 
-def _typed(content: dict[str, Any], key: str, kind: type[T], default: T) -> T:
-    """The value of a key; ``default`` where the key is missing.
-
-    Args:
-        content: an object of the request's JSON.
-        key: of the value.
-        kind: that the value must be of; of another one the request is refused with 400.
-        default: of that kind, too.
-    """
-    value = content.get(key, default)
-    if not isinstance(value, kind):
-        raise Refused(400, f"{key}: must be a JSON {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _pictures(
-    tensor: dict[str, Any], raw: memoryview, max_pictures: int
-) -> Sequence[bytes | np.ndarray]:
+def _pictures(tensor: _Input, raw: memoryview, max_pictures: int) -> Sequence[bytes | np.ndarray]:
     """The pictures of the input tensor: in its JSON, or in ``raw``, the bytes after the JSON.
 
     UINT8 ``[N, H, W, 3]`` holds pixels, BYTES ``[N]`` encoded pictures.
@@ -174,25 +188,22 @@ def _pictures(
         N arrays of pixels ``(H, W, 3)``, or N files.
 
     Raises:
-        Refused: another tensor, or data that do not fit its shape (400); too many pictures (413).
+        Refused: another shape, or data that do not fit it (400); too many pictures (413).
     """
-    datatype = tensor.get("datatype")
-    shape = _typed(tensor, "shape", list, [])
-    has_sizes = all(type(side) is int and 0 < side < 1 << 31 for side in shape)
-    holds_pixels = datatype == "UINT8" and len(shape) == 4 and shape[3] == 3
-    holds_files = datatype == "BYTES" and len(shape) == 1
-    if not (has_sizes and (holds_pixels or holds_files)):
-        received = f"{str(datatype)[:20]!r} {str(shape)[:60]}"
+    shape = tensor.shape
+    holds_pixels = tensor.datatype == "UINT8"
+    if (len(shape) != 4 or shape[3] != 3) if holds_pixels else len(shape) != 1:
+        received = f"{tensor.datatype} {str(shape)[:60]}"
         raise Refused(400, f"{INPUT}: must be UINT8 [N, H, W, 3] or BYTES [N], got {received}")
     check_count(shape[0], max_pictures)
 
-    data: Any = tensor.get("data")
-    raw_size = _typed(tensor, "parameters", dict, {}).get("binary_data_size")
+    data: Any = tensor.data
+    raw_size = tensor.parameters.binary_data_size
     is_binary = raw_size is not None
-    if is_binary and (raw_size != len(raw) or "data" in tensor):
-        claimed = f"binary_data_size={str(raw_size)[:20]!r}"
+    if is_binary and (raw_size != len(raw) or data is not None):
+        claimed = f"binary_data_size={raw_size}"
         raise Refused(400, f"{INPUT}: {claimed}, but {len(raw)} bytes follow the JSON")
-    if not is_binary and (raw or not isinstance(data, list)):
+    if not is_binary and (raw or data is None):
         raise Refused(
             400, f"{INPUT}: give its 'data', or bytes after the JSON with 'binary_data_size'"
         )
@@ -254,27 +265,6 @@ def _split(raw: memoryview, count: int) -> list[bytes]:
             )
         elements.append(bytes(raw[start:end]))
     return elements
-
-
-def _wanted(outputs: list[Any], known: list[str], binary_by_default: bool) -> dict[str, bool]:
-    """The requested tensors by name, and whether each is sent in binary; all known ones where none is named, and 400 for an
-    unknown name or parameter.
-    """
-    wanted = {}
-    for output in outputs:
-        name = None
-        if isinstance(output, dict):
-            name = output.get("name")
-        if name not in known:
-            raise Refused(400, f"outputs: must be of {', '.join(known)}, got {str(name)[:40]!r}")
-        parameters = _typed(output, "parameters", dict, {})
-        unknown = sorted(set(parameters) - {"binary_data"})
-        if unknown:
-            raise Refused(
-                400, f"outputs.{name}: the parameter {unknown[0][:40]!r} is not supported"
-            )
-        wanted[name] = _typed(parameters, "binary_data", bool, binary_by_default)
-    return wanted or dict.fromkeys(known, binary_by_default)
 
 
 def respond(

@@ -80,6 +80,7 @@ def test_sky_with_machines_that_prepare_data(
     header, train, data = yaml.safe_load_all(text)
     assert header == {
         "name": "food-1", "execution": "parallel", "primary_tasks": ["train"], "termination_delay": "60s",
+        "inter_connection": True,
     }  # fmt: skip
     assert (train["name"], data["name"], data["num_nodes"]) == ("train", "data", 4)
     assert train["envs"] == {"KD_DATA_NODES": "4"}
@@ -242,6 +243,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["sky", "instances=1xgpu:8", *CLOUD], "instances: SkyPilot wants a GPU's name"),
         (["sky", "instances=1xA100:8", "data_instances=1xgpu:2", "config=remote_data", *CLOUD],
          "data_instances: SkyPilot wants a GPU's name (1xA100:2)"),
+        (["sky", "instances=1xA100:8", "data_instances=1xcpu:8", "config=remote_data", "infra=aws/us-east-1", *CLOUD],
+         "infra: SkyPilot connects data_instances= on Kubernetes alone"),
         (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
         (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
         (["sky", "instances=1xA100:8", "bucket=s3://ab", *CLOUD], "bucket: a bucket's name has 3 to 63 "),

@@ -35,19 +35,26 @@ class SkyPilot(Target):
     def write(self, job: Job) -> dict[str, str]:
         """``sky.yaml``, as text by its name: a task, or a job group of a training and a data task.
 
-        The group ends 60 s after its training.
+        The group ends 60 s after its training. Its tasks find each other by name, which SkyPilot has on Kubernetes alone:
+        elsewhere it would start them without.
 
         Raises:
-            UserError: a key with a value that SkyPilot does not take.
+            UserError: a key with a value that SkyPilot does not take, or a group in a cloud.
         """
         documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
         if job.data_machines is None:
             documents[0]["name"] = job.name
         else:
+            infra = job.options.get("infra", "kubernetes")
+            if not infra.startswith(("kubernetes", "k8s")):
+                raise UserError(
+                    f"infra: SkyPilot connects data_instances= on Kubernetes alone (infra=kubernetes), got {infra}"
+                )
             header = {
                 "execution": "parallel",
                 "primary_tasks": ["train"],
                 "termination_delay": "60s",
+                "inter_connection": True,
             }
             documents = [
                 {"name": job.name, **header},
