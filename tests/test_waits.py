@@ -29,14 +29,13 @@ from kd.callbacks.preflight import JudgedTeacher, Preflight
 from kd.callbacks.progress import Progress
 from kd.data.engines import device
 from kd.data.transforms import MixPairs, train_transform
-from kd.distill.headless import student_of
 from kd.distill.objective import Objective
 from kd.distill.step import moving_average
+from kd.distill.student import Student
 from kd.errors import RunError
 from kd.losses import (
     CosineLoss,
     DistillLoss,
-    LayersLoss,
     LogitLoss,
     OrthogonalProjection,
     RADIOLoss,
@@ -62,8 +61,6 @@ NAMES = [str(i) for i in range(CLASSES)]
 BASES = (
     DistillLoss,
     LogitLoss,
-    LayersLoss,
-    losses.EachLayer,
     losses.FeatureLoss,
     losses.FeatureRegression,
 )
@@ -115,11 +112,11 @@ def label_free(*names: str, drop: float = 0.0) -> kd.DistillationModule:
             for i, n in enumerate(names)
         }
     )
-    objective = Objective(Features(), given, 0.0, taps, of, drop)
+    objective = Objective(Features(), given, 0.0, taps, of)
     objective.task.settle(0)
     info, model = kd.DataInfo([], labels=False, train=100), vit(0)
     average = moving_average(model, 0.999)
-    student = student_of(objective)(model, prepare(), objective, info, teachers, average)
+    student = Student(model, prepare(), objective, info, teachers, average)
     return kd.DistillationModule(student, teachers)
 
 
@@ -202,7 +199,7 @@ def with_loss(name: str) -> tuple[kd.DistillationModule, str]:
         return numbers({"x": loss}), "shares"
     if name == "BinaryKDLoss":
         return labels({"x": loss}), "shares"
-    if issubclass(kind, LayersLoss):
+    if getattr(kind, "joint", False):
         taps = {"x": TapSpec(["blocks.0", "blocks.1"], ["blocks.0", "blocks.1"])}
     else:
         taps = (

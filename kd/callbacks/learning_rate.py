@@ -19,7 +19,7 @@ class LearningRate(Callback):
         With ``optim.layer_decay`` it is the last layer's, the highest; else all parameters have it.
         """
         run = RunContext.of(trainer)
-        if not logs_now(run.module):
+        if not logs_now(trainer):
             return
         (optimizer,) = trainer.optimizers
         highest_lr = max(group["lr"] for group in optimizer.param_groups)

@@ -1,6 +1,7 @@
 """The models' predictions, drawn beside the picture and the true label."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -10,7 +11,7 @@ from kd.callbacks.context import RunContext
 from kd.models.preprocess import evaluating
 from kd.storage.writing import write_whole
 from kd.tasks import Task
-from kd.teachers.answer import ALL
+from kd.teachers.answer import ALL, Wanted
 
 PICTURES = 8
 """How many are drawn at most, from the first process's first validation batch."""
@@ -36,9 +37,10 @@ class Predictions(Callback):
         columns: dict[str, Tensor] = {"truth": targets}
         with evaluating(run.student.final):
             columns["student"] = _decided(task, run.student.logits(images), targets)
-        taught = {}
-        if run.module.teacher is not None:
-            taught = run.module.teacher.logits(images, numbers)
+        teacher = run.module.teacher
+        taught: dict[str, Any] = {}
+        if teacher is not None:
+            taught = teacher.answer({"image": images, "index": numbers}, Wanted()).logits
         if ALL in taught:
             columns["teacher"] = _decided(task, taught[ALL], targets)
         if not trainer.is_global_zero:

@@ -1,27 +1,28 @@
 """A new classifier on weights that were trained elsewhere starts as a linear probe of their features.
 
 A random one would first distort those weights (Kumar et al., Fine-Tuning can Distort Pretrained Features, arXiv
-2202.10054), and at the small learning rate that they need it learns slowly.
+2202.10054), and at the small learning rate that they need it learns slowly. It is fitted to the labels where they train
+it, else to the teacher's answers where losses over logits do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch import Tensor, nn
+from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.data.datamodule import SampledPictures
-from kd.data.info import Target
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import evaluating
-from kd.models.taps import linear_classifier
+from kd.models.taps import PRELOGITS, linear_classifier
 from kd.progress import CALM_AT_START, bar
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
@@ -40,143 +41,135 @@ BATCH = 64
 
 
 @torch.no_grad()
-def fit_new_classifier(student: Student, sample: Sample | None, device: torch.device = CPU) -> str:
-    """Sets a new linear classifier to a ridge regression of the labels on labelled pictures' features.
+def fit_classifier(
+    student: Student,
+    teacher: RunTeacher | None,
+    pictures: Callable[[int], Tensor] | None,
+    labelled: Sample | None,
+    device: torch.device = CPU,
+) -> str:
+    """Sets a new linear classifier to a ridge regression on its features of training pictures.
 
-    Left as they are: a classifier that came with the weights, one that is inherited, one that labels do not train (SimKD's
-    is the teacher's), one of maps, and any where fewer than two pictures have a label. Called in the first process, before
-    training.
+    Left as they are: a classifier that came with the weights, one that is inherited, SimKD's, one of maps, and any where
+    fewer than two pictures have a label, or whose teacher is stored answers. Called in the first process, before training.
 
     Args:
         student: with pre-trained weights.
-        sample: gives training pictures; None: there are none.
-        device: where the run trains; the student computes the features there if it is a GPU, else on the CPU, and is where
-            it was afterwards.
+        teacher: the run's; None: there is none.
+        pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
+        labelled: gives labelled training pictures; None: there are none.
+        device: where the run trains; the fit to labels computes the features there if it is a GPU, else on the CPU, and
+            puts the student back where it was. The fit to answers runs where the models are.
 
     Returns:
         A message for the user; "" where the classifier was left as it is.
     """
     classifier = linear_classifier(student.model)
-    if sample is None or classifier is None:
-        return ""
-    if student.start == "inherited" or not student.objective.task_loss_weight:
-        return ""
-    if not has_new_classifier(student.model):
+    if classifier is None or student.start == "inherited" or not has_new_classifier(student.model):
         return ""
     task = student.objective.task
     count = min(PER_CLASS * len(student.classes), MOST)
-    if not task.one_class:  # a label, or a number, is not one picture's alone
-        count = max(count, LEAST)
-    features, labels = fit_on(
-        device, [student.model], partial(_features, student, classifier, sample, count)
-    )
-    if features.ndim != 2 or len(labels) < 2:
-        return ""
-    first = task.first_classifier(features, labels)
-    if first is None:
-        return ""
-    if classifier.bias is None:
-        classifier.weight.copy_(first.weight)
+    if student.objective.task_loss_weight:
+        if labelled is None:
+            return ""
+        if not task.one_class:  # a label, or a number, is not one picture's alone
+            count = max(count, LEAST)
+        features, labels = fit_on(
+            device, [student.model], partial(_of_labelled, student, labelled(count, True))
+        )
+        first = None
+        if features.ndim == 2 and len(labels) >= 2:
+            first = task.first_classifier(features, labels)
+        if first is None:
+            return ""
+        if classifier.bias is None:
+            classifier.weight.copy_(first.weight)
+        else:
+            set_in_units(classifier, first.weight, first.bias)
+        fitted_to = (
+            f"on the features of {len(labels)} training pictures (leave-one-out {first.score})"
+        )
     else:
-        set_in_units(classifier, first.weight, first.bias)
+        is_taught = student.objective.trains_logits and student.data.scales is None
+        if teacher is None or teacher.stored or pictures is None:
+            return ""
+        if student.start != "pre-trained" or not is_taught:
+            return ""
+        sample = pictures(count)
+        features, logits = _of_answers(student, teacher, sample)
+        if features.ndim != 2 or logits.ndim != 2:  # of maps each place has an answer
+            return ""
+        fit_linear(classifier, [(features, logits)], torch.zeros_like(classifier.weight))
+        fitted_to = f"of the teacher's answers on the features of {len(sample)} training pictures"
     if student.average is not None:
         student.average.set(student.model)
-    return (
-        f"student: the new classifier starts as a ridge regression on the features of {len(labels)} training pictures "
-        f"(leave-one-out {first.score})"
-    )
+    return f"student: the new classifier starts as a ridge regression {fitted_to}"
 
 
-@torch.no_grad()
-def fit_to_answers(
-    student: Student, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None
-) -> str:
-    """Sets a new linear classifier to a ridge regression of the teacher's logits on the student's features.
-
-    For a student with pre-trained weights whose classifier losses over logits train, and labels do not
-    (:func:`fit_new_classifier` reads those), and which answers with classes, not with numbers or maps. Any other
-    classifier is left as it is. Called in the first process, before training; both models run where they are.
-
-    Args:
-        student: with pre-trained weights.
-        teacher: the run's; None, or stored answers: nothing is fitted.
-        pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
-
-    Returns:
-        A message for the user; "" where the classifier was left as it is.
-    """
-    classifier = linear_classifier(student.model)
-    if teacher is None or teacher.stored or pictures is None:
-        return ""
-    if student.start != "pre-trained" or student.objective.task_loss_weight:
-        return ""
-    is_taught = student.objective.trains_logits and student.data.scales is None
-    if classifier is None or not (is_taught and has_new_classifier(student.model)):
-        return ""
-    sample = pictures(min(PER_CLASS * len(student.classes), MOST))
-    features: list[Tensor] = []
-    logits: list[Tensor] = []
-
-    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        features.append(inputs[0].float())
-
-    hidden = getattr(rank_zero_only, "rank", 0) != 0
-    hook = classifier.register_forward_pre_hook(record)
-    with hook, evaluating(student.model):
-        for part in bar(
-            sample.split(BATCH), label="a first classifier", calm=CALM_AT_START, disable=hidden
-        ):
-            student.model(student.prepare(part))
-            answer = teacher.answer(Batch(image=part), Wanted()).logits[ALL]
-            assert isinstance(answer, Tensor)
-            logits.append(answer)
-    if features[0].ndim != 2 or logits[0].ndim != 2:  # of maps each place has an answer
-        return ""
-    start = torch.zeros_like(classifier.weight)
-    fit_linear(classifier, [(torch.cat(features), torch.cat(logits))], start)
-    if student.average is not None:
-        student.average.set(student.model)
-    return (
-        "student: the new classifier starts as a ridge regression of the teacher's answers "
-        f"on the features of {len(sample)} training pictures"
-    )
-
-
-def _features(
-    student: Student, classifier: nn.Linear, sample: Sample, count: int, device: torch.device
+def _of_labelled(
+    student: Student, sample: SampledPictures, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The classifier's input for up to ``count`` labelled pictures, ``(N, D)``, and their targets, ``(N,)`` or ``(N, C)``.
+    """The classifier's input for labelled pictures, ``(N, D)``, and their targets, ``(N,)`` or ``(N, C)``, on the CPU.
 
-    Both are on the CPU, and empty (of shape ``(0,)``) without any such picture.
+    Both are empty (of shape ``(0,)``) without any such picture.
 
     Args:
-        student: runs on ``device``.
-        classifier: its last layer, whose input is recorded.
-        sample: gives the pictures, with labels alone.
-        count: of pictures, at most.
-        device: of the student; pictures are brought there batch by batch.
+        student: on ``device``, to which pictures are brought batch by batch.
+        sample: the pictures with their labels.
+        device: of the student.
     """
-    features: list[Tensor] = []
-    labels: list[Target] = []
 
-    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        features.append(inputs[0].float().cpu())
+    def batches() -> Iterator[tuple[Tensor, Sequence[Any]]]:
+        pairs = iter(sample)
+        while part := list(islice(pairs, BATCH)):
+            pictures, targets = zip(*part, strict=True)
+            yield torch.stack(pictures), targets
 
-    chosen = sample(count, True)
-    labelled_pictures = iter(chosen)
-    hook = classifier.register_forward_pre_hook(record)
-    hidden = getattr(rank_zero_only, "rank", 0) != 0
-    label = "a first classifier"
-    shown = bar(label=label, total=len(chosen), calm=CALM_AT_START, disable=hidden)
-    with hook, evaluating(student.model), shown:
-        while batch := list(islice(labelled_pictures, BATCH)):
-            pictures, targets = zip(*batch, strict=True)
-            images = student.prepare(torch.stack(pictures).to(device))
-            student.model(images)
-            labels += targets
-            shown.update(len(batch))
+    labels: list[Any] = []
+    features = []
+    for images, targets in _shown(batches(), len(sample)):
+        features.append(_features(student, images.to(device)).cpu())
+        labels += targets
     if not features:
         return torch.empty(0, device=CPU), torch.empty(0, device=CPU)
     with CPU:  # the fit's own context would make them on the GPU
-        stacked = chosen.stack(labels)
-    return torch.cat(features), stacked
+        return torch.cat(features), sample.stack(labels)
+
+
+def _of_answers(student: Student, teacher: RunTeacher, sample: Tensor) -> tuple[Tensor, Tensor]:
+    """The classifier's input for pictures, ``(N, D)``, and the teacher's logits ``(N, C)``, where the models are.
+
+    Args:
+        student: with a linear classifier.
+        teacher: of the run.
+        sample: uint8 ``(N, 3, H, W)``.
+    """
+    features = []
+    logits: list[Any] = []
+    parts = [(part, ()) for part in sample.split(BATCH)]
+    for part, _ in _shown(parts, len(sample)):
+        features.append(_features(student, part))
+        batch = Batch(image=part)
+        answer = teacher.answer(batch, Wanted())
+        logits.append(answer.logits[ALL])
+    return torch.cat(features), torch.cat(logits)
+
+
+def _features(student: Student, images: Tensor) -> Tensor:
+    """The input of the student's classifier for pictures, as its tap catches it, in float32."""
+    student.taps.add(PRELOGITS)
+    with evaluating(student.model), student.taps as caught:
+        student.model(student.prepare(images))
+    return caught[PRELOGITS].float()
+
+
+def _shown(
+    batches: Iterable[tuple[Tensor, Sequence[Any]]], total: int
+) -> Iterator[tuple[Tensor, Sequence[Any]]]:
+    """The same batches, with a progress bar of ``total`` pictures in the first process."""
+    hidden = getattr(rank_zero_only, "rank", 0) != 0
+    label = "a first classifier"
+    with bar(label=label, total=total, calm=CALM_AT_START, disable=hidden) as shown:
+        for batch in batches:
+            yield batch
+            shown.update(len(batch[0]))

@@ -4,8 +4,7 @@ A fit is matrix products, which a GPU does a hundred times faster than the cores
 context of torch's (``with device:``) makes its new tensors there, so the fit itself names no device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -24,6 +23,8 @@ def fit_on(
 ) -> Value:
     """Calls ``fit(device)`` with models on a GPU and brings them back.
 
+    Inside float32 products keep all bits: with TF32's ten a copy of a model does not answer as the model.
+
     Args:
         device: where the run trains. On another kind of device than a GPU (an Apple one has no float64) the models stay
             where they are.
@@ -38,38 +39,23 @@ def fit_on(
     """
     if device.type != "cuda":
         return fit(CPU)
+    places = [next(model.parameters()).device for model in models]
+    products = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     try:
-        with _placed_on(device, models), _full_precision(), device:
+        for model in models:
+            model.to(device)
+        with device:
             return fit(device)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(
             "model.student.inherit_pictures: the GPU's memory is too small for the fit of the first weights; "
             "fewer pictures need less"
         ) from error
-
-
-@contextmanager
-def _placed_on(device: torch.device, models: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, models are on a device; afterwards each is where it was before."""
-    places = [next(model.parameters()).device for model in models]
-    try:
-        for model in models:
-            model.to(device)
-        yield
-    finally:
-        for model, place in zip(models, places, strict=True):
-            model.to(place)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Inside, float32 products keep all bits: with TF32's ten a copy of a model does not answer as the model."""
-    products = torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
     finally:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
+        for model, place in zip(models, places, strict=True):
+            model.to(place)

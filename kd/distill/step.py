@@ -1,19 +1,23 @@
-"""A student and a teacher as one step, for any training loop."""
+"""A student and a teacher as one step, for any training loop: answer -> student -> terms -> their weighted sum."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kd.clock import annotate
 from kd.data.batch import Batch, RangeCheck, as_batch
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
-from kd.distill.headless import student_of
-from kd.distill.objective import Objective, Terms
-from kd.distill.student import Student
+from kd.distill.objective import Objective
+from kd.distill.shares import by_share
+from kd.distill.student import Student, info_of
 from kd.losses import (
     BinaryKDLoss,
     DistillLoss,
@@ -22,6 +26,7 @@ from kd.losses import (
     PixelKDLoss,
     RegressionKDLoss,
 )
+from kd.losses.ranks import in_parallel
 from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.models.own import AsGiven, compile_as, frozen_copy, uncompiled
 from kd.optim import OptimSpec, as_optim
@@ -37,6 +42,21 @@ GivenTeacher = (
     | None
 )
 """What the Python classes take as a teacher, see :class:`Distillation`."""
+
+
+@dataclass
+class Terms:
+    """The losses of one batch."""
+
+    total: Tensor
+    """The weighted sum, a scalar with a gradient."""
+    named: dict[str, Tensor]
+    """Each term unweighted (``task_loss``, ``<name>_loss``) and ``loss``, the total; scalars without gradients."""
+
+    @property
+    def loss(self) -> Tensor:
+        """The same as :attr:`total`."""
+        return self.total
 
 
 class Distillation(nn.Module):
@@ -107,28 +127,31 @@ class Distillation(nn.Module):
         self.teacher: RunTeacher | None
         """It is not registered: it is neither trained nor saved."""
         self.answering_teacher: RunTeacher | None
-        """Answers in a step: the teacher, or a cache in front of it."""
+        """Answers in a step: the teacher, or a cache before it."""
         run_teacher = as_teacher(teacher, teacher_prepare)
         object.__setattr__(self, "teacher", run_teacher)
         object.__setattr__(self, "answering_teacher", run_teacher)
         if not isinstance(student, Student):
+            check_type("student", student, nn.Module, "a torch.nn.Module")
+            check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
+            given = AsGiven(student)
+            model = uncompiled(student)
             objective = objective_of(
-                task, losses, task_loss_weight, taps, teacher_of, run_teacher, student
+                task, losses, task_loss_weight, taps, teacher_of, run_teacher, model
             )
-            student = make_student(
-                student, run_teacher, objective, data, prepare, ema_decay, as_optim(optim)
+            info = data or info_of(objective.task, model)
+            objective.task.settle(len(info.classes), info.ignore_index)
+            average = moving_average(model, ema_decay)
+            own_input = input_of(model, "the student", prepare)
+            take_students_floats(run_teacher, own_input)
+            learner = Student(
+                model, own_input, objective, info, run_teacher, average, as_optim(optim)
             )
+            compile_as(student, model)
+            learner.given = given
+            student = learner
         self.student = student
         self._range = RangeCheck()
-
-    def answer(self, batch: Batch) -> Answer:
-        """The teacher's answer to a batch on its device: what the losses read of it; an empty answer where they read
-        nothing, or without a teacher.
-        """
-        wanted = self.student.objective.wanted
-        if self.answering_teacher is None or not (wanted.logits or wanted.features):
-            return Answer()
-        return self.answering_teacher.answer(batch, wanted)
 
     def forward(
         self,
@@ -156,7 +179,67 @@ class Distillation(nn.Module):
             batch["window"] = [*window]
         if self.answering_teacher is not None:
             self.answering_teacher.follow(images.device)
-        return self.student.learn(batch, self.answer(batch))
+        return self.learn(batch, self.answer(batch))
+
+    def answer(self, batch: Batch) -> Answer:
+        """The teacher's answer to a batch on its device: what the losses read of it; an empty answer where they read
+        nothing, or without a teacher.
+        """
+        wanted = self.student.objective.wanted
+        if self.answering_teacher is None or not (wanted.logits or wanted.features):
+            return Answer()
+        return self.answering_teacher.answer(batch, wanted)
+
+    def learn(self, batch: Batch, answer: Answer) -> Terms:
+        """The student's forward pass and the losses of one batch: ``total = sum_i weight_i * loss_i``.
+
+        Where labels may be missing, a training step of several batches or processes multiplies each ``loss_i`` in the sum
+        by its share of the step's targets (:func:`kd.distill.shares.by_share`).
+
+        Args:
+            batch: on the student's device, with ``target``, ``index`` where a loss needs it, and ``window`` where gradients
+                are accumulated over batches with missing labels; see :class:`kd.data.batch.Batch`.
+            answer: the teacher's to the same pictures, with all that :attr:`Objective.wanted` lists; empty without.
+        """
+        student = self.student
+        objective = student.objective
+        task = objective.task
+        target = batch["target"]
+
+        # The student, and what its layers give.
+        taps: Any = student.taps if objective.reads_layers else nullcontext({})
+        with annotate("student"), taps as tapped:
+            output = student.model(student.prepare(batch["image"]))
+        features = partial(student.taps.read, tapped)
+        if student.has_two_heads and isinstance(output, tuple):
+            logits, distilled = output
+        else:
+            logits = distilled = student.answer_in(output)
+        if logits.ndim > 2:  # maps: at the target's size
+            logits = task.fit(logits, target)
+            distilled = task.fit(distilled, target)
+
+        # Each term's value and weight, by name.
+        values: dict[str, Tensor] = {}
+        weights: dict[str, float] = {}
+        for name in objective.active:
+            values[name] = objective.value(name, distilled, features, answer, batch)
+            weights[name] = objective.weight_of(name)
+        if objective.task_loss_weight:
+            values["task"] = task.loss(logits, target)
+            weights["task"] = objective.task_loss_weight
+
+        # Their weighted sum.
+        total = logits.new_zeros((), dtype=torch.float32)
+        summed = values
+        window = batch.get("window")
+        if objective.lacks_labels and student.training and (window is not None or in_parallel()):
+            summed = by_share(objective, values, target, window)
+        for name, value in summed.items():
+            total = total + weights[name] * value
+        named = {f"{name}_loss": value.detach() for name, value in values.items()}
+        named["loss"] = total.detach()
+        return Terms(total, named)
 
 
 def objective_of(
@@ -174,29 +257,21 @@ def objective_of(
     from pictures without labels, where no task is given. ``losses`` None: the task's usual ones where there is a teacher,
     else none. ``teacher`` and ``student`` are read for these defaults alone.
     """
-    check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
-    check_type(
-        "losses",
-        losses,
-        Mapping,
-        'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}',
-    )
+    given: list[tuple[str, object, type, str]] = [
+        ("task", task, Task, "a task, such as kd.Classification(num_classes=10)"),
+        ("losses", losses, Mapping, 'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}'),
+        ("taps", taps, Mapping, 'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}'),
+        ("teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss"),
+    ]  # fmt: skip
+    for argument in given:
+        check_type(*argument)
     for name, loss in (losses or {}).items():
         allowed = "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own"
         check_type(f"losses['{name}']", loss, DistillLoss, allowed)
-    check_type(
-        "taps",
-        taps,
-        Mapping,
-        'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}',
-    )
     for name, tap in (taps or {}).items():
         check_type(
             f"taps['{name}']", tap, TapSpec, 'kd.TapSpec(student="layer3", teacher="blocks.11")'
         )
-    check_type(
-        "teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss"
-    )
     no_classifier = getattr(student, "num_classes", None) == 0
     reads_logits = any(isinstance(loss, LogitLoss) for loss in (losses or {}).values())
     if task is None and losses and no_classifier and not reads_logits:
@@ -229,46 +304,6 @@ def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
     """
     if given is not None and not isinstance(given, kind):
         raise TypeError(f"{argument}: must be {allowed}, got {type(given).__name__}")
-
-
-def make_student(
-    model: nn.Module,
-    teacher: RunTeacher | None,
-    objective: Objective,
-    data: DataInfo | None = None,
-    prepare: Callable[[Tensor], Tensor] | None = None,
-    ema_decay: float | None = None,
-    optim: OptimSpec | None = None,
-) -> Student:
-    """A student around any model: its input, its losses and, with ``ema_decay``, its moving average.
-
-    The other arguments are those of :class:`Distillation`; ``objective`` holds its task and losses. Of ``data`` None the
-    task or the model's last layer says how many classes there are. ``objective`` is bound to data and models, and the
-    teacher's input may change (:func:`take_students_floats`).
-
-    Args:
-        ema_decay: of the average per optimizer step, in (0, 1); None: no average.
-        optim: how it is optimized; None: the default.
-
-    Raises:
-        TypeError: an argument of another kind.
-        ValueError: an ``ema_decay`` outside (0, 1), or a task that was made for other data.
-        UserError: model, losses and data that do not fit each other.
-    """
-    check_type("student", model, nn.Module, "a torch.nn.Module")
-    given = AsGiven(model)
-    compiled, model = model, uncompiled(model)
-    check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
-    kind = student_of(objective)
-    data = data or kind.info_of(objective.task, model)
-    objective.task.settle(len(data.classes), data.ignore_index)
-    average = moving_average(model, ema_decay)
-    student_prepare = input_of(model, "the student", prepare)
-    take_students_floats(teacher, student_prepare)
-    student = kind(model, student_prepare, objective, data, teacher, average, optim)
-    compile_as(compiled, model)
-    student.given = given
-    return student
 
 
 def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:

@@ -1,9 +1,7 @@
 """The trained model with all that belongs to it: its input, its average, what it learns and how it is optimized."""
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
@@ -12,25 +10,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from kd.clock import annotate
-from kd.data.batch import Batch
+from kd.data.batch import Batch, real_rows
 from kd.data.info import DataInfo
 from kd.distill.average import MovingAverage
 from kd.distill.fitting import check_apart
-from kd.distill.inherit.sample_taps import SampleTaps
-from kd.distill.objective import Objective, Terms
+from kd.distill.inherit.families import last_norm
+from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import FeatureRegression
 from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.build import AUTO
 from kd.models.loading import freeze_backbone, has_new_classifier
 from kd.models.output_scale import scale_output, set_in_units
-from kd.models.own import AsGiven, classes_of, logits_of
+from kd.models.own import AsGiven, classes_of, features_of, logits_of
 from kd.models.preprocess import evaluating
 from kd.models.taps import TRIAL, Taps, linear_classifier
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
-from kd.tasks import Task
+from kd.tasks import Features, Task
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer
 
@@ -38,8 +34,11 @@ from kd.teachers.answer import ALL, Answer
 class Student(nn.Module):
     """A model and how it learns.
 
+    It gives logits. Of a task without labels (:class:`kd.tasks.Features`) it gives features ``(N, D)``, and is validated
+    by those of its losses that held-out pictures have (:attr:`Objective.measurable`).
+
     Args:
-        model: gives logits for pictures.
+        model: takes pictures.
         prepare: uint8 pictures -> the model's input.
         objective: its losses; they are bound to the data, the teacher and this model.
         data: classes and sizes.
@@ -93,61 +92,37 @@ class Student(nn.Module):
         """Whether its new classifier was fitted before training, in this process."""
         self.given: AsGiven | None = None
         """The state of a user's model before the run; None of a model that kd has built."""
+        self.answer_in = features_of if self.gives_features else logits_of
+        """The logits, or features, in what the model gives."""
         self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
         if spec is not None and spec.freeze:
             self._trained = freeze_backbone(model, self.arch)
-        self._scale_output()
+        self._has_classifier_of_file = (
+            spec is not None and spec.checkpoint is not None and not has_new_classifier(model)
+        )
+        if data.scales is not None:  # targets are numbers: the classifier answers in their units
+            try:
+                for each in self._models:
+                    scale_output(each, data.scales, self._has_classifier_of_file)
+            except ValueError as error:
+                raise UserError(f"model.student.arch: {error}") from error
         self._follow_precision()
         # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
         self.train()
         self.taps = Taps(model, [], prepare)
         objective.bind(data, teacher, model, self.taps, self._trial)
-        self.sample_taps: SampleTaps | None = None
-        """What its losses read of both models while its start was fitted; it is freed when the losses are settled."""
-        self._inherits_classifier = (
-            start == "inherited" and teacher is not None and teacher.gives_logits(parent)
-        )
+        inherits = start == "inherited" and teacher is not None and teacher.gives_logits(parent)
+        self._brought = inherits or self._has_classifier_of_file
+        self.has_two_heads = hasattr(model, "set_distilled_training") and objective.trains_logits
+        """DeiT: logit losses train the classifier of a distillation token."""
+        if self.has_two_heads:
+            model.set_distilled_training(True)  # type: ignore[operator]
         self._lender: Any = None  # whose classifier SimKD takes over
-        self._prepare_classifier(teacher)
-        self._make_measures()
-
-    def _make_measures(self) -> None:
-        """Called last by the constructor: a student without a classifier makes its metrics there."""
-
-    @staticmethod
-    def info_of(task: Task, model: nn.Module) -> DataInfo:
-        """What a task, or the last layer of a model, says of the data where nothing else does.
-
-        Raises:
-            UserError: neither has a number of classes.
-        """
-        count = task.num_classes or classes_of(model)
-        if not count:
-            wanted = f"task={type(task).__name__}(num_classes) or data=kd.DataInfo(classes)"
-            raise UserError(f"task: how many classes has the data? {wanted}")
-        return DataInfo(
-            [str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index
-        )
-
-    def _scale_output(self) -> None:
-        """Where targets are numbers: makes the classifier of the model, and of its average, answer in the targets' units;
-        raises a UserError where it is not one linear layer with a bias.
-        """
-        if self.data.scales is None:
-            return
-        try:
-            for model in self._models:
-                scale_output(model, self.data.scales, self._has_classifier_of_file)
-        except ValueError as error:
-            raise UserError(f"model.student.arch: {error}") from error
-
-    @property
-    def _has_classifier_of_file(self) -> bool:
-        """Whether its first weights, the classifier's among them, come from a file that the settings name; False where the
-        file has none for these classes.
-        """
-        has_file = self.spec is not None and self.spec.checkpoint is not None
-        return has_file and not has_new_classifier(self.model)
+        if objective.takeover is not None and teacher is not None:
+            self._lender = teacher.members[objective.takeover[1]]
+            self._check_takeover()
+        if self.gives_features:
+            self._measure_features()
 
     def _trial(self) -> object:
         """What the model gives for two black pictures of its input's size, in its present mode."""
@@ -163,43 +138,6 @@ class Student(nn.Module):
                 self.model.get_submodule(name).train()
         return self
 
-    def _prepare_classifier(self, teacher: RunTeacher | None) -> None:
-        """DeiT: a distillation token learns from logit losses. SimKD: the classifier is the teacher's, not trained.
-
-        Args:
-            teacher: of the run; None: there is no classifier to take.
-
-        Raises:
-            UserError: SimKD beside a loss that would train the classifier, with a teacher whose classifier can't be read,
-                or with a model that has no linear one.
-        """
-        model: Any = self.model
-        self.has_two_heads = (
-            hasattr(model, "set_distilled_training") and self.objective.trains_logits
-        )
-        if self.has_two_heads:
-            model.set_distilled_training(True)
-        if self.objective.takeover is None or teacher is None:
-            return
-        if self.objective.task_loss_weight or self.objective.trains_logits:
-            raise UserError(
-                "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
-                "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
-            )
-        self._lender = teacher.members[self.objective.takeover[1]]
-        if self._lender.closed:
-            why = f"{self._lender.arch} {self._lender.closed}: SimKDLoss needs its classifier"
-            raise UserError(f"{self._lender.key}: {why}")
-        for role, owner in (("student", model), ("teacher", self._lender.model)):
-            classifier = linear_classifier(owner)
-            if classifier is None:
-                raise UserError(
-                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, which "
-                    f"{type(owner).__name__} is not"
-                )
-            if role == "student":
-                classifier.requires_grad_(False)
-
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
     def task(self) -> Task:
@@ -207,9 +145,14 @@ class Student(nn.Module):
         return self.objective.task
 
     @property
+    def gives_features(self) -> bool:
+        """Whether it has no classifier and gives features: its task reads no labels."""
+        return not self.task.labels
+
+    @property
     def classes(self) -> list[str]:
         """Class names; empty without a classifier."""
-        return list(self.data.classes)
+        return [] if self.gives_features else list(self.data.classes)
 
     @property
     def arch(self) -> str:
@@ -223,25 +166,46 @@ class Student(nn.Module):
     @property
     def classifies(self) -> bool:
         """Whether the classifier means anything: features alone leave a new one as it was drawn."""
-        taught = self.objective.trains_logits or self.objective.takeover is not None
-        brought = self._inherits_classifier or self._has_classifier_of_file
-        return bool(self.objective.task_loss_weight) or taught or brought
+        objective = self.objective
+        taught = objective.trains_logits or objective.takeover is not None
+        means_anything = bool(objective.task_loss_weight) or taught or self._brought
+        return means_anything and not self.gives_features
 
-    is_measured = classifies
+    @property
+    def is_measured(self) -> bool:
+        """Whether validation measures it: its answers, or without a classifier its losses, which need no labels."""
+        return self.classifies or self.gives_features
 
     @property
     def final(self) -> nn.Module:
         """The model that is validated and exported: the one that holds the average, where there is one."""
-        if self.average is not None:
-            return self.average.module
-        return self.model
+        return self._models[-1]
 
     @property
     def _models(self) -> list[Any]:
         """The model that trains and, where there is one, the one that holds its average."""
-        if self.average is not None:
-            return [self.model, self.average.module]
-        return [self.model]
+        return [self.model] if self.average is None else [self.model, self.average.module]
+
+    def _modules_of_losses(self) -> Iterator[nn.Module]:
+        """All modules of the losses that have a weight."""
+        for loss in self.objective.active.values():
+            yield from loss.modules()
+
+    @property
+    def standardizers(self) -> list[Standardizer]:
+        """What standardises the teachers' features, of all losses."""
+        return [each for each in self._modules_of_losses() if isinstance(each, Standardizer)]
+
+    @property
+    def is_settled_by_sample(self) -> bool:
+        """Whether its losses need a sample before the first step: to standardise by, or to fit projections to."""
+        fits_projections = self.start == "inherited" and bool(self.objective.regressed)
+        return bool(self.standardizers) or fits_projections
+
+    @property
+    def sample_size(self) -> int:
+        """How many training pictures its start, and the statistics of its losses, are computed from."""
+        return (self.spec or StudentSpec).inherit_pictures
 
     def without_gradient(self) -> list[str]:
         """Names of the parameters that no loss reaches (``model.head.weight``, ``objective.losses.NAME.weight``): DDP, which
@@ -252,11 +216,11 @@ class Student(nn.Module):
         """
         objective = self.objective
         names: list[str] = []
-        # Parameters of losses whose weight is 0.
         for loss_name, loss in objective.losses.items():
             if loss_name not in objective.active:
-                prefix = f"objective.losses.{loss_name}."
-                names += [prefix + name for name, _ in loss.named_parameters()]
+                names += [
+                    f"objective.losses.{loss_name}.{name}" for name, _ in loss.named_parameters()
+                ]
         # Where all losses are over features: what comes after the last layer that they read.
         layers = objective.layers
         if objective.task_loss_weight or len(layers) < len(objective.active):
@@ -267,12 +231,12 @@ class Student(nn.Module):
         for of_loss in layers.values():
             read = self.taps.read(tapped, of_loss.student, of_loss.tokens)
             sums += [features.sum() for features in read]
-        parameters = {}
+        trained = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                parameters[f"model.{name}"] = parameter
-        gradients = torch.autograd.grad(sums, list(parameters.values()), allow_unused=True)
-        for name, gradient in zip(parameters, gradients, strict=True):
+                trained[f"model.{name}"] = parameter
+        gradients = torch.autograd.grad(sums, list(trained.values()), allow_unused=True)
+        for name, gradient in zip(trained, gradients, strict=True):
             if gradient is None:
                 names.append(name)
         return names
@@ -281,23 +245,24 @@ class Student(nn.Module):
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
         """Starts the average of an inherited student from its new weights; reports where the first weights are from.
 
-        Called in the first process, before training, after the student has its teacher's layers where it inherits.
+        Called in the first process, before training, after the student has its teacher's layers where it inherits. The
+        features of such a student without a classifier are centred.
 
         Args:
-            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none. Read by students
-                without a classifier alone.
+            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
 
         Returns:
             A message for the user about its first weights; "" where nothing is unusual, or the model was given.
         """
-        if self.start == "inherited" and self.average is not None:
-            self.average.set(self.model)
+        if self.start == "inherited":
+            if pictures is not None and self.gives_features:
+                self._centre(pictures(self.sample_size))
+            if self.average is not None:
+                self.average.set(self.model)
         if self.spec is None:
             return ""
         if self.start != "scratch":
-            if self.note:
-                return f"student: {self.spec.arch} {self.note}"
-            return ""
+            return f"student: {self.spec.arch} {self.note}" if self.note else ""
         message = f"student: {self.spec.arch} starts from random weights"
         if self.note:
             message += f", not from the teacher's layers ({self.note})"
@@ -326,30 +291,6 @@ class Student(nn.Module):
         """
         if self.spec is not None:
             self.spec.compile_in_place(self.model)
-
-    @property
-    def standardizers(self) -> list[Standardizer]:
-        """What standardises the teachers' features, of all losses."""
-        losses = self.objective.active.values()
-        modules = [module for loss in losses for module in loss.modules()]
-        return [module for module in modules if isinstance(module, Standardizer)]
-
-    @property
-    def is_settled_by_sample(self) -> bool:
-        """Whether its losses need a sample before the first step: to standardise by, or to fit projections to."""
-        if self.standardizers:
-            return True
-        losses = self.objective.active.values()
-        modules = [module for loss in losses for module in loss.modules()]
-        has_regression = any(isinstance(module, FeatureRegression) for module in modules)
-        return self.start == "inherited" and has_regression
-
-    @property
-    def sample_size(self) -> int:
-        """How many training pictures its start, and the statistics of its losses, are computed from."""
-        if self.spec is not None:
-            return self.spec.inherit_pictures
-        return StudentSpec.inherit_pictures
 
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
         """Its optimizer (sharded with ``optim.zero``) and the schedule of its learning rate, stepped every optimizer step.
@@ -396,30 +337,7 @@ class Student(nn.Module):
             self.prepare = copy.copy(self.prepare)
             self.prepare.dtype = dtype
 
-    answer_in = staticmethod(logits_of)
-    """The logits in what the model gives."""
-
-    # -- a step ------------------------------------------------------------------------------------------------------
-    def learn(self, batch: Batch, answer: Answer) -> Terms:
-        """Forward pass and losses of one batch.
-
-        Args:
-            batch: on the student's device.
-            answer: the teacher's to the same pictures, with all that :attr:`Objective.wanted` lists; empty without.
-        """
-        images = batch["image"]
-        taps: Any = nullcontext({})
-        if self.objective.layers:
-            taps = self.taps
-        with annotate("student"), taps as tapped:
-            output = self.model(self.prepare(images))
-        if self.has_two_heads and isinstance(output, tuple):
-            logits, distilled_logits = output
-        else:
-            logits = distilled_logits = self.answer_in(output)
-        read = partial(self.taps.read, tapped)
-        return self.objective(logits, distilled_logits, read, answer, batch)
-
+    # -- beside the step ---------------------------------------------------------------------------------------------
     def move_average(self, step: int) -> None:
         """Moves the average of the weights, where there is one; called after each optimizer step.
 
@@ -430,12 +348,37 @@ class Student(nn.Module):
             self.average.update(self.model, step)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits ``(N, C, ...)`` of the weights that count (:attr:`final`).
+        """Logits ``(N, C, ...)``, or features, of the weights that count (:attr:`final`).
 
         Args:
             images: ``(N, 3, H, W)`` as batches have them, uint8, or float that ``prepare`` takes.
         """
         return self.answer_in(self.final(self.prepare(images)))
+
+    def _check_takeover(self) -> None:
+        """SimKD: the student's classifier is the teacher's and does not train.
+
+        Raises:
+            UserError: another loss would train it, the teacher's can't be read, or a model has no linear one.
+        """
+        if self.objective.task_loss_weight or self.objective.trains_logits:
+            raise UserError(
+                "model.distill_losses: SimKDLoss puts the teacher's classifier in place of the student's, so nothing "
+                "else may train it: set model.task_loss_weight=0 and leave out losses over logits"
+            )
+        lender = self._lender
+        if lender.closed:
+            why = f"{lender.arch} {lender.closed}: SimKDLoss needs its classifier"
+            raise UserError(f"{lender.key}: {why}")
+        for role, owner in (("student", self.model), ("teacher", lender.model)):
+            classifier = linear_classifier(owner)
+            if classifier is None:
+                raise UserError(
+                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, which "
+                    f"{type(owner).__name__} is not"
+                )
+            if role == "student":
+                classifier.requires_grad_(False)
 
     @torch.no_grad()
     def take_classifier(self) -> None:
@@ -454,3 +397,87 @@ class Student(nn.Module):
             classifier = linear_classifier(model)
             assert classifier is not None
             set_in_units(classifier, weight, bias)
+
+    # -- without a classifier ----------------------------------------------------------------------------------------
+    def _measure_features(self) -> None:
+        """Makes the metrics of its losses and features, whose width D is that of a trial forward without gradient.
+
+        Raises:
+            UserError: the model gives neither features nor maps.
+        """
+        self._taps_of_final = self.taps  # on the weights that are validated
+        if self.average is not None:
+            layers: list[Any] = [of_loss.student for of_loss in self.objective.layers.values()]
+            self._taps_of_final = Taps(self.average.module, layers, self.prepare)
+        with torch.no_grad(), evaluating(self.model):
+            features = self.answer_in(self._trial())
+        if features.ndim != 2:
+            raise UserError(
+                f"model.student: without a classifier {self.arch} gives numbers of shape {tuple(features.shape)} for "
+                "two pictures, but features are (N, D), or maps (N, C, H, W)"
+            )
+        losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
+        assert isinstance(self.task, Features)
+        self.task.measure(losses, features.shape[1], self.data.probed)
+
+    @torch.no_grad()
+    def _centre(self, pictures: Tensor) -> None:
+        """Subtracts the features' mean over a sample from the last norm's shift: in cosines it would hide how pictures
+        differ. A model whose features are not the output of one norm with a shift (a ResNet, a ViT that pools by attention)
+        stays as it is.
+
+        Args:
+            pictures: uint8 ``(N, 3, H, W)``.
+        """
+        bias = getattr(last_norm(self.model), "bias", None)
+        if bias is None:
+            return
+        with evaluating(self.model):
+            features = []
+            for part in pictures.split(64):
+                features.append(self.answer_in(self.model(self.prepare(part))))
+        bias -= torch.cat(features).mean(dim=0)
+
+    def measure(self, batch: Batch, answer: Answer) -> None:
+        """Adds the losses of a validation batch to the metrics of a student without a classifier; padding is left out.
+
+        Called on all ranks, also without pictures.
+
+        Args:
+            batch: on the student's device.
+            answer: the teacher's features of the same pictures, in the batch's order, padding among them.
+        """
+        assert isinstance(self.task, Features)
+        with self._taps_of_final as tapped:
+            outputs = self.logits(batch["image"])
+        real = real_rows(batch)
+        count = len(outputs)
+        outputs = outputs[real]
+        losses: dict[str, Tensor] = {}
+        if len(outputs):
+
+            def of_real(x: Tensor) -> Tensor:
+                """The rows ``(rows, ...)`` of real pictures: a layer that works on windows gives several a picture."""
+                return x.unflatten(0, (count, -1))[real].flatten(0, 1)
+
+            def read(layers: list[str], form: str) -> list[Tensor]:
+                return [of_real(x) for x in self._taps_of_final.read(tapped, layers, form)]
+
+            features = {layer: of_real(x) for layer, x in answer.features.items()}
+            losses = self.objective.held_out(read, Answer(features=features), len(outputs))
+        self.task.held_out.update(outputs, losses)
+
+
+def info_of(task: Task, model: nn.Module) -> DataInfo:
+    """What a task, or the last layer of a model, says of the data where nothing else does.
+
+    Raises:
+        UserError: neither has a number of classes, and the task has labels.
+    """
+    if not task.labels:
+        return DataInfo([], labels=False)
+    count = task.num_classes or classes_of(model)
+    if not count:
+        wanted = f"task={type(task).__name__}(num_classes) or data=kd.DataInfo(classes)"
+        raise UserError(f"task: how many classes has the data? {wanted}")
+    return DataInfo([str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index)

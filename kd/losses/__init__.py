@@ -1,6 +1,6 @@
 """Distillation losses, each a module with its formula; :func:`kd_loss` also as a function."""
 
-from kd.losses.base import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss
+from kd.losses.base import DistillLoss, FeatureLoss, LogitLoss
 from kd.losses.dense import CWDFeatureLoss, CWDLoss, PairwiseLoss, PixelKDLoss
 from kd.losses.features import (
     ATLoss,
@@ -30,8 +30,8 @@ from kd.losses.relations import CKALoss, CRDLoss, GramKLLoss, PseudoClassLoss, R
 
 __all__ = [
     "ATLoss", "BinaryKDLoss", "CKALoss", "CRDLoss", "CWDFeatureLoss", "CWDLoss", "ConvProjection", "CosineLoss",
-    "DISTLoss", "DKDLoss", "DistillLoss", "EachLayer", "FeatureLoss", "FeatureRegression", "GramKLLoss", "HardKDLoss",
-    "HintLoss", "KDLoss", "LayersLoss", "LogitLoss", "MGDLoss", "MLKDLoss", "MLPProjection", "MSELoss", "NKDLoss",
+    "DISTLoss", "DKDLoss", "DistillLoss", "FeatureLoss", "FeatureRegression", "GramKLLoss", "HardKDLoss",
+    "HintLoss", "KDLoss", "LogitLoss", "MGDLoss", "MLKDLoss", "MLPProjection", "MSELoss", "NKDLoss",
     "OrthogonalProjection", "PKDLoss", "PairwiseLoss", "PixelKDLoss", "Projection", "PseudoClassLoss", "RADIOLoss",
     "RKDLoss", "RegressionKDLoss", "ReviewKDLoss", "SPLoss", "SimKDLoss", "SmoothL1Loss", "StandardizedLoss",
     "ViTKDLoss", "WSLDLoss", "kd_loss",

@@ -1,47 +1,51 @@
 """What a distillation loss is: a weight, and a forward over the student's and the teacher's tensors."""
 
 import copy
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Any, Self, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
-from kd.config.kinds import Range
+from kd.config.kinds import Range, members
 from kd.losses.numerics import both
 
 Shape = tuple[int, ...]
 
 
-def check_range(name: str, value: float | None, allowed: str) -> None:
-    """Raises a ValueError unless a constructor's argument is within ``allowed``, such as ``>= 0 and < 1``, or None.
+Positive = Annotated[float, Range("> 0")]
+NotNegative = Annotated[float, Range(">= 0")]
+InnerShare = Annotated[float, Range("> 0 and < 1")]
+Count = Annotated[int, Range("> 0")]
+Epochs = Annotated[int, Range(">= 0")]
+"""Types of arguments: a constructor refuses a number outside of its type's range."""
 
-    :mod:`kd.run.keys` finds a setting's range by reading this call from the text of the loss's ``__init__``: under this
-    bare name, with three positional arguments, name and range as plain string literals.
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform()
+def with_arguments(loss: Class) -> Class:
+    """Gives a loss a constructor: its annotated fields are the arguments, in their order, with their defaults.
+
+    Without it a loss of one's own writes ``__init__`` itself, and calls its base's.
     """
-    problem = Range(allowed).refuses(value)
-    if problem:
-        raise ValueError(f"{name} {problem}, got {value}")
+    made: Any = dataclass(eq=False, repr=False)(loss)
+    for name, default in list(vars(made).items()):
+        if default is None and name in made.__dataclass_fields__:
+            delattr(made, name)  # else it would hide a module of that name
+    set_fields = made.__init__
 
+    @functools.wraps(set_fields)
+    def __init__(self: nn.Module, *args: object, **kwargs: object) -> None:
+        nn.Module.__init__(self)  # before a field holds a module
+        set_fields(self, *args, **kwargs)
 
-def check_maps(loss: nn.Module, *shapes: Shape) -> None:
-    """Checks that features are maps.
-
-    Args:
-        loss: named in the message.
-        shapes: of features, the batch included.
-
-    Raises:
-        ValueError: one that is not ``(N, C, H, W)``.
-    """
-    for shape in shapes:
-        if len(shape) != 4:
-            name = type(loss).__name__
-            raise ValueError(
-                f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)"
-            )
+    made.__init__ = __init__
+    return made
 
 
 class Float32(nn.Module):
@@ -87,6 +91,7 @@ class DistillLoss(nn.Module):
         needs_class_ids: not defined for the mixed targets of mixup and cutmix, nor without a label.
         needs_labels: needs one label a picture; mixed targets may do.
         equal_on_all_ranks: buffers that every process updates alike, so that DDP need not broadcast them each step.
+        gather: compares the batches of all processes instead of each process's own.
         least_batch: the fewest pictures, of all processes where it gathers them, that it learns anything from.
         needs_index: ``forward`` also takes ``index``, the samples' numbers ``(N,)``.
         epoch: where training is, in epochs, from 0; may be fractional.
@@ -96,18 +101,33 @@ class DistillLoss(nn.Module):
     needs_class_ids = False
     needs_labels = False
     needs_index = False
+    gather = False
     least_batch = 1
     equal_on_all_ranks: tuple[str, ...] = ()
     epoch = 0.0
     max_epochs = 1
 
-    def __init__(self, weight: float = 1.0) -> None:
-        """Checks the weight: finite and >= 0."""
+    def __init__(self, weight: NotNegative = 1.0) -> None:
         super().__init__()
-        check_range("weight", weight, ">= 0")
-        if math.isinf(weight):
-            raise ValueError(f"weight must be finite, got {weight}")
         self.weight = weight
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Checks the arguments by the ranges of their types, and that the weight is finite and >= 0.
+
+        Raises:
+            ValueError: the first one outside of its range.
+        """
+        kinds = {**inspect.get_annotations(type(self).__init__), "weight": NotNegative}
+        for name, annotation in kinds.items():
+            value = getattr(self, name, None)
+            for kind in members(annotation):
+                for limit in getattr(kind, "__metadata__", ()):
+                    problem = limit.refuses(value) if isinstance(limit, Range) else ""
+                    if problem:
+                        raise ValueError(f"{name} {problem}, got {value}")
+        if math.isinf(self.weight):
+            raise ValueError(f"weight must be finite, got {self.weight}")
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Passes the data's facts to the loss, once, before ``build``.
@@ -163,11 +183,11 @@ class LogitLoss(DistillLoss):
     exclusive = False
     least_classes = 1
 
-    def __init__(self, weight: float = 1.0, temperature: float = 1.0) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("temperature", temperature, "> 0")
+    temperature: Positive = 1.0
+
+    def __init__(self, weight: NotNegative = 1.0, temperature: Positive = 1.0) -> None:
         self.temperature = temperature
+        super().__init__(weight)
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Prepares for the data, before training.
@@ -204,111 +224,90 @@ def equal_on_all_ranks(module: nn.Module) -> list[str]:
 
 
 class FeatureLoss(DistillLoss):
-    """A loss over one feature tensor of each model: ``forward(student_features, teacher_features, target)``.
+    """A loss over features of both models: ``forward(student_features, teacher_features, target)`` -> scalar.
 
-    Features are maps ``(N, C, H, W)`` (patch tokens too, on their grid), tokens ``(N, L, D)`` or vectors ``(N, D)``.
-    Which layers they come from is the module's affair (``model.taps.<name>``). ``build`` is called once, with the
-    shapes that those layers give, before the optimizer is made: a loss with a projection makes it there. A loss that
-    needs no labels defines :meth:`compare` alone.
+    It takes a tensor of each model, or lists of them, one entry a layer. Features are maps ``(N, C, H, W)`` (patch tokens
+    too, on their grid), tokens ``(N, L, D)`` or vectors ``(N, D)``. ``model.taps.<name>`` says which layers they come from.
+
+    A loss defines :meth:`compare`, or :meth:`pair` where it reads the target, and :meth:`build` where it has parameters,
+    of one layer. Several layers are compared in pairs, each by a copy of the loss with parameters of its own; the loss is
+    their mean. A loss with ``joint`` compares all layers together: its ``build`` and ``forward`` take lists.
 
     Attributes:
         default_tap: the layer of both models where none is named; ``prelogits`` is the classifier's input.
         over_maps: defined for maps, and for nothing else.
+        joint: compares several layers together.
     """
 
     default_tap: str | None = None
     over_maps = False
+    joint = False
 
-    def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the parameters that depend on the two feature shapes (batch axis included)."""
-        if self.over_maps:
-            check_maps(self, student_shape, teacher_shape)
+    def build(self, student_shape: Any, teacher_shape: Any) -> None:
+        """Makes the parameters that depend on the two feature shapes (batch axis included); ``joint``: on lists of them."""
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """The loss of two features, a scalar, or of each picture, ``(N,)``, whose mean is the loss."""
         raise NotImplementedError
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """The mean of :meth:`compare`, a scalar; ``target`` is unused."""
+    def pair(
+        self, student_features: Tensor, teacher_features: Tensor, target: Tensor, **extra: Tensor
+    ) -> Tensor:
+        """The loss of one layer's features: the mean of :meth:`compare`, a scalar.
+
+        ``target`` is the batch's; ``extra`` what a loss needs beside, such as the pictures' ``index``.
+        """
         return self.compare(student_features, teacher_features).mean()
 
+    def forward(self, student: Any, teacher: Any, target: Tensor, **extra: Tensor) -> Tensor:
+        """:meth:`pair` of two features, or the mean over lists of them, in the order in which they were built: a scalar."""
+        if isinstance(student, Tensor):
+            return self.pair(student, teacher, target, **extra)
+        total: Any = None
+        for loss, of_student, of_teacher in zip(self.pairs, student, teacher, strict=True):
+            value = loss.pair(of_student, of_teacher, target, **extra)
+            if total is None:
+                total = value
+            else:
+                total = total + value
+        count = len(student)
+        if count == 1:
+            return total
+        return total / count
 
-class LayersLoss(DistillLoss):
-    """A loss over the features of several layers at once: ``forward([student ...], [teacher ...], target)``."""
-
-    over_maps = False  # as of a :class:`FeatureLoss`
-
-    def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the parameters that depend on the layers' shapes.
+    def build_layers(
+        self, student_shapes: Sequence[Shape], teacher_shapes: Sequence[Shape]
+    ) -> None:
+        """Builds the loss for lists of layers, one entry a layer: once, before the optimizer is made.
 
         Args:
             student_shapes: of each layer, batch axis included: ``(N, C, H, W)``, tokens ``(N, L, D)`` or ``(N, D)``.
             teacher_shapes: of the teacher's layers, as many.
 
         Raises:
-            ValueError: unequal numbers of layers, or no maps where maps are needed.
+            ValueError: unequal numbers of layers, or shapes that the loss does not compare.
         """
         if len(student_shapes) != len(teacher_shapes):
             counts = (
                 f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
             )
             raise ValueError(f"layers are compared in pairs, got {counts}")
-        if self.over_maps:
-            check_maps(self, *student_shapes, *teacher_shapes)
+        for shape in (*student_shapes, *teacher_shapes):
+            if self.over_maps and len(shape) != 4:
+                raise ValueError(
+                    f"{type(self).__name__} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)"
+                )
+        if self.joint:
+            self.build(student_shapes, teacher_shapes)
+            return
+        copies = [copy.deepcopy(self) for _ in student_shapes[1:]]
+        if copies:
+            self.others = nn.ModuleList(copies)
+        for loss, *shapes in zip(self.pairs, student_shapes, teacher_shapes, strict=True):
+            loss.build(*shapes)
 
-
-class EachLayer(LayersLoss):
-    """One feature loss for several pairs of layers: a copy with parameters of its own for each; the mean of all.
-
-    Args:
-        loss: the loss of one pair; its weight is taken over.
-    """
-
-    def __init__(self, loss: FeatureLoss) -> None:
-        """Wraps a loss over one layer, to which :meth:`bind` has passed the data's facts; :meth:`build` makes the copies."""
-        super().__init__(loss.weight)
-        self.losses = nn.ModuleList([loss])
-        self.needs_index = loss.needs_index
-        self.needs_labels = loss.needs_labels
-        self.least_batch = loss.least_batch
-        self.gather = getattr(loss, "gather", False)
-
-    def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Copies the loss for each pair of layers and builds each copy; shapes as of :meth:`LayersLoss.build`.
-
-        Raises:
-            ValueError: another number of layers on each side, or a pair that does not fit.
-        """
-        super().build(student_shapes, teacher_shapes)
-        original = self.losses[0]
-        copies = []
-        for student_shape, teacher_shape in zip(student_shapes, teacher_shapes, strict=True):
-            loss = copy.deepcopy(original)
-            loss.build(student_shape, teacher_shape)  # type: ignore[operator]
-            copies.append(loss)
-        self.losses = nn.ModuleList(copies)
-
-    def forward(
-        self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
-    ) -> Tensor:
-        """The mean of the pairs' losses, a scalar.
-
-        Args:
-            student: its features of each layer, in the order in which the losses were built.
-            teacher: its features, likewise.
-            target: the batch's targets.
-            extra: what a loss needs beside, such as the pictures' ``index``.
-        """
-        values = []
-        for loss, student_features, teacher_features in zip(
-            self.losses, student, teacher, strict=True
-        ):
-            values.append(loss(student_features, teacher_features, target, **extra))
-        return sum(values[1:], values[0]) / len(values)
-
-
-def class_name(loss: nn.Module) -> str:
-    """The class of a loss as its settings name it; of an :class:`EachLayer` that of the loss inside it."""
-    if isinstance(loss, EachLayer):
-        loss = loss.losses[0]
-    return type(loss).__name__
+    @property
+    def pairs(self) -> list["FeatureLoss"]:
+        """The loss of each pair of layers: itself, and its copies for the others."""
+        others: Any = getattr(self, "others", ())
+        return [self, *others]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.base import FeatureLoss, LogitLoss, check_range
+from kd.losses.base import Count, FeatureLoss, LogitLoss, NotNegative, Positive, with_arguments
 from kd.losses.logits import kl_per_position
 from kd.losses.numerics import both, cosines, wide
 from kd.losses.projections import Projection, _Projected
@@ -30,6 +30,7 @@ class _MapLoss(LogitLoss):
         return target != self.ignore_index
 
 
+@with_arguments
 class PixelKDLoss(_MapLoss):
     """Per-pixel KD: ``T^2 * mean over valid pixels of KL(teacher || student)``, the softmax over classes.
 
@@ -43,8 +44,8 @@ class PixelKDLoss(_MapLoss):
     tensor(0.)
     """
 
-    def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(weight, temperature)
+    temperature: Positive = 1.0
+    weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
@@ -60,6 +61,7 @@ class PixelKDLoss(_MapLoss):
         return self.valid(target).sum()
 
 
+@with_arguments
 class CWDLoss(_MapLoss):
     """Channel-wise distillation: ``T^2 / (N C) * sum KL`` of the softmax **over positions**, one a channel.
 
@@ -74,8 +76,8 @@ class CWDLoss(_MapLoss):
     tensor(0.)
     """
 
-    def __init__(self, temperature: float = 4.0, weight: float = 1.0) -> None:
-        super().__init__(weight, temperature)
+    temperature: Positive = 4.0
+    weight: NotNegative = 1.0
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """As they are: the temperature is that of a softmax over positions, not over classes."""
@@ -90,6 +92,7 @@ class CWDLoss(_MapLoss):
         return self.valid(target).flatten(1).any(dim=1).sum()
 
 
+@with_arguments
 class CWDFeatureLoss(_Projected):
     """Channel-wise distillation of feature maps after a projection: the formula of :class:`CWDLoss`.
 
@@ -101,13 +104,9 @@ class CWDFeatureLoss(_Projected):
 
     over_maps = True
 
-    def __init__(
-        self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(projection, weight)
-        check_range("temperature", temperature, "> 0")
-        self.temperature = temperature
+    temperature: Positive = 1.0
+    projection: Projection | None = None
+    weight: NotNegative = 1.0
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Two ``(N, C, H, W)`` -> scalar."""
@@ -144,6 +143,7 @@ def _log_softmax_over_positions(logits: Tensor, valid: Tensor, temperature: floa
     return F.log_softmax(scaled.masked_fill(~valid, nothing), dim=2)
 
 
+@with_arguments
 class PairwiseLoss(FeatureLoss):
     """Pair-wise structure: squared difference of the cosine similarities between all positions of a map.
 
@@ -160,11 +160,8 @@ class PairwiseLoss(FeatureLoss):
 
     over_maps = True
 
-    def __init__(self, grid: int = 8, weight: float = 1.0) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("grid", grid, "> 0")
-        self.grid = grid
+    grid: Count = 8
+    weight: NotNegative = 1.0
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> scalar: the mean over pictures and pairs of positions."""

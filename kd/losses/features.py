@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, LayersLoss, Shape, check_range
+from kd.losses.base import (
+    Count,
+    Epochs,
+    FeatureLoss,
+    InnerShare,
+    NotNegative,
+    Positive,
+    Shape,
+    with_arguments,
+)
 from kd.losses.numerics import both, directions, mean_squared, rounding
 from kd.losses.projections import Projection, _Projected, on_one_grid, resize
 from kd.losses.ranks import of_all_ranks
@@ -29,6 +38,7 @@ class HintLoss(_Projected):
         return mean_squared(student_features, teacher_features)
 
 
+@with_arguments
 class ATLoss(FeatureLoss):
     """Attention transfer: mean squared difference of the L2-normalised maps ``mean_c |x_c|^p``. No parameters.
 
@@ -47,11 +57,8 @@ class ATLoss(FeatureLoss):
 
     over_maps = True
 
-    def __init__(self, p: float = 2.0, weight: float = 1.0) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("p", p, "> 0")
-        self.p = p
+    p: Positive = 2.0
+    weight: NotNegative = 1.0
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> scalar."""
@@ -70,6 +77,7 @@ def _powers(x: Tensor, p: float) -> Tensor:
     return torch.where(x == 0, 1.0, x).abs().pow(p) * (x != 0)
 
 
+@with_arguments
 class PKDLoss(FeatureLoss):
     """PKD: half the squared error of features standardised per channel over the batch and all positions.
 
@@ -90,21 +98,12 @@ class PKDLoss(FeatureLoss):
 
     over_maps = True
 
-    def __init__(
-        self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False
-    ) -> None:
-        """Stores the arguments, which are the class's."""
-        super().__init__(weight)
-        self.projection = projection
-        self.gather = gather
+    projection: Projection | None = None
+    weight: NotNegative = 1.0
+    gather: bool = False
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        """Makes the projection, where the widths differ or one was given.
-
-        Raises:
-            ValueError: features that it does not compare.
-        """
-        super().build(student_shape, teacher_shape)
+        """Makes the projection, where the widths differ or one was given."""
         if self.projection is None and student_shape[1] != teacher_shape[1]:
             self.projection = Projection()
         if self.projection is not None:
@@ -142,6 +141,7 @@ def _generator(width: int) -> nn.Sequential:
     )
 
 
+@with_arguments
 class MGDLoss(_Projected):
     """Masked generative distillation: the teacher's whole map from the student's with positions hidden.
 
@@ -155,13 +155,9 @@ class MGDLoss(_Projected):
 
     over_maps = True
 
-    def __init__(
-        self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(projection, weight)
-        check_range("mask_ratio", mask_ratio, "> 0 and < 1")
-        self.mask_ratio = mask_ratio
+    mask_ratio: InnerShare = 0.5
+    projection: Projection | None = None
+    weight: NotNegative = 1.0
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection and the generator that restores masked features."""
@@ -174,7 +170,8 @@ class MGDLoss(_Projected):
         return mean_squared(self.generator(student_features * ~hidden), teacher_features)
 
 
-class ViTKDLoss(LayersLoss):
+@with_arguments
+class ViTKDLoss(FeatureLoss):
     """ViTKD: shallow layers mimicked, the last one generated from masked tokens.
 
     All layers but the last of ``model.taps.<name>`` are shallow ones, compared after a linear projection each; of the
@@ -188,24 +185,19 @@ class ViTKDLoss(LayersLoss):
             for the last one: 0.05 where the shallow layers are averaged.
     """
 
+    joint = True
     over_maps = True
 
-    def __init__(
-        self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("mask_ratio", mask_ratio, "> 0 and < 1")
-        self.mask_ratio = mask_ratio
-        self.generation_weight = generation_weight
+    mask_ratio: InnerShare = 0.5
+    generation_weight: float = 0.05
+    weight: NotNegative = 1.0
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the projections, the mask token and the generator; shapes as of :meth:`LayersLoss.build`.
+        """Makes the projections, the mask token and the generator; shapes as of :meth:`FeatureLoss.build_layers`.
 
         Raises:
-            ValueError: fewer than two layers, unequal numbers, or features that are not maps.
+            ValueError: fewer than two layers.
         """
-        super().build(student_shapes, teacher_shapes)
         if len(student_shapes) < 2:
             raise ValueError(
                 "ViTKDLoss needs two layers or more, shallow ones and a last one, got 1 of each model"
@@ -215,7 +207,9 @@ class ViTKDLoss(LayersLoss):
         self.mask_token = nn.Parameter(torch.zeros(1, teacher_shapes[-1][1], 1, 1))
         self.generator = _generator(teacher_shapes[-1][1])
 
-    def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
+    def forward(
+        self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """``mean(mimic of the shallow layers) + generation_weight * generation of the last`` -> scalar.
 
         Args:
@@ -270,7 +264,8 @@ def squared_where_hidden(
     return error.sum() / (masked.sum() * student.shape[1]).clamp_min(1)
 
 
-class ReviewKDLoss(LayersLoss):
+@with_arguments
+class ReviewKDLoss(FeatureLoss):
     """ReviewKD: from the deepest layer up, each student layer, fused with the deeper ones, reviews the teacher's.
 
     Attention-based fusion and the hierarchical context loss (:func:`hierarchical_context`), summed over the
@@ -283,23 +278,17 @@ class ReviewKDLoss(LayersLoss):
         weight: factor in the total loss; the code uses 0.6 to 8.
     """
 
+    joint = True
     over_maps = True
 
-    def __init__(self, width: int = 128, warmup_epochs: int = 0, weight: float = 1.0) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("width", width, "> 0")
-        check_range("warmup_epochs", warmup_epochs, ">= 0")
-        self.width = width
-        self.warmup_epochs = warmup_epochs
+    width: Count = 128
+    warmup_epochs: Epochs = 0
+    weight: NotNegative = 1.0
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
-        """Makes the fusion blocks, from the deepest layer to the shallowest; shapes as of :meth:`LayersLoss.build`.
-
-        Raises:
-            ValueError: unequal numbers of layers, or features that are not maps.
+        """Makes the fusion blocks, from the deepest layer to the shallowest; shapes as of
+        :meth:`FeatureLoss.build_layers`.
         """
-        super().build(student_shapes, teacher_shapes)
         self.blocks = nn.ModuleList()
         for student_shape, teacher_shape in zip(
             reversed(student_shapes), reversed(teacher_shapes), strict=True
@@ -309,7 +298,9 @@ class ReviewKDLoss(LayersLoss):
                 _Fusion(student_shape[1], self.width, teacher_shape[1], fuse=has_deeper)
             )
 
-    def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
+    def forward(
+        self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """Maps ``(N, C, H, W)`` of the student's layers and of the teacher's, shallow to deep -> scalar; ``target`` is
         not read.
         """
@@ -403,6 +394,7 @@ class _Fusion(nn.Module):
         return self.widen(x), x
 
 
+@with_arguments
 class SimKDLoss(_Projected):
     """SimKD: the student learns the teacher's pre-logits and takes over the teacher's classifier.
 
@@ -424,8 +416,7 @@ class SimKDLoss(_Projected):
 
     default_tap = "prelogits"
 
-    def __init__(self, weight: float = 1.0) -> None:
-        super().__init__(weight=weight)
+    weight: NotNegative = 1.0
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection.

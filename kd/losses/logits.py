@@ -4,13 +4,14 @@ All take ``(student_logits, teacher_logits, target)``, cast logits to float32 (f
 give a scalar: unless they say otherwise summed over classes and averaged over all other positions.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.base import LogitLoss, TopKLogits, check_range
+from kd.config.kinds import Range
+from kd.losses.base import Epochs, LogitLoss, NotNegative, Positive, TopKLogits, with_arguments
 from kd.losses.numerics import both, directions, kl, matmul, rounding, wide
 from kd.losses.ranks import of_all_ranks
 
@@ -75,6 +76,7 @@ def kl_per_position(
     return kl(log_p_teacher, log_p_student, dim=1)
 
 
+@with_arguments
 class KDLoss(LogitLoss):
     """Hinton's knowledge distillation, :func:`kd_loss`.
 
@@ -91,19 +93,10 @@ class KDLoss(LogitLoss):
 
     exclusive = True
 
-    def __init__(
-        self,
-        temperature: float = 4.0,
-        weight: float = 1.0,
-        teacher_temperature: float | None = None,
-        final_temperature: float | None = None,
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight, temperature)
-        check_range("teacher_temperature", teacher_temperature, "> 0")
-        check_range("final_temperature", final_temperature, "> 0")
-        self.teacher_temperature = teacher_temperature
-        self.final_temperature = final_temperature
+    temperature: Positive = 4.0
+    weight: NotNegative = 1.0
+    teacher_temperature: Positive | None = None
+    final_temperature: Positive | None = None
 
     def temperature_now(self) -> float:
         """The temperature of the present epoch: ``temperature`` in the first, ``final_temperature`` in the last."""
@@ -173,6 +166,7 @@ class KDLoss(LogitLoss):
         return self.temperature**2 * mean_divergence
 
 
+@with_arguments
 class HardKDLoss(LogitLoss):
     """DeiT's hard distillation: cross-entropy with the teacher's decision, ``-mean_b log p_s(argmax_c teacher)``.
 
@@ -189,8 +183,7 @@ class HardKDLoss(LogitLoss):
 
     exclusive = True
 
-    def __init__(self, weight: float = 1.0) -> None:
-        super().__init__(weight)
+    weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, ...)``, the same shape, unused -> scalar."""
@@ -198,6 +191,7 @@ class HardKDLoss(LogitLoss):
         return F.cross_entropy(student, teacher.argmax(dim=1))
 
 
+@with_arguments
 class DKDLoss(LogitLoss):
     """Decoupled KD: ``T^2 * mean_b (alpha * TCKD + beta * NCKD)``.
 
@@ -224,22 +218,11 @@ class DKDLoss(LogitLoss):
     needs_class_ids = True
     least_classes = 3
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        beta: float = 8.0,
-        temperature: float = 4.0,
-        warmup_epochs: int = 0,
-        weight: float = 1.0,
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight, temperature)
-        check_range("alpha", alpha, ">= 0")
-        check_range("beta", beta, ">= 0")
-        check_range("warmup_epochs", warmup_epochs, ">= 0")
-        self.alpha = alpha
-        self.beta = beta
-        self.warmup_epochs = warmup_epochs
+    alpha: NotNegative = 1.0
+    beta: NotNegative = 8.0
+    temperature: Positive = 4.0
+    warmup_epochs: Epochs = 0
+    weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """Student's and teacher's logits ``(N, C)``, class ids ``(N,)`` -> a scalar, weighted up during
@@ -302,6 +285,7 @@ def _decouple(logits: Tensor, is_target: Tensor) -> _Decoupled:
     return _Decoupled(target, rest, others)
 
 
+@with_arguments
 class DISTLoss(LogitLoss):
     """DIST: ``T^2 * (beta * (1 - mean row correlation) + gamma * (1 - mean column correlation))``.
 
@@ -323,22 +307,16 @@ class DISTLoss(LogitLoss):
 
     exclusive = True
 
-    def __init__(
-        self,
-        beta: float = 1.0,
-        gamma: float = 1.0,
-        temperature: float = 1.0,
-        weight: float = 1.0,
-        gather: bool = False,
-    ) -> None:
-        """Stores the arguments, which are the class's. With ``beta`` two classes are too few: any two pairs of numbers
-        correlate by 1 or -1, without a gradient.
-        """
-        super().__init__(weight, temperature)
-        self.beta = beta
-        self.gamma = gamma
-        self.gather = gather
-        self.least_classes = 3 if beta else 1
+    beta: float = 1.0
+    gamma: float = 1.0
+    temperature: Positive = 1.0
+    weight: NotNegative = 1.0
+    gather: bool = False
+
+    def __post_init__(self) -> None:
+        """With ``beta`` two classes are too few: any two pairs of numbers correlate by 1 or -1, without a gradient."""
+        super().__post_init__()
+        self.least_classes = 3 if self.beta else 1
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar; over the batches of all processes where it gathers."""
@@ -366,6 +344,7 @@ def _standard_score(x: Tensor, dim: int) -> Tensor:
     return directions(centred, dim, eps=1e-8, noise=rounding(x, dim))
 
 
+@with_arguments
 class NKDLoss(LogitLoss):
     """Normalised KD: ``-mean_b [p_t(y) log p_s(y) + gamma T^2 sum_{c != y} q_t(c) log q_s(c)]``.
 
@@ -386,9 +365,9 @@ class NKDLoss(LogitLoss):
     needs_class_ids = True
     least_classes = 3
 
-    def __init__(self, gamma: float = 1.5, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(weight, temperature)
-        self.gamma = gamma
+    gamma: float = 1.5
+    temperature: Positive = 1.0
+    weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
@@ -411,6 +390,7 @@ class NKDLoss(LogitLoss):
         return -(of_target + self.gamma * self.temperature**2 * of_others).mean()
 
 
+@with_arguments
 class WSLDLoss(LogitLoss):
     """Weighted soft labels: ``T^2 * mean_b w_b KL_b`` with ``w_b = 1 - exp(-CE_s / CE_t)``.
 
@@ -428,8 +408,8 @@ class WSLDLoss(LogitLoss):
 
     needs_labels = True
 
-    def __init__(self, temperature: float = 2.0, weight: float = 1.0) -> None:
-        super().__init__(weight, temperature)
+    temperature: Positive = 2.0
+    weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ids ``(N,)`` or probabilities ``(N, C)`` -> scalar."""
@@ -445,6 +425,7 @@ class WSLDLoss(LogitLoss):
         return temperature**2 * trusted.mean()
 
 
+@with_arguments
 class MLKDLoss(LogitLoss):
     """Multi-level logit distillation: the mean over temperatures of an instance, a batch and a class term.
 
@@ -462,16 +443,15 @@ class MLKDLoss(LogitLoss):
 
     exclusive = True
 
-    def __init__(
-        self, temperatures: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0), weight: float = 1.0
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        if not temperatures:
+    temperatures: Annotated[tuple[float, ...], Range("> 0")] = (2.0, 3.0, 4.0, 5.0, 6.0)
+    weight: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the temperatures: at least one."""
+        super().__post_init__()
+        if not self.temperatures:
             raise ValueError("temperatures must hold at least one, got none")
-        for temperature in temperatures:
-            check_range("temperatures", temperature, "> 0")
-        self.temperatures = tuple(temperatures)
+        self.temperatures = tuple(self.temperatures)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The teacher's logits over the lowest of the temperatures."""
@@ -512,6 +492,7 @@ def _class_distance(p: Tensor, q: Tensor) -> Tensor:
     return (squares + products).sum()
 
 
+@with_arguments
 class BinaryKDLoss(LogitLoss):
     """KD of independent yes/no answers: ``T^2 * mean_b sum_c KL(Bernoulli(t/T) || Bernoulli(s/T))``.
 
@@ -525,8 +506,8 @@ class BinaryKDLoss(LogitLoss):
     tensor(0.6556)
     """
 
-    def __init__(self, temperature: float = 1.0, weight: float = 1.0) -> None:
-        super().__init__(weight, temperature)
+    temperature: Positive = 1.0
+    weight: NotNegative = 1.0
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar: the mean over the batch of the sum over labels."""
@@ -544,6 +525,7 @@ class BinaryKDLoss(LogitLoss):
         return self.temperature**2 * divergence_N.mean()
 
 
+@with_arguments
 class StandardizedLoss(LogitLoss):
     """Any logit loss over standardised logits: ``(x - mean) / (std + 1e-7)`` over the classes.
 
@@ -561,24 +543,24 @@ class StandardizedLoss(LogitLoss):
     exclusive = True
     least_classes = 3  # standardised, any two logits are the same two numbers, without a gradient
 
-    def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
+    loss: LogitLoss
+    weight: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
         """Takes over what the loss inside needs of labels and indices, so that a batch is prepared for it, and whether it
         compares maps.
 
         Raises:
             ValueError: the loss inside has a weight other than 1.
         """
-        super().__init__(weight)
+        super().__post_init__()
+        loss = self.loss
         if loss.weight != 1:
             raise ValueError(
                 f"weight must be given to StandardizedLoss, the loss inside it got {loss.weight}"
             )
-        self.loss = loss
-        self.needs_class_ids = loss.needs_class_ids
-        self.needs_labels = loss.needs_labels
-        self.needs_index = loss.needs_index
-        self.for_maps = loss.for_maps
-        self.for_numbers = loss.for_numbers
+        for name in ("needs_class_ids", "needs_labels", "needs_index", "for_maps", "for_numbers"):
+            setattr(self, name, getattr(loss, name))
         self.final_temperature = getattr(loss, "final_temperature", None)
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:

@@ -3,11 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.base import LogitLoss, check_range
+from kd.losses.base import LogitLoss, NotNegative, with_arguments
 
 FORMS = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
 
 
+@with_arguments
 class RegressionKDLoss(LogitLoss):
     """The student's numbers approach the teacher's, both in standard deviations of the training targets.
 
@@ -28,23 +29,18 @@ class RegressionKDLoss(LogitLoss):
 
     for_numbers = True
 
-    def __init__(
-        self,
-        form: str = "smooth_l1",
-        bounded: bool = False,
-        margin: float = 0.0,
-        weight: float = 1.0,
-    ) -> None:
-        """Checks the arguments, which are the class's; ValueError where one is wrong, or a margin is not ``bounded``."""
-        super().__init__(weight)
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form}")
-        check_range("margin", margin, ">= 0")
-        if margin and not bounded:
-            raise ValueError(f"margin must come with bounded=true, got {margin} alone")
-        self.form = form
-        self.bounded = bounded
-        self.margin = margin
+    form: str = "smooth_l1"
+    bounded: bool = False
+    margin: NotNegative = 0.0
+    weight: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the arguments; ValueError where one is wrong, or a margin is not ``bounded``."""
+        super().__post_init__()
+        if self.form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form}")
+        if self.margin and not self.bounded:
+            raise ValueError(f"margin must come with bounded=true, got {self.margin} alone")
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ``(N, C)`` with NaN where missing -> scalar: summed over the C numbers of a picture,

@@ -1,12 +1,14 @@
 """From the student's features to the teacher's shape."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _OrthMaps, _Orthogonal
 from torch.nn.utils.parametrize import register_parametrization
 
-from kd.losses.base import FeatureLoss, Float32, Shape
+from kd.losses.base import FeatureLoss, Float32, NotNegative, Shape
 from kd.losses.numerics import wide
 
 
@@ -80,15 +82,24 @@ class _Projected(FeatureLoss):
         projection: from the student's features to the teacher's shape; default: linear.
     """
 
-    def __init__(self, projection: Projection | None = None, weight: float = 1.0) -> None:
+    projection: Any
+
+    def __init__(self, projection: Projection | None = None, weight: NotNegative = 1.0) -> None:
         super().__init__(weight)
-        self.projection = projection or Projection()
+        if projection is not None:
+            self.projection = projection
+
+    def __post_init__(self) -> None:
+        """Checks the arguments, and makes the default projection."""
+        super().__post_init__()
+        self.projection = getattr(self, "projection", None) or Projection()
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
-        super().build(student_shape, teacher_shape)
         self.projection.build(student_shape, teacher_shape)
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+    def pair(
+        self, student_features: Tensor, teacher_features: Tensor, target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """:meth:`compare` after the projection, a scalar; ``target`` is unused."""
         projected = self.projection(student_features, teacher_features)
         return self.compare(projected, teacher_features).mean()

@@ -1,10 +1,13 @@
 """Losses that regress a teacher's features: what is learned from a teacher without a classifier, without labels."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.base import Shape, check_range
+from kd.config.kinds import Range
+from kd.losses.base import NotNegative, Positive, Shape, with_arguments
 from kd.losses.numerics import both, wide
 from kd.losses.projections import Projection, _Projected, resize
 from kd.losses.targets import Standardizer
@@ -31,11 +34,10 @@ class FeatureRegression(_Projected):
         self,
         projection: Projection | None = None,
         standardize: Standardization = "none",
-        weight: float = 1.0,
+        weight: NotNegative = 1.0,
     ) -> None:
-        """Stores the arguments, which are the class's."""
-        super().__init__(projection, weight)
         self.standardize = standardize
+        super().__init__(projection, weight)
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection to the teacher's width on the student's grid, and what standardises the targets.
@@ -54,7 +56,9 @@ class FeatureRegression(_Projected):
             self.targets = Standardizer(width, self.standardize)
             self.equal_on_all_ranks = STATISTICS
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+    def pair(
+        self, student_features: Tensor, teacher_features: Tensor, target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """The mean of :meth:`compare` of the projected student and the standardised teacher, a scalar.
 
         After :meth:`build`. With ``standardize`` a call in training first takes the batch into the statistics of all
@@ -158,6 +162,7 @@ class CosineLoss(FeatureRegression):
         return cosine_loss(student_features, teacher_features)
 
 
+@with_arguments
 class SmoothL1Loss(FeatureRegression):
     """Smooth L1, by :func:`smooth_l1_loss`; see :class:`FeatureRegression`.
 
@@ -165,17 +170,10 @@ class SmoothL1Loss(FeatureRegression):
         beta: where it passes from square to absolute, > 0.
     """
 
-    def __init__(
-        self,
-        beta: float = 1.0,
-        projection: Projection | None = None,
-        standardize: Standardization = "none",
-        weight: float = 1.0,
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(projection, standardize, weight)
-        check_range("beta", beta, "> 0")
-        self.beta = beta
+    beta: Positive = 1.0
+    projection: Projection | None = None
+    standardize: Standardization = "none"
+    weight: NotNegative = 1.0
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Smooth L1 distance, averaged over a picture: ``(N,)``."""
@@ -190,6 +188,7 @@ class MSELoss(FeatureRegression):
         return (wide(student_features) - wide(teacher_features)).square().flatten(1).mean(dim=1)
 
 
+@with_arguments
 class RADIOLoss(FeatureRegression):
     """Cosine and smooth L1 together: the loss of AM-RADIO's patch features (arXiv 2312.06709).
 
@@ -199,17 +198,10 @@ class RADIOLoss(FeatureRegression):
         cosine_share: of the cosine, in [0, 1]; smooth L1 has the rest.
     """
 
-    def __init__(
-        self,
-        cosine_share: float = 0.9,
-        projection: Projection | None = None,
-        standardize: Standardization = "none",
-        weight: float = 1.0,
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(projection, standardize, weight)
-        check_range("cosine_share", cosine_share, ">= 0 and <= 1")
-        self.cosine_share = cosine_share
+    cosine_share: Annotated[float, Range(">= 0 and <= 1")] = 0.9
+    projection: Projection | None = None
+    standardize: Standardization = "none"
+    weight: NotNegative = 1.0
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Cosine and smooth L1 loss, mixed by ``cosine_share``: ``(N,)``."""

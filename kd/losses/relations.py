@@ -4,21 +4,34 @@ Those between samples take ``(N, D)`` (``(N, ...)`` is flattened), whose widths 
 whole. All cast to float32 (float64 stays) and detach the teacher's side.
 """
 
-from collections.abc import Sequence
+from dataclasses import field
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, Float32, KnownOnHost, Shape, check_range
+from kd.config.kinds import Range
+from kd.losses.base import (
+    Count,
+    FeatureLoss,
+    Float32,
+    KnownOnHost,
+    NotNegative,
+    Positive,
+    Shape,
+    with_arguments,
+)
 from kd.losses.numerics import both, cosines, directions, kl, matmul, wide
 from kd.losses.projections import Projection, _Projected, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
 
 
-def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as ``(N, D)``, float32 at least, the teacher's detached."""
+def _embeddings(student: Tensor, teacher: Tensor, gather: bool = False) -> tuple[Tensor, Tensor]:
+    """Both as ``(N, D)``, float32 at least, the teacher's detached; with ``gather`` the rows of all processes."""
+    if gather:
+        student, teacher = of_all_ranks(student, teacher)
     if len(student) != len(teacher):
         raise ValueError(
             f"student_features and teacher_features must have one batch size, got {len(student)} "
@@ -27,6 +40,7 @@ def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     return wide(student).flatten(1), wide(teacher.detach()).flatten(1)
 
 
+@with_arguments
 class RKDLoss(FeatureLoss):
     """Relational KD: ``distance_weight * distance term + angle_weight * angle term``. No parameters.
 
@@ -47,20 +61,10 @@ class RKDLoss(FeatureLoss):
     default_tap = "prelogits"
     least_batch = 3
 
-    def __init__(
-        self,
-        distance_weight: float = 25.0,
-        angle_weight: float = 50.0,
-        weight: float = 1.0,
-        gather: bool = True,
-    ) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("distance_weight", distance_weight, ">= 0")
-        check_range("angle_weight", angle_weight, ">= 0")
-        self.distance_weight = distance_weight
-        self.angle_weight = angle_weight
-        self.gather = gather
+    distance_weight: NotNegative = 25.0
+    angle_weight: NotNegative = 50.0
+    weight: NotNegative = 1.0
+    gather: bool = True
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Student's features ``(N, D_s)``, teacher's ``(N, D_t)`` -> scalar.
@@ -105,40 +109,27 @@ def _angles(x: Tensor, vertices: slice | None) -> Tensor:
     return matmul(units_VND, units_VND.transpose(1, 2))
 
 
-class _OfTheBatch(FeatureLoss):
-    """A loss over the pictures of a batch, ``(N, ...)`` of both models.
-
-    Args:
-        gather: compare over the batches of all processes instead of each process's own.
-    """
-
-    default_tap = "prelogits"
-
-    def __init__(self, weight: float = 1.0, gather: bool = True) -> None:
-        super().__init__(weight)
-        self.gather = gather
-
-    def together(self, student_features: Tensor, teacher_features: Tensor) -> Sequence[Tensor]:
-        """Features ``(N, ...)`` of both, where it gathers with the rows of all processes: ``(N * processes, ...)``."""
-        if self.gather:
-            return of_all_ranks(student_features, teacher_features)
-        return student_features, teacher_features
-
-
-class SPLoss(_OfTheBatch):
+@with_arguments
+class SPLoss(FeatureLoss):
     """Similarity-preserving KD: squared difference of the row-normalised ``(N, N)`` Gram matrices, over N^2.
 
     No parameters. Source: Tung and Mori, Similarity-Preserving Knowledge Distillation, arXiv 1907.09682, equation 4.
+
+    Args:
+        gather: compare over the batches of all processes instead of each process's own.
 
     >>> SPLoss()(torch.eye(2), 3 * torch.eye(2), torch.zeros(2))
     tensor(0.)
     """
 
+    default_tap = "prelogits"
     least_batch = 2
+    weight: NotNegative = 1.0
+    gather: bool = True
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, ...)``, ``(N, ...)`` -> scalar."""
-        student, teacher = _embeddings(*self.together(student_features, teacher_features))
+        student, teacher = _embeddings(student_features, teacher_features, self.gather)
         student_NN = matmul(student, student.T)
         teacher_NN = matmul(teacher, teacher.T)
         student_rows = directions(student_NN, dim=1)
@@ -146,24 +137,31 @@ class SPLoss(_OfTheBatch):
         return (student_rows - teacher_rows).square().mean()
 
 
-class CKALoss(_OfTheBatch):
+@with_arguments
+class CKALoss(FeatureLoss):
     """One minus the linear centred kernel alignment of the two batches of features. No parameters.
 
     ``1 - |X' Y|^2 / (|X' X| |Y' Y|)``, columns centred, Frobenius norms, from the ``(N, N)`` Gram matrices; in [0, 1], and 1
     where a model gives all pictures the same features, as with a batch of one. Source: Kornblith et al., Similarity of
     Neural Network Representations Revisited, arXiv 1905.00414, equation 7.
 
+    Args:
+        gather: compare over the batches of all processes instead of each process's own.
+
     >>> x = torch.tensor([[0.0, 1], [2, 0], [1, 5]])
     >>> bool(CKALoss()(7 * x, x, torch.zeros(3)) < 1e-6)
     True
     """
 
+    default_tap = "prelogits"
     least_batch = 3
+    weight: NotNegative = 1.0
+    gather: bool = True
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, ...)``, ``(N, ...)`` -> scalar."""
         grams = []
-        for x in _embeddings(*self.together(student_features, teacher_features)):
+        for x in _embeddings(student_features, teacher_features, self.gather):
             centred = x - x.mean(dim=0)
             gram = matmul(centred, centred.T)  # (N, N)
             grams.append(directions(gram.flatten(), dim=0))
@@ -171,6 +169,7 @@ class CKALoss(_OfTheBatch):
         return 1 - (student_gram * teacher_gram).sum()
 
 
+@with_arguments
 class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     """Contrastive representation distillation with a memory of the whole training set, arXiv 1910.10699.
 
@@ -191,34 +190,21 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     default_tap = "prelogits"
     needs_index = True
     equal_on_all_ranks = ("memory_student", "memory_teacher")
-    memory_student: Tensor
+    _shared = False
+    memory_student: Tensor = field(init=False)
     """``(num_samples, embed_dim)``, rows of length 1: the moving average of the student's embeddings of each training
     picture over the times that it was seen; random until then."""
-    memory_teacher: Tensor
+    memory_teacher: Tensor = field(init=False)
     """The teacher's, likewise."""
-    scale: Tensor
+    scale: Tensor = field(init=False)
     """``(2,)``: log of the normaliser of the scores against the student's memory, then against the teacher's, from the
     first batch; before that NaN."""
 
-    def __init__(
-        self,
-        embed_dim: int = 128,
-        negatives: int = 4096,
-        temperature: float = 0.07,
-        momentum: float = 0.5,
-        weight: float = 1.0,
-    ) -> None:
-        """Checks the arguments, which are the class's; :meth:`bind` makes the memory, :meth:`build` the projections."""
-        super().__init__(weight)
-        check_range("embed_dim", embed_dim, "> 0")
-        check_range("negatives", negatives, "> 0")
-        check_range("temperature", temperature, "> 0")
-        check_range("momentum", momentum, ">= 0 and < 1")
-        self.embed_dim = embed_dim
-        self.negatives = negatives
-        self.temperature = temperature
-        self.momentum = momentum
-        self._shared = False
+    embed_dim: Count = 128
+    negatives: Count = 4096
+    temperature: Positive = 0.07
+    momentum: Annotated[float, Range(">= 0 and < 1")] = 0.5
+    weight: NotNegative = 1.0
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Makes the memory: a random unit vector ``(embed_dim,)`` for each training sample and model.
@@ -247,12 +233,13 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         self.project_student = nn.Linear(torch.Size(student_shape[1:]).numel(), self.embed_dim)
         self.project_teacher = nn.Linear(torch.Size(teacher_shape[1:]).numel(), self.embed_dim)
 
-    def forward(
+    def pair(
         self,
         student_features: Tensor,
         teacher_features: Tensor,
         target: Tensor,
         index: Tensor | None = None,
+        **extra: Tensor,
     ) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` (needed: it remembers them) -> scalar.
 
@@ -367,6 +354,7 @@ def _embedded(projection: nn.Linear, features: Tensor) -> Tensor:
     return F.normalize(projection(wide(features).flatten(1)).float(), dim=1)
 
 
+@with_arguments
 class GramKLLoss(FeatureLoss):
     """Divergence of how each position of a map attends to all others, by cosine. No parameters.
 
@@ -386,11 +374,8 @@ class GramKLLoss(FeatureLoss):
 
     over_maps = True
 
-    def __init__(self, temperature: float = 0.07, weight: float = 1.0) -> None:
-        """Checks the arguments, which are the class's."""
-        super().__init__(weight)
-        check_range("temperature", temperature, "> 0")
-        self.temperature = temperature
+    temperature: Positive = 0.07
+    weight: NotNegative = 1.0
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> ``(N,)``."""
@@ -403,6 +388,7 @@ class GramKLLoss(FeatureLoss):
         return divergence.mean(dim=1)
 
 
+@with_arguments
 class PseudoClassLoss(KnownOnHost, _Projected):
     """KL divergence over pseudo-classes: the cosines of a picture's features with other pictures' of the teacher.
 
@@ -419,24 +405,15 @@ class PseudoClassLoss(KnownOnHost, _Projected):
 
     default_tap = "prelogits"
     equal_on_all_ranks = ("queue", "seen")
-    queue: Tensor
+    queue: Tensor = field(init=False)
     """The teacher's features of the newest pictures, each of length 1, ``(queue_size, D_t)``; a ring."""
-    seen: Tensor
+    seen: Tensor = field(init=False)
     """int64 scalar: pictures so far. The next one's place is the rest of its division by the queue's size."""
 
-    def __init__(
-        self,
-        queue_size: int = 1024,
-        temperature: float = 0.07,
-        projection: Projection | None = None,
-        weight: float = 1.0,
-    ) -> None:
-        """Checks the arguments, which are the class's; the queue is made when the loss is built."""
-        super().__init__(projection, weight)
-        check_range("queue_size", queue_size, "> 0")
-        check_range("temperature", temperature, "> 0")
-        self.queue_size = queue_size
-        self.temperature = temperature
+    queue_size: Count = 1024
+    temperature: Positive = 0.07
+    projection: Projection | None = None
+    weight: NotNegative = 1.0
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection and an empty queue.
@@ -453,7 +430,9 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         self.register_buffer("queue", torch.zeros(self.queue_size, teacher_shape[1]))
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
 
-    def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+    def pair(
+        self, student_features: Tensor, teacher_features: Tensor, target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """Student's features ``(N, D_s)`` (maps are averaged), teacher's ``(N, D_t)``, unused -> scalar.
 
         In training the teacher's features of all processes join the queue first: all ranks call alike. Before any has,
@@ -468,7 +447,8 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         classes = self.queue[: self.known]  # the places that are filled
         if not len(classes):
             classes = teacher_features
-        projected = self.projection(student_features, teacher_features)
+        project: Any = self.projection
+        projected = project(student_features, teacher_features)
         return self.over(classes, projected, teacher_features).mean()
 
     def over(self, classes: Tensor, student_features: Tensor, teacher_features: Tensor) -> Tensor:

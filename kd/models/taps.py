@@ -3,8 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -313,16 +312,6 @@ class Taps:
 
     def __exit__(self, *_: object) -> None:
         self._caught = None
-
-    @contextmanager
-    def into(self, caught: dict[str, Tensor]) -> Iterator[None]:
-        """Catches what layers give inside into ``caught``, by path, which may hold what others gave before."""
-        before = self._caught
-        self._caught = caught
-        try:
-            yield
-        finally:
-            self._caught = before
 
     # forward hooks: torch calls them while a model runs
     def _catch(

@@ -30,8 +30,8 @@ from kd.module.pace import (
     keep_targets_exact,
     logs_now,
     pace_of,
-    scale_for_short_accumulation,
     seed_step,
+    window_factor,
 )
 from kd.module.resume import Resume
 from kd.module.start import by_the_first, settle_once
@@ -49,7 +49,7 @@ class StepOutput(TypedDict):
     loss: Tensor
     """The weighted sum of the terms, a scalar; scaled in a short accumulation window."""
     terms: dict[str, Tensor]
-    """:attr:`kd.distill.objective.Terms.named`."""
+    """:attr:`kd.distill.step.Terms.named`."""
     answer: Answer
     """The teacher's."""
 
@@ -349,12 +349,17 @@ class DistillationModule(Inference):
             answer = batch["answer"]()
         else:
             answer = self.distillation.answer(batch)
-        self._seed(batch_idx)
-        terms = self.student.learn(batch, answer)
-        if logs_now(self):
+        trainer = trainer_of(self)
+        if trainer is not None:
+            self._seed(batch_idx)
+        terms = self.distillation.learn(batch, answer)
+        if trainer is None or logs_now(trainer):
             for term, value in terms.named.items():
                 self.log(f"train/{term}", value)
-        loss = scale_for_short_accumulation(terms.total, self, batch_idx)
+        loss = terms.total
+        factor = 1.0 if trainer is None else window_factor(trainer, batch_idx)
+        if factor != 1:
+            loss = loss * factor
         return {"loss": loss, "terms": terms.named, "answer": answer}
 
     def _seed(self, batch_idx: int) -> None:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
@@ -13,7 +13,6 @@ from torch.utils.data import DistributedSampler
 from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Joined
-from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.losses.ranks import of_all_ranks
 from kd.models import Prepare
@@ -23,7 +22,7 @@ from kd.tasks import Task
 from kd.tasks.features import knn_accuracy, ridge_accuracy
 from kd.tasks.label_free import PROBE
 from kd.teachers import RunTeacher
-from kd.teachers.answer import ALL
+from kd.teachers.answer import ALL, Wanted
 
 
 def warn_of_repeats(loaders: object) -> None:
@@ -105,22 +104,24 @@ def look(
         if in_step:
             for student in students.values():
                 student(images)
-        if teacher is not None and teacher.is_shared_out and "decided" not in batch:
-            index = batch.get("index")
-            teacher.logits(images, index)  # what real batches run: nothing without a classifier
+        runs = "decided" not in batch  # as for pictures
+        if runs and teacher is not None and teacher.is_shared_out:
+            teacher.answer({"image": images}, Wanted())
         return None
     images = images.to(device, non_blocking=True)
     target = target.to(device, non_blocking=True)
-    index = batch.get("index")
-    seen = Seen(target, None if index is None else index[real])
+    pictures: Batch = {"image": images}
+    if "index" in batch:
+        pictures["index"] = batch["index"][real]
+    seen = Seen(target, pictures.get("index"))
     if "decided" in batch:
         seen.decided = batch["decided"][real].to(images.device)
     elif teacher is not None:
-        taught = teacher.logits(images, None if index is None else index[real])
-        if ALL in taught:
-            if not members:
-                taught = {ALL: taught[ALL]}
-            seen.taught = {name: task.fit(logits, target) for name, logits in taught.items()}
+        taught: Mapping[str, Any] = teacher.answer(pictures, Wanted()).logits
+        for name, logits in taught.items():
+            if members or name == ALL:
+                seen.taught[name] = task.fit(logits, target)
+        if ALL in seen.taught:
             seen.decided = task.decide(seen.taught[ALL])
     seen.logits = {name: task.fit(student(images), target) for name, student in students.items()}
     return seen
@@ -179,7 +180,7 @@ class Validation:
         """
         student = self.student
         teacher = self.teacher
-        if isinstance(student, HeadlessStudent):
+        if student.gives_features:
             if teacher is not None:
                 answer = teacher.answer({"image": batch["image"]}, student.objective.wanted)
                 student.measure(batch, answer)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from kd.data.batch import as_batch
 from kd.distill.sharding import Sharding
-from kd.lightning_internals import loggers_take_this_step, trainer_of
+from kd.lightning_internals import loggers_take_this_step
 from kd.optim import Pace, short_window
 
 
@@ -75,55 +75,44 @@ def seed_step(seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
 
 
-def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
-    """The loss for a trainer that divides by ``accumulate_grad_batches``, also where fewer batches are left.
+def window_factor(trainer: Trainer, batch_idx: int) -> float:
+    """Factor of a batch's loss, which the trainer divides by ``accumulate_grad_batches``: 1, but in an epoch's last step.
 
-    An epoch's last step may accumulate fewer: their losses are scaled up, so that it too follows their mean.
+    That may accumulate fewer batches: their losses are scaled up, so that it too follows their mean.
 
     Args:
-        loss: a scalar, the mean over the batch.
-        module: attached to its trainer; without one the loss stays as it is.
+        trainer: of the run.
         batch_idx: number of the batch in the epoch, from 0.
     """
-    trainer = trainer_of(module)
-    if trainer is None or trainer.accumulate_grad_batches == 1:  # None: called by hand
-        return loss
     accumulate = trainer.accumulate_grad_batches
-    factor = short_window(trainer.num_training_batches, accumulate, batch_idx)
-    if factor == 1:
-        return loss
-    return loss * factor
+    if accumulate == 1:
+        return 1.0
+    return short_window(trainer.num_training_batches, accumulate, batch_idx)
 
 
 def loss_of_batch(loss: Tensor, trainer: Trainer, batch_idx: int) -> Tensor:
     """The mean loss of a batch, from what Lightning hands to callbacks as a training step's ``loss``.
 
-    That is divided by ``accumulate_grad_batches``, and scaled by :func:`scale_for_short_accumulation`.
-
     Args:
-        loss: a scalar, in the outputs of ``on_train_batch_end``.
+        loss: a scalar, in the outputs of ``on_train_batch_end``: times :func:`window_factor`, over
+            ``accumulate_grad_batches``.
         trainer: of the run.
         batch_idx: number of the batch in the epoch, from 0.
     """
     accumulate = trainer.accumulate_grad_batches
     if accumulate == 1:
         return loss
-    factor = short_window(trainer.num_training_batches, accumulate, batch_idx)
-    return loss * accumulate / factor
+    return loss * accumulate / window_factor(trainer, batch_idx)
 
 
-def logs_now(module: LightningModule) -> bool:
+def logs_now(trainer: Trainer) -> bool:
     """Whether this step's values are logged: Lightning's ``log`` takes 0.7 ms a value, with or without a logger.
 
     It is so every ``trainer.log_every_n_steps`` optimizer steps, in an epoch's first and last batch and in the run's last
-    step, and always in a module without a trainer. Called from ``on_train_batch_start`` to ``training_step``, for the step
-    under way. Of an epoch's first batch they are for ``trainer.callback_metrics``, which the bar reads, where no logger is
-    due.
+    step. Called from ``on_train_batch_start`` to ``training_step``, for the step under way. Of an epoch's first batch they
+    are for ``trainer.callback_metrics``, which the bar reads, where no logger is due.
     """
-    trainer: Any = trainer_of(module)
-    if trainer is None:  # called by hand
-        return True
-    loop = trainer.fit_loop.epoch_loop
+    loop: Any = trainer.fit_loop.epoch_loop
     return (
         loggers_take_this_step(trainer)
         or trainer.is_last_batch

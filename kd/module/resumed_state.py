@@ -8,7 +8,7 @@ therefore loaded only if it has the form of the state that this run would have w
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,66 +39,57 @@ def check_form(value: object, expected: object, place: str) -> None:
         UserError: the first difference.
     """
     if isinstance(expected, Mapping):
-        _check_keys(value, expected, place)
+        if not isinstance(value, Mapping):
+            raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
+        for key, part in value.items():
+            if key == OF_LOADERS:
+                continue
+            if key not in expected:
+                raise UserError(f"{place}: unknown key {_shown(key)}")
+            check_form(part, expected[key], f"{place}.{key}")
     elif isinstance(expected, list | tuple):
-        _check_list(value, expected, place)
-    elif isinstance(expected, Tensor):
-        _check_tensor(value, expected, place)
-    elif expected is None:
-        if not (value is None or isinstance(value, bool) or _is_number(value)):
-            raise UserError(f"{place}: must be null or a number, got {_shown(value)}")
-    elif isinstance(expected, bool):
-        if value is not None and not isinstance(value, bool):
-            raise UserError(f"{place}: must be true, false or null, got {_shown(value)}")
-    elif isinstance(expected, int | float):
-        _check_number(value, expected, place)
-    elif value != expected:  # a word, a dtype
-        raise UserError(f"{place}: must be {_shown(expected)}, got {_shown(value)}")
+        if not isinstance(value, list | tuple) or len(value) != len(expected):
+            raise UserError(f"{place}: must be a list of {len(expected)}, got {_shown(value)}")
+        for number, parts in enumerate(zip(value, expected, strict=True)):
+            check_form(*parts, f"{place}.{number}")
+    elif wanted := _refused(value, expected):
+        raise UserError(f"{place}: must {wanted}, got {_shown(value)}")
 
 
-def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
-    """Checks a mapping of a checkpoint, key by key; keys may be missing. States of the user's own loaders may be anything.
+def _refused(value: Any, expected: Any) -> str:
+    """What a value of a checkpoint must be by the run's own, after "must"; "" where it is that.
 
-    Args:
-        value: of the checkpoint.
-        expected: the run's own: the keys that it may have, and their forms.
-        place: its path in the checkpoint, with which a user's error begins.
+    A counter is a tensor without axes that the run's own holds above 0, as ``step`` is after one. A moment of a weight
+    without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
     """
-    if not isinstance(value, Mapping):
-        raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
-    for key, part in value.items():
-        if key == OF_LOADERS:
-            continue
-        if key not in expected:
-            raise UserError(f"{place}: unknown key {_shown(key)}")
-        check_form(part, expected[key], f"{place}.{key}")
+    may_be_null = value is None or isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # False for NaN too; math.isfinite would raise an error on whole numbers beyond floats
+    is_finite = is_number and abs(value) < MOST
+    if isinstance(expected, Tensor):
+        wanted = _shown(expected)
+        if not isinstance(value, Tensor) or _shown(value) != wanted:
+            return f"be {wanted}"
+        is_counter = expected.dim() == 0 and bool(expected > 0)
+        if is_counter and value < 0:
+            return "not be negative"
+        return _not_finite(value)
+    if expected is None:
+        return "" if may_be_null or is_finite else "be null or a number"
+    if isinstance(expected, bool):
+        return "" if may_be_null else "be true, false or null"
+    if isinstance(expected, int | float):
+        if not is_finite or (isinstance(expected, int) and not isinstance(value, int)):
+            return f"be a finite number{', whole' * isinstance(expected, int)}"
+        return "not be negative" if expected >= 0 > value else ""
+    return "" if value == expected else f"be {_shown(expected)}"  # a word, a dtype
 
 
-def _check_list(value: object, expected: Sequence[object], place: str) -> None:
-    """Checks a list: as long as the run's own, part by part of the same form; arguments as of :func:`_check_keys`."""
-    count = len(expected)
-    if not isinstance(value, list | tuple) or len(value) != count:
-        shown = _shown(value)
-        raise UserError(f"{place}: must be a list of {count}, got {shown}")
-    for number, part in enumerate(value):
-        place_of_part = f"{place}.{number}"
-        check_form(part, expected[number], place_of_part)
-
-
-def _check_number(value: object, expected: float, place: str) -> None:
-    """Checks a number: finite and below :data:`MOST`, whole where the run's own is, and negative only where that is.
-
-    Arguments as of :func:`_check_keys`.
-    """
-    kind = "a finite number"
-    is_right = _is_number(value)
-    if isinstance(expected, int):
-        kind = "a finite number, whole"
-        is_right = is_right and isinstance(value, int)
-    if not is_right:
-        raise UserError(f"{place}: must be {kind}, got {_shown(value)}")
-    if expected >= 0 > value:  # type: ignore[operator]
-        raise UserError(f"{place}: must not be negative, got {_shown(value)}")
+def _not_finite(value: Tensor) -> str:
+    """What a tensor with NaN or infinite numbers must do, after "must"; "" for others. Whole numbers are never either."""
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        return "have finite numbers alone"
+    return ""
 
 
 def check_numbers(value: object, place: str) -> None:
@@ -131,14 +122,14 @@ def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> No
         UserError: whole numbers where the module has fractions, or the other way round; no tensor.
     """
     for name, expected in module.state_dict().items():
-        if name not in state:
-            continue
-        value = state[name]
-        same_kind = (
-            isinstance(value, Tensor) and value.is_floating_point() == expected.is_floating_point()
-        )
+        value = state.get(name, expected)
+        same_kind = False
+        if isinstance(value, Tensor):
+            same_kind = value.is_floating_point() == expected.is_floating_point()
         if not same_kind:
-            raise UserError(f"{place}: {name} must be {_described(expected)}, got {_shown(value)}")
+            wanted = _shown(expected)
+            given = _shown(value)
+            raise UserError(f"{place}: {name} must be {wanted}, got {given}")
 
 
 def check_optimizers(
@@ -173,12 +164,14 @@ def check_optimizers(
 
 def _check_optimizer(
     optimizer: Optimizer,
-    state: object,
+    state: Any,
     weights: Mapping[str, Tensor],
     names: Mapping[int, str],
     place: str,
 ) -> None:
     """Compares one optimizer: its groups and their settings, then the state of each parameter.
+
+    torch numbers the parameters of all groups from 0, in their order, and so must the checkpoint.
 
     Args:
         optimizer: of this run.
@@ -190,69 +183,51 @@ def _check_optimizer(
     Raises:
         UserError: the first difference.
     """
-    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
+    own_groups = optimizer.param_groups
+    numbers = []
+    count = 0
+    for own in own_groups:
+        numbers.append(list(range(count, count + len(own["params"]))))
+        count += len(own["params"])
+    saved_state: Any = state if isinstance(state, Mapping) else {}
+    groups = saved_state.get("param_groups")
+    contents = saved_state.get("state")
+    of_groups: list[object] = []
+    for group in groups if isinstance(groups, list) else ():
+        of_group = group.get("params") if isinstance(group, Mapping) else None
+        is_numbers = isinstance(of_group, list) and all(type(one) is int for one in of_group)
+        of_groups.append(of_group if is_numbers else None)
+    if of_groups != numbers or not isinstance(contents, Mapping):
+        sizes = [len(of_group) for of_group in numbers]
         raise UserError(
-            f"{place}: an optimizer's state must have state and param_groups, got {_shown(state)}"
+            f"{place}: an optimizer's state must have state, and param_groups of {sizes} parameters numbered from 0, "
+            f"got {_shown(groups or state)}"
         )
-    place = f"{place}: the optimizer's"
-    groups = _checked_groups(optimizer, state.get("param_groups"), place)
-    contents = state["state"]
-    count = sum(len(group["params"]) for group in groups)
     for key in contents:
         if type(key) is not int or not 0 <= key < count:
-            raise UserError(f"{place} state is of parameter {_shown(key)}, which it does not have")
+            raise UserError(
+                f"{place}: the optimizer's state is of parameter {_shown(key)}, which it does not have"
+            )
 
     # torch converts states to the dtype of the parameters, which the checkpoint's weights have had
     converts = not isinstance(optimizer, ZeroRedundancyOptimizer)
-    pairs = zip(groups, optimizer.param_groups, strict=True)
-    for number, (group, own) in enumerate(pairs):
-        parameters = own["params"]
-        first = parameters[0]
+    for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+        first = own["params"][0]
         _, settings = _rehearsed(optimizer, own, first.shape, first.dtype)
-        check_form(_settings(group), settings, f"{place} param_groups.{number}")
-        states: dict[object, dict[str, Any] | None] = {}  # after a step, by shape and dtype
-        for key, parameter in zip(group["params"], parameters, strict=True):
+        check_form(_settings(group), settings, f"{place}: the optimizer's param_groups.{number}")
+        after_a_step: dict[object, dict[str, Any] | None] = {}  # by shape and dtype
+        for key, parameter in zip(group["params"], own["params"], strict=True):
             name = names.get(id(parameter), f"parameter {key}")
-            dtype = parameter.dtype
             saved = weights.get(name)
+            dtype = parameter.dtype
             if converts and saved is not None and saved.is_floating_point():
                 dtype = saved.dtype
             form = (parameter.shape, dtype)
-            if form not in states:
-                states[form], _ = _rehearsed(optimizer, own, *form)
+            if form not in after_a_step:
+                after_a_step[form], _ = _rehearsed(optimizer, own, *form)
             content = contents.get(key, {})
-            _check_state(content, states[form], parameter, f"{place} state of {name}")
-
-
-def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Mapping[str, Any]]:
-    """A checkpoint's parameter groups, after a check: as many as this run's, with as many parameters each.
-
-    torch numbers the parameters of all groups from 0, in their order, and so must the checkpoint.
-
-    Args:
-        optimizer: of this run.
-        groups: below ``param_groups`` of the checkpoint's state.
-        place: begins the message.
-
-    Raises:
-        UserError: other groups, sizes or numbers.
-    """
-    own_groups = optimizer.param_groups
-    if not isinstance(groups, list) or len(groups) != len(own_groups):
-        raise UserError(f"{place} param_groups must be {len(own_groups)}, got {_shown(groups)}")
-    sizes = [len(group["params"]) for group in own_groups]
-    first = 0
-    for group, size in zip(groups, sizes, strict=True):
-        numbers = None
-        if isinstance(group, Mapping):
-            numbers = group.get("params")
-        if not isinstance(numbers, list) or len(numbers) != size:
-            raise UserError(f"{place} param_groups must have {sizes} parameters")
-        if numbers != list(range(first, first + size)):
-            last = sum(sizes) - 1
-            raise UserError(f"{place} parameters must be numbered from 0 to {last}")
-        first += size
-    return groups
+            of_parameter = f"{place}: the optimizer's state of {name}"
+            _check_state(content, after_a_step[form], parameter, of_parameter)
 
 
 def _check_state(
@@ -262,22 +237,36 @@ def _check_state(
 
     Args:
         content: of the checkpoint, state by name (``exp_avg``, ``step``, ...).
-        expected: what a step would write, likewise; None: it can't be foreseen.
+        expected: what a step would write, likewise; None, of an optimizer of the user's own: tensors, also in lists, must
+            be finite and have the parameter's shape or one number.
         parameter: of the run.
         place: see the module.
 
     Raises:
-        UserError: a state of another form, one too many or too few; an empty ``content`` passes. Of an optimizer that can't
-            be foreseen only what :func:`_check_any_state` refuses.
+        UserError: a state of another form, one too many or too few; an empty ``content`` passes.
     """
-    if expected is None:
-        _check_any_state(content, parameter, place)
-    elif content != {}:  # empty where no gradient has come yet
+    if expected is not None:
+        if content == {}:  # no gradient has come yet
+            return
         check_form(content, expected, place)
-        assert isinstance(content, Mapping), "checked"
-        missing = sorted(expected.keys() - content.keys())
+        missing = sorted(expected.keys() - content.keys())  # type: ignore[attr-defined]
         if missing:
             raise UserError(f"{place}: has no {missing[0]}")
+        return
+    if not isinstance(content, Mapping):
+        raise UserError(f"{place}: must be a mapping, got {_shown(content)}")
+    left = list(content.items())
+    while left:
+        key, value = left.pop(0)
+        if isinstance(value, list | tuple):
+            left += [(key, part) for part in value]
+        if not isinstance(value, Tensor):
+            continue
+        wanted = _not_finite(value)
+        if value.numel() != 1 and value.shape != parameter.shape:
+            wanted = f"have the shape {tuple(parameter.shape)}"
+        if wanted:
+            raise UserError(f"{place}: {key} must {wanted}, got {_shown(value)}")
 
 
 def _rehearsed(
@@ -308,13 +297,11 @@ def _rehearsed(
     parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
     parameter.grad = torch.zeros_like(parameter)
     # what it held of such a parameter before its first step: torch's Adagrad below 2.12 has sums then
-    held = [
-        state
-        for other, state in inner.state.items()
-        if (other.shape, other.dtype) == (shape, dtype)
-    ]
+    alike = (
+        held for other, held in inner.state.items() if (other.shape, other.dtype) == (shape, dtype)
+    )
     state = {}
-    for name, value in held[0].items() if held else ():
+    for name, value in next(alike, {}).items():
         state[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
     copied = object.__new__(type(inner))
     copied.__dict__.update(vars(inner))
@@ -343,72 +330,8 @@ def _any_number(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: float(value) if type(value) is int else value for key, value in settings.items()}
 
 
-def _check_any_state(content: object, parameter: Tensor, place: str) -> None:
-    """Checks the tensors in the state of an optimizer that the user made, also in lists: each is finite, and has the
-    parameter's shape or one number. What is no tensor is taken as it is.
-
-    Args:
-        content: of the checkpoint, for one parameter: a mapping.
-        parameter: of the run.
-        place: see the module.
-    """
-    if not isinstance(content, Mapping):
-        raise UserError(f"{place}: must be a mapping, got {_shown(content)}")
-    for key, value in content.items():
-        for tensor in _tensors(value):
-            if tensor.numel() != 1 and tensor.shape != parameter.shape:
-                raise UserError(
-                    f"{place}: {key} must have the shape {tuple(parameter.shape)}, got {_shown(tensor)}"
-                )
-            _check_finite(tensor, f"{place}: {key}")
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    """All tensors in nested lists and tuples, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
-
-
-def _check_tensor(value: object, expected: Tensor, place: str) -> None:
-    """Refuses what is not a finite tensor of the shape and dtype of ``expected``, and negative counters.
-
-    A counter is a tensor without axes that the run's own holds above 0, as ``step`` is after one. A moment of a weight
-    without axes is none: it is 0 there, as the rehearsed gradients are, and may be negative.
-    """
-    wanted = _described(expected)
-    if not isinstance(value, Tensor) or _described(value) != wanted:
-        raise UserError(f"{place}: must be {wanted}, got {_shown(value)}")
-    _check_finite(value, place)
-    is_counter = expected.dim() == 0 and bool(expected > 0)
-    if is_counter and value < 0:
-        number = float(value)
-        raise UserError(f"{place}: must not be negative, got {number:g}")
-
-
-def _check_finite(value: Tensor, place: str) -> None:
-    """Raises a UserError for a tensor of fractions with a NaN or an infinite number; whole numbers are never either."""
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise UserError(f"{place}: has NaN or infinite numbers")
-
-
-def _is_number(value: object) -> bool:
-    """Whether it is a finite number, and not one too large to count with (:data:`MOST`)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    # False for NaN too; math.isfinite would raise an error on whole numbers beyond floats
-    return abs(value) < MOST
-
-
-def _described(value: Tensor) -> str:
-    """Dtype and shape: ``float32 (3, 4)``."""
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-
-
 def _shown(value: object) -> str:
-    """A value in a message: its type, and its first 60 characters; of a tensor dtype and shape."""
+    """A value in a message: its type, and its first 60 characters; of a tensor dtype and shape (``float32 (3, 4)``)."""
     if isinstance(value, Tensor):
-        return _described(value)
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}"

@@ -32,9 +32,6 @@ def settle_once(
         sample: gives so many training pictures, uint8 ``(N, 3, H, W)``; the same ones in every process.
     """
     if teacher.is_shared_out:
-        # what the start has read already, in the first process alone: with it that process would not ask the teacher, and
-        # the others would wait for it
-        student.sample_taps = None
         settle_losses(student, teacher, sample, partial(from_first, trainer.strategy))
         return
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from kd.data.info import DataInfo
-from kd.distill.headless import student_of
 from kd.distill.objective import Objective
 from kd.distill.step import moving_average
+from kd.distill.student import Student
 from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import (
@@ -105,8 +105,9 @@ def assemble(
     prepare = _prepared(student, begun)
     average = moving_average(begun.model, ema_decay)
     started = begun.start, begun.note, begun.parent
-    make = student_of(objective)
-    learner = make(begun.model, prepare, objective, data, found, average, optim, student, *started)
+    learner = Student(
+        begun.model, prepare, objective, data, found, average, optim, student, *started
+    )
     return DistillationModule(learner, found)
 
 

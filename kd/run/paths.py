@@ -11,10 +11,8 @@ SETTINGS = (".yaml", ".yml")
 """Endings of files of settings."""
 
 
-PARTS = (
-    "EachLayer",
-    "FeatureRegression",
-)  # classes that losses are made of: ``--list losses`` leaves them out
+PARTS = ("FeatureRegression",)
+"""Classes that losses are made of: ``--list losses`` leaves them out."""
 LISTS = {"losses": "loss", "sources": "source", "tasks": "task"}
 """The words of ``kd-train --list``, and the kind of class that each lists."""
 OTHER_NAMES = {"distill": "grocery_vit"}

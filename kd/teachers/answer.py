@@ -32,9 +32,14 @@ class Wanted:
         return bool(self.logits or self.features)
 
     @property
+    def losses(self) -> list[LogitLoss]:
+        """All losses that read logits, of whichever teacher."""
+        return [loss for losses in self.logits.values() for loss in losses]
+
+    @property
     def maps(self) -> bool:
         """Whether losses read logits of every pixel."""
-        return any(loss.for_maps for losses in self.logits.values() for loss in losses)
+        return any(loss.for_maps for loss in self.losses)
 
     def of(self, name: str) -> "Wanted":
         """What is wanted of one teacher, under its name; its logits are also needed for the mean of all.

@@ -7,7 +7,7 @@ its other classes, at each temperature that a loss uses.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,6 @@ CRC_BYTES = 4
 
 Feature = tuple[str, str]
 """(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""
-
-FEATURES_ALONE = "features alone"
-"""The format of a cache without logits."""
 
 INDEX_TYPES = {2**16: torch.uint16, 2**31: torch.int32}
 """Types of a class id, by the number of classes up to which they do; of maps one byte does up to 256."""
@@ -212,24 +209,3 @@ class TopK(Codec):
         logits_NChw = other_N1hw.expand(-1, count, -1, -1).clone()
         values_Nkhw = largest_N1hw + values
         return logits_NChw.scatter_(1, classes, values_Nkhw)
-
-
-def described(kinds: Iterable[tuple[Feature | None, Codec]]) -> dict[str, Any]:
-    """What several kinds of answers hold together, for ``summary.json`` and the terminal.
-
-    Args:
-        kinds: the codec of each feature; None names the logits.
-
-    Returns:
-        ``format`` of the logits with what else describes them, and ``features``: their shapes by ``layer:tokens``.
-    """
-    whole: dict[str, Any] = {"format": FEATURES_ALONE}
-    features = {}
-    for feature, codec in kinds:
-        if feature is None:
-            whole = codec.describe()
-        else:
-            features[":".join(feature)] = list(codec.shape)
-    if features:
-        whole["features"] = features
-    return whole

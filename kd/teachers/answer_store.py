@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,30 @@ class Kind:
         if self.codec is None:
             return PIXELS
         return ":".join(self.feature) if self.feature else "logits"
+
+
+def place_of(kinds: Sequence[Kind]) -> str:
+    """The folder or URL that holds all of several kinds of answers; of one kind its own."""
+    place = kinds[0].place
+    return place if len(kinds) == 1 else place.rpartition("/")[0]
+
+
+def described(kinds: Iterable[Kind]) -> dict[str, Any]:
+    """What several kinds of answers hold together, for ``summary.json`` and the terminal.
+
+    Returns:
+        ``format`` of the logits (or "features alone") with what else describes them, and ``features``: their shapes by
+        ``layer:tokens``.
+    """
+    whole: dict[str, Any] = {"format": "features alone"}
+    features = {}
+    for kind in kinds:
+        assert kind.codec is not None
+        if kind.feature is None:
+            whole = kind.codec.describe()
+        else:
+            features[kind.name] = list(kind.codec.shape)
+    return {**whole, "features": features} if features else whole
 
 
 class AnswerStore:

@@ -73,18 +73,13 @@ class RunTeacher:
             return self.has_head
         return bool(self.members[member].has_head)
 
-    @property
-    def weight(self) -> float:
-        """Its weight in the mean of several, which divides by the sum of the weights."""
-        return self.spec.weight
-
     def feature_weight(self, member: str) -> float:
         """The factor of losses over a member's features: its weight among several of which one has no classifier.
 
         Else 1: there the weights count in the mean of the logits.
         """
         if len(self.members) > 1 and not self.has_head:
-            return self.members[member].weight
+            return self.members[member].spec.weight
         return 1.0
 
     @property
@@ -132,10 +127,7 @@ class RunTeacher:
 
         A student's objective calls it when it is built; until then outputs count as logits.
         """
-        if self.has_head:
-            self.link = task.link
-        else:
-            self.link = ""
+        self.link = task.link if self.has_head else ""
         for member in self.members.values():
             if member is not self:
                 member.expect(task)
@@ -177,21 +169,6 @@ class RunTeacher:
             name: under which its logits and layers are answered, and looked up in ``wanted``.
         """
         raise NotImplementedError
-
-    def logits(self, images: Images, index: Tensor | None) -> dict[str, Tensor]:
-        """Each teacher's logits, and the mean under :data:`ALL`; empty without a classifier, which runs nothing.
-
-        Args:
-            images: as a batch has them.
-            index: their numbers ``(N,)`` in their split, which stored answers need; None: they have none.
-        """
-        if not self.has_head:
-            return {}
-        batch: Batch = {"image": images}
-        if index is not None:
-            batch["index"] = index
-        logits = self.answer(batch, Wanted()).logits
-        return {name: x for name, x in logits.items() if isinstance(x, Tensor)}
 
     def listen(
         self, patterns: str | list[str], tokens: str, key: str = ""
@@ -243,7 +220,7 @@ class Ensemble(RunTeacher):
         for teacher in members.values():
             archs.append(teacher.arch)
             models.append(teacher.model)
-            weights.append(teacher.weight)
+            weights.append(teacher.spec.weight)
         self.arch = " + ".join(archs)
         self.model: nn.Module = nn.ModuleList(models)
         weights_T = torch.tensor(weights)
@@ -279,7 +256,7 @@ class Ensemble(RunTeacher):
             answer = teacher.answer(batch, wanted, member)
             together.features |= answer.features
             together.logits |= answer.logits
-        if ALL in wanted.logits:
+        if ALL in wanted.logits and self.has_head:
             mean = self._mean(list(together.logits.values()))
             together.logits = {ALL: mean, **together.logits}
         return together
@@ -294,9 +271,6 @@ class Ensemble(RunTeacher):
             weighted.append(share * teacher_logits)
         first, *others = weighted
         return sum(others, first)
-
-    def __call__(self, images: Images) -> Tensor:
-        return self._mean([teacher(images) for teacher in self.members.values()])
 
     def identity(self) -> dict[str, Any]:
         """The members' identities by name."""

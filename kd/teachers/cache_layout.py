@@ -160,13 +160,8 @@ class Layout:
             black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
             shape = tuple(teacher(black).shape[1:])
         if topk:
-            return TopK(shape, topk, temperatures(logit_losses(wanted)))
+            return TopK(shape, topk, temperatures(wanted.losses))
         return Half(shape, relative=not wanted.maps)
-
-
-def logit_losses(wanted: Wanted) -> list[LogitLoss]:
-    """All losses that read logits, of whichever teacher."""
-    return [loss for losses in wanted.logits.values() for loss in losses]
 
 
 def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:

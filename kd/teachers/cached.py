@@ -17,8 +17,7 @@ from kd.data.tier.schedule import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
 from kd.teachers.answer import ALL, Answer, Wanted
-from kd.teachers.answer_codec import Codec, Feature, described
-from kd.teachers.answer_store import AnswerStore
+from kd.teachers.answer_store import AnswerStore, Kind, described, place_of
 from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, read_records
 
@@ -42,7 +41,7 @@ class CachedTeacher(RunTeacher):
         self.live = live
         self.stores = [store for store in stores if store.kind.codec is not None]
         self.pixels = next((store for store in stores if store.kind.codec is None), None)
-        self.kinds = [kind_of(store) for store in self.stores]
+        self.kinds = [store.kind for store in self.stores]
         self.only = only
         self.arch = live.arch
         self.model = live.model
@@ -50,6 +49,10 @@ class CachedTeacher(RunTeacher):
         first = self.stores[0]
         self.views = None if first.kind.every_view else first.views  # None: any view
         self.samples = first.samples
+        self.place = place_of(self.kinds)
+        """Folder or URL that holds all kinds of answers; with one kind, that kind's own."""
+        self.disk_bytes = sum(store.disk_bytes for store in stores)
+        """Bytes of all answers once all views are filled, stored pixels included."""
         self.read = 0  # answers, in this process
         self.computed = 0
         self._disk_is_full = False
@@ -62,25 +65,6 @@ class CachedTeacher(RunTeacher):
     def identity(self) -> dict[str, Any]:
         """Of the model whose answers are cached: a cache changes no answer's identity."""
         return self.live.identity()
-
-    def __call__(self, images: Images) -> Tensor:
-        """Always live: pictures alone name no view."""
-        return self.live(images)
-
-    # -- what is stored ----------------------------------------------------------------------------------------------
-    @property
-    def place(self) -> str:
-        """The folder or url that holds all kinds of answers, for messages; with one kind, that kind's own."""
-        folder = self.stores[0].kind.place
-        if len(self.stores) == 1:
-            return folder
-        return folder.rpartition("/")[0]
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of all answers once all views are filled, stored pixels included: ``kd-cache`` prints it."""
-        of_answers = sum(store.disk_bytes for store in self.stores)
-        return of_answers + (self.pixels.disk_bytes if self.pixels else 0)
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` ``(N,)`` have answers of all kinds, bool ``(N,)``; published ones count as
@@ -120,12 +104,12 @@ class CachedTeacher(RunTeacher):
         if "view" not in batch:
             return self.live.answer(batch, wanted, name)
         answer = Answer()
-        for (feature, codec), records in zip(self.kinds, self._records(batch, name), strict=True):
-            decoded = codec.decode(records)
-            if feature is None:
+        for kind, records in zip(self.kinds, self._records(batch, name), strict=True):
+            decoded: Any = kind.codec.decode(records)  # type: ignore[union-attr]
+            if kind.feature is None:
                 answer.logits[name] = decoded
-            elif isinstance(decoded, Tensor):
-                answer.features[name, *feature] = decoded
+            else:
+                answer.features[name, *kind.feature] = decoded
         return answer
 
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
@@ -239,15 +223,9 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
     return Reading({name: cache.stores for name, cache in caches.items()}, pixels)
 
 
-def kind_of(store: AnswerStore) -> tuple[Feature | None, Codec]:
-    """The layer (None: logits) and the codec of a store of answers."""
-    assert store.kind.codec is not None
-    return store.kind.feature, store.kind.codec
-
-
 def records_of(
     live: RunTeacher,
-    kinds: Sequence[tuple[Feature | None, Codec]],
+    kinds: Sequence[Kind],
     images: Images,
     numbers: np.ndarray,
 ) -> list[Tensor]:
@@ -255,7 +233,7 @@ def records_of(
 
     Args:
         live: the model; a single teacher.
-        kinds: the codec of each feature; None names the logits.
+        kinds: what is kept.
         images: as the model takes them, ``(N, 3, H, W)``.
         numbers: of the pictures, ``(N,)``, named in errors.
 
@@ -265,24 +243,22 @@ def records_of(
     Raises:
         UserError: an answer that is not finite, or of another shape than the codec's.
     """
-    wanted = Wanted({ALL: ()}, {(ALL, *feature): () for feature, _ in kinds if feature is not None})
-    answer = live.answer({"image": images}, wanted)
+    layers = {(ALL, *kind.feature): () for kind in kinds if kind.feature is not None}
+    answer = live.answer({"image": images}, Wanted({ALL: ()}, layers))
     answers: list[Any] = []
-    for feature, _ in kinds:
-        answers.append(answer.logits[ALL] if feature is None else answer.features[ALL, *feature])
+    for kind in kinds:
+        of_layer = kind.feature and answer.features[ALL, *kind.feature]
+        answers.append(answer.logits[ALL] if of_layer is None else of_layer)
 
     # one copy from the device for all kinds of answers
-    are_finite = []
-    for x in answers:
-        is_finite = x.flatten(1).isfinite()
-        are_finite.append(is_finite.all(1))
-    all_finite_N = torch.stack(are_finite).all(0)
-    finite_N = all_finite_N.cpu().numpy()
+    are_finite = [x.flatten(1).isfinite().all(1) for x in answers]
+    finite_N = torch.stack(are_finite).all(0).cpu().numpy()
     if not finite_N.all():
         first = numbers[~finite_N][0]
         raise UserError(f"{live.key}: its answer to training picture {first} is not finite")
     records = []
-    for (_, codec), x in zip(kinds, answers, strict=True):
+    for kind, x in zip(kinds, answers, strict=True):
+        codec: Any = kind.codec
         shape = tuple(x.shape[1:])
         if shape != codec.shape:
             raise UserError(

@@ -140,11 +140,15 @@ class FrozenTeacher(RunTeacher):
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits (where it has a classifier, wanted or not) and the wanted layers, under its name; one forward.
 
+        Without a classifier and layers it does not run.
+
         Features are float32, on the device of the pictures.
         """
         images = batch["image"]
         layers = [layer for layer in wanted.features if layer[0] == name]
         answer = Answer()
+        if not layers and not self.spec.head:  # it gives nothing else
+            return answer
         if layers:
             with self.taps as caught:
                 logits = self(images)

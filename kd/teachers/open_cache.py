@@ -5,8 +5,7 @@ counts here as ``on``: the caller has measured before that a cache pays, else it
 ``kd-cache`` does: all answers are computed ahead, and nothing is trained.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
@@ -15,10 +14,9 @@ from kd.models import Preprocess
 from kd.models.taps import TRIAL
 from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
-from kd.teachers.answer_codec import described
-from kd.teachers.answer_store import AnswerStore, Kind, check_room
+from kd.teachers.answer_store import AnswerStore, Kind, check_room, described, place_of
 from kd.teachers.base import Ensemble, RunTeacher
-from kd.teachers.cache_layout import Layout, logit_losses, topk_temperature
+from kd.teachers.cache_layout import Layout, topk_temperature
 from kd.teachers.cached import CachedTeacher
 from kd.teachers.fingerprint import FINGERPRINT, PARTS, compare
 
@@ -52,7 +50,7 @@ def open_cache(
     check_cacheable(teacher, data, wanted, filling)
     layout = Layout(data)
     members = _cached_members(teacher, wanted, filling)
-    kinds_by_teacher = {}
+    kinds_by_teacher: dict[str, list[Kind]] = {}
     has_pixels = False
     for name, member in members.items():
         # of several teachers that want the views' pixels the first stores them for all
@@ -62,19 +60,41 @@ def open_cache(
 
     # nothing is written before all have been checked
     for name, kinds in kinds_by_teacher.items():
-        _check(members[name], kinds, layout)
+        _check_size(members[name], kinds, layout)
     if announce:
         for name, kinds in kinds_by_teacher.items():
             _announce(members[name], name, kinds, layout)
-    opened = {}
+    opened: dict[str, RunTeacher] = dict(teacher.members)
     for name, kinds in kinds_by_teacher.items():
         opened[name] = _open(members[name], kinds, layout, filling)
-
-    if ALL in teacher.members:
-        return opened.get(ALL, teacher)
-    return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
+    return opened[ALL] if ALL in opened else Ensemble(opened)
 
 
+def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
+    """One teacher behind the stores of all its kinds of answers, each opened or made.
+
+    Args:
+        teacher: the live one.
+        kinds: of answers, and the pixels of views.
+        layout: what the fingerprints hold of the data.
+        filling: whether ``kd-cache`` fills it: then ``cache=only`` does not forbid computing.
+
+    Raises:
+        UserError: published answers are to be filled, or a place can't be used.
+    """
+    stores = []
+    limit = layout.data.source.cache_bytes
+    for kind in kinds:
+        if kind.published and filling:
+            raise UserError(
+                f"{teacher.key}.cache_dir: {kind.place} is read-only; kd-cache out= writes there"
+            )
+        views = teacher.spec.cache_views
+        stores.append(AnswerStore(kind, layout.samples, views, teacher.key, limit))
+    return CachedTeacher(teacher, stores, teacher.spec.cache == "only" and not filling)
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
 def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
     """Those of :func:`open_cache`'s checks that need no teacher on its device.
 
@@ -91,138 +111,13 @@ def check_before_fits(teacher: RunTeacher, data: DistillationDataModule, wanted:
         UserError: the losses or the data need more than a cache can give, or a folder holds answers to other views or
             pictures; it names the key and the first difference.
     """
-    modes = teacher.cache_modes
-    if "auto" in modes or modes == {"off"}:
+    if "auto" in teacher.cache_modes:
         return
     check_cacheable(teacher, data, wanted)
     for name, member in _cached_members(teacher, wanted).items():
-        if not member.spec.cache_dir:
-            continue
-        for kind in Layout(data).kinds(member, wanted.of(name)):
+        for kind in Layout(data).kinds(member, wanted.of(name)) if member.spec.cache_dir else ():
             if not kind.published:
                 _is_begun(kind, member.key, ("transform", "data"))
-
-
-def _is_begun(kind: Kind, key: str, parts: Sequence[str] = PARTS) -> bool:
-    """Whether the folder of one kind of answers, or of pixels, holds some already.
-
-    Args:
-        kind: on this machine.
-        key: the teacher's configuration key, named in errors.
-        parts: of its fingerprint that must be the run's.
-
-    Raises:
-        UserError: what it holds depends on something else, or is damaged.
-    """
-    file = kind.folder / FINGERPRINT
-    if not file.is_file():
-        return False
-    wanted = {part: kind.parts[part] for part in parts}
-    compare(text_of(file, errors="replace"), wanted, str(kind.folder), key)
-    return True
-
-
-def _cached_members(
-    teacher: RunTeacher, wanted: Wanted, filling: bool = False
-) -> dict[str, RunTeacher]:
-    """The teachers whose answers losses read and whose settings name a cache (``filling``: any setting)."""
-    cached = {}
-    for name, member in teacher.members.items():
-        if (filling or member.spec.cache != "off") and wanted.of(name):
-            cached[name] = member
-    return cached
-
-
-def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout) -> None:
-    """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk.
-
-    Nothing is written. Published answers are compared when they are opened.
-
-    Args:
-        teacher: the live one.
-        kinds: of its answers, and the pixels of its views where they are stored too.
-        layout: pictures and views.
-
-    Raises:
-        UserError: a folder was filled with something else, or the caches do not fit.
-    """
-    records = layout.samples * teacher.spec.cache_views
-    sizes: dict[Path, int] = {}
-    of_pixels = ""
-    for kind in kinds:
-        if kind.published:
-            continue
-        _is_begun(kind, teacher.key)
-        size = kind.record_bytes * records
-        sizes[kind.folder] = size
-        if kind.codec is None:
-            of_pixels = f", {size / 1e9:.3g} of them for pixels (cache_pixels)"
-    what = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures"
-    limit = teacher.spec.cache_gb
-    gb = sum(sizes.values()) / 1e9
-    if limit is not None and gb > limit:
-        raise UserError(
-            f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB{of_pixels}, got {limit:g}"
-        )
-    if sizes:
-        check_room(sizes, what, teacher.key, bool(of_pixels))
-
-
-def _announce(teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout) -> None:
-    """Prints the size of one teacher's cache, its format and its place, and the same of the views' pixels.
-
-    Args:
-        teacher: the live one.
-        name: of several teachers; "" for a single one.
-        kinds: of its answers, and the pixels.
-        layout: how many pictures there are.
-    """
-    views = teacher.spec.cache_views
-    answers = [kind for kind in kinds if kind.codec is not None]
-    size = sum(kind.record_bytes for kind in answers)
-    description = described((kind.feature, kind.codec) for kind in answers if kind.codec)
-    form = ", ".join(f"{key} {value}" for key, value in description.items())
-    place = answers[0].place
-    if len(answers) > 1:
-        place = place.rpartition("/")[0]
-    title = f"cache of {name}" if name else "cache"
-    megabytes = size * layout.samples * views / 1e6
-    print(
-        f"{title}: {size:,} bytes an answer ({form}), "
-        f"{megabytes:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
-        flush=True,
-    )
-    for kind in kinds[len(answers) :]:
-        megabytes = kind.record_bytes * layout.samples * views / 1e6
-        print(
-            f"cache: the views' pixels too, {kind.record_bytes:,} bytes each, {megabytes:,.1f} MB in {kind.folder}",
-            flush=True,
-        )
-
-
-def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
-    """One teacher behind the stores of all its kinds of answers, each opened or made.
-
-    Args:
-        teacher: the live one.
-        kinds: of answers, and the pixels of views.
-        layout: what the fingerprints hold of the data.
-        filling: whether ``kd-cache`` fills it: then ``cache=only`` does not forbid computing.
-
-    Raises:
-        UserError: published answers are to be filled, or a place can't be used.
-    """
-    stores = []
-    views = teacher.spec.cache_views
-    for kind in kinds:
-        if kind.published and filling:
-            raise UserError(
-                f"{teacher.key}.cache_dir: {kind.place} is read-only; kd-cache out= writes there"
-            )
-        limit = layout.data.source.cache_bytes
-        stores.append(AnswerStore(kind, layout.samples, views, teacher.key, limit))
-    only = teacher.spec.cache == "only" and not filling
-    return CachedTeacher(teacher, stores, only)
 
 
 def check_cacheable(
@@ -242,17 +137,15 @@ def check_cacheable(
     members = _cached_members(teacher, wanted, filling)
     mean_is_read = len(teacher.members) > 1 and ALL in wanted.logits
     for name, member in members.items():
-        _check_teacher(member, data, wanted.of(name), several=mean_is_read)
-    views = {}
-    for name, member in members.items():
-        if member.cache_views is not None:
-            views[name] = member.cache_views
+        _check_teacher(member, data, wanted.of(name), mean_is_read)
+    views = {name: member.cache_views for name, member in members.items() if member.cache_views}
     if len(set(views.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(
             f"model.teachers: cache_views must be the same for all that are cached, got {listed}"
         )
-    check_mixing(data, next((member.key for member in members.values()), "model.teacher"))
+    if members:
+        check_mixing(data, next(iter(members.values())).key)
 
 
 def check_mixing(data: DistillationDataModule, key: str = "model.teacher") -> None:
@@ -279,48 +172,140 @@ def check_mixing(data: DistillationDataModule, key: str = "model.teacher") -> No
 def _check_teacher(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, several: bool
 ) -> None:
-    """Refuses what a cache can't keep of one teacher.
+    """Refuses what a cache can't keep of one teacher; a UserError names the setting.
 
     Args:
         teacher: one whose answers are to be cached.
         data: the training pictures and views.
         wanted: of this teacher.
         several: a loss reads the mean of several teachers.
-
-    Raises:
-        UserError: names the setting, and what it can't keep.
     """
+    key = teacher.key
     if teacher.spec.cache_pixels and data.engine != "torch":
-        raise UserError(f"{teacher.key}.cache_pixels: needs data.engine=torch, got {data.engine}")
+        raise UserError(f"{key}.cache_pixels: needs data.engine=torch, got {data.engine}")
     if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
         raise UserError(
-            f"{teacher.key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)"
+            f"{key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)"
         )
     for (_, layer, _), shape in wanted.features.items():
         if shape[0] != TRIAL:
             raise UserError(
-                f"{teacher.key}.cache: keeps features by picture, but the layer '{layer}' of model.taps "
+                f"{key}.cache: keeps features by picture, but the layer '{layer}' of model.taps "
                 f"gives {shape[0]} rows for {TRIAL} pictures"
             )
     topk = teacher.spec.cache_topk
     if topk is None:
         return
-    key = f"{teacher.key}.cache_topk"
     classes = len(data.info.classes)
+    needing_all = [
+        type(loss).__name__
+        for loss in wanted.losses
+        if not isinstance(loss, PixelKDLoss) and topk_temperature(loss) is None
+    ]
+    problem = ""
     if topk >= classes:
-        raise UserError(f"{key}: must be less than the {classes} classes, got {topk}")
-    if not wanted.logits:
-        raise UserError(f"{key}: no loss reads logits, so none are stored; leave it out")
-    if several:
+        problem = f"must be less than the {classes} classes, got {topk}"
+    elif not wanted.logits:
+        problem = "no loss reads logits, so none are stored; leave it out"
+    elif several:
+        problem = "the mean of several teachers needs all logits; without cache_topk all are kept"
+    elif needing_all:
+        problem = f"{needing_all[0]} needs all logits; without cache_topk all are kept"
+    if problem:
+        raise UserError(f"{key}.cache_topk: {problem}")
+
+
+def _check_size(teacher: RunTeacher, kinds: Sequence[Kind], layout: Layout) -> None:
+    """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk.
+
+    Nothing is written. Published answers are compared when they are opened.
+
+    Args:
+        teacher: the live one.
+        kinds: of its answers, and the pixels of its views where they are stored too.
+        layout: pictures and views.
+
+    Raises:
+        UserError: a folder was filled with something else, or the caches do not fit.
+    """
+    views = teacher.spec.cache_views
+    local = [kind for kind in kinds if not kind.published]
+    for kind in local:
+        _is_begun(kind, teacher.key)
+    sizes = {kind.folder: kind.record_bytes * layout.samples * views for kind in local}
+    of_pixels = "".join(
+        f", {sizes[kind.folder] / 1e9:.3g} of them for pixels (cache_pixels)"
+        for kind in local
+        if kind.codec is None
+    )
+    what = f"{views} view(s) of {layout.samples} pictures"
+    limit = teacher.spec.cache_gb
+    gb = sum(sizes.values()) / 1e9
+    if limit is not None and gb > limit:
         raise UserError(
-            f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept"
+            f"{teacher.key}.cache_gb: {what} need {gb:.3g} GB{of_pixels}, got {limit:g}"
         )
-    for loss in logit_losses(wanted):
-        reads_largest = isinstance(loss, PixelKDLoss) or topk_temperature(loss) is not None
-        if not reads_largest:
-            raise UserError(
-                f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept"
-            )
+    if sizes:
+        check_room(sizes, what, teacher.key, bool(of_pixels))
+
+
+def _is_begun(kind: Kind, key: str, parts: Sequence[str] = PARTS) -> bool:
+    """Whether the folder of one kind of answers, or of pixels, holds some already.
+
+    Args:
+        kind: on this machine.
+        key: the teacher's configuration key, named in errors.
+        parts: of its fingerprint that must be the run's.
+
+    Raises:
+        UserError: what it holds depends on something else, or is damaged.
+    """
+    file = kind.folder / FINGERPRINT
+    if not file.is_file():
+        return False
+    wanted = {part: kind.parts[part] for part in parts}
+    compare(text_of(file, errors="replace"), wanted, str(kind.folder), key)
+    return True
+
+
+def _cached_members(
+    teacher: RunTeacher, wanted: Wanted, filling: bool = False
+) -> Mapping[str, RunTeacher]:
+    """The teachers whose answers losses read and whose settings name a cache (``filling``: any setting)."""
+    return {
+        name: member
+        for name, member in teacher.members.items()
+        if (filling or member.spec.cache != "off") and wanted.of(name)
+    }
+
+
+# -- how large -------------------------------------------------------------------------------------------------------
+def _announce(teacher: RunTeacher, name: str, kinds: Sequence[Kind], layout: Layout) -> None:
+    """Prints the size of one teacher's cache, its format and its place, and the same of the views' pixels.
+
+    Args:
+        teacher: the live one.
+        name: of several teachers; "" for a single one.
+        kinds: of its answers, and the pixels.
+        layout: how many pictures there are.
+    """
+    views = teacher.spec.cache_views
+    answers = [kind for kind in kinds if kind.codec is not None]
+    size = sum(kind.record_bytes for kind in answers)
+    form = ", ".join(f"{key} {value}" for key, value in described(answers).items())
+    title = f"cache of {name}" if name else "cache"
+    records = layout.samples * views
+    print(
+        f"{title}: {size:,} bytes an answer ({form}), {size * records / 1e6:,.1f} MB for {views} view(s) of "
+        f"{layout.samples} pictures in {place_of(answers)}",
+        flush=True,
+    )
+    for kind in kinds[len(answers) :]:
+        print(
+            f"cache: the views' pixels too, {kind.record_bytes:,} bytes each, "
+            f"{kind.record_bytes * records / 1e6:,.1f} MB in {kind.folder}",
+            flush=True,
+        )
 
 
 def cached_share(
@@ -346,12 +331,12 @@ def cached_share(
     for name, member in _cached_members(teacher, wanted).items():
         views = member.spec.cache_views
         for kind in layout.kinds(member, wanted.of(name)):
-            bytes_of_kind = kind.record_bytes * layout.samples * views
-            all_bytes += bytes_of_kind
-            if kind.published:  # which are whole
-                filled_bytes += bytes_of_kind
-            elif _is_begun(kind, member.key):
+            size = kind.record_bytes * layout.samples * views
+            all_bytes += size
+            share = float(kind.published)  # which are whole
+            if not kind.published and _is_begun(kind, member.key):
                 store = AnswerStore(kind, layout.samples, views, member.key)
-                filled_bytes += bytes_of_kind * store.filled()
+                share = store.filled()
                 store.close()
+            filled_bytes += size * share
     return filled_bytes / max(all_bytes, 1), all_bytes

@@ -284,7 +284,7 @@ class Pair:
         cached = Answer({"": answers})
         return {
             "teacher": teacher,
-            "cached": lambda: learn(0, lambda: self.step.student.learn(batch, cached).total),
+            "cached": lambda: learn(0, lambda: self.step.learn(batch, cached).total),
             "cached, by hand": lambda: learn(1, lambda: by_hand(answers)),
             "live": lambda: learn(0, lambda: self.step(images, target).total),
             "live, by hand": lambda: learn(1, lambda: by_hand(teacher().clone())),
@@ -612,7 +612,6 @@ def start(part: Part) -> None:
     import torch
 
     from kd.distill.inherit import inherit_together
-    from kd.distill.inherit.sample_taps import SampleTaps
     from kd.distill.on_device import CPU, fit_on
     from kd.models import Preprocess
 
@@ -630,7 +629,7 @@ def start(part: Part) -> None:
 
         def fit(device: torch.device, student: Any = student) -> None:
             sample = pictures.to(device)
-            inherit_together([(student, prepare)], teacher, sample, prepare, SampleTaps({}))
+            inherit_together([(student, prepare)], teacher, sample, prepare)
 
         began = time.perf_counter()
         fit_on(place, [teacher, student], fit)

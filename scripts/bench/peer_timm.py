@@ -1,9 +1,13 @@
 """timm's ``train.py --kd-*`` beside ``arms/public.yaml``: the same teacher, student, pictures, views and epochs.
 
+    python scripts/bench/peer_timm.py race --data DIR --teacher FOLDER --timm CHECKOUT --epochs 3 --rounds 3 --write
+
     python scripts/bench/peer_timm.py select --data DIR --teacher FOLDER --out selected.safetensors
     python scripts/bench/peer_timm.py train --data DIR --teacher FOLDER --timm CHECKOUT --epochs 20 --seeds 0 1 2 --write
     python scripts/bench/peer_timm.py train ... --start RUN/student.safetensors --lr 2e-5
 
+``race`` runs whole trainings of both in turn, loaders, validation and all, both from random weights with the labels'
+loss and logits' KD: images/s, seconds to the first step, seconds in all.
 ``select`` writes weights that a student of public.yaml begins with (Xu et al., 2024). RUN is that of its arm "kd's start,
 untrained". ``CHECKOUT`` is one of pytorch-image-models. The rates 2.5e-4 from scratch and 2e-5 from kd's start are the
 best of four, of the first after three epochs, of the second after five on a held-out tenth of the training pictures.
@@ -15,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +61,8 @@ def select_weights(teacher: Path, student: Any, file: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in chosen.items()}, file)
 
 
-def timm_train(asked: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """timm's own script with the same student, views and optimizer: accuracy after the last epoch, seconds.
-
-    Args:
-        asked: the command line.
-        seed: of its random numbers.
-    """
-    folder = asked.out.resolve() / f"timm-{asked.epochs}-{seed}"
+def timm_command(asked: argparse.Namespace, seed: int, folder: Path) -> list[str]:
+    """The words of timm's own script with the same student, views and optimizer; it writes into ``folder``."""
     classes = len(list((asked.data / "train").iterdir()))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # kd's student is fitted to pictures as its own weights take them, with mean and deviation 0.5
@@ -78,7 +77,7 @@ def timm_train(asked: argparse.Namespace, seed: int) -> tuple[float, float]:
     compiled = (
         "--torchcompile" if device == "cpu" else ""
     )  # takes longer than these few epochs on a GPU
-    command = f"""train.py {asked.data.resolve()} --model {STUDENT} --num-classes {classes}
+    return f"""train.py {asked.data.resolve()} --model {STUDENT} --num-classes {classes}
         --model-kwargs img_size={asked.side} patch_size={asked.patch} --img-size {asked.side}
         --kd-model-name local-dir:{asked.teacher.resolve()} --kd-distill-type logit --kd-temperature {TEMPERATURE}
         --distill-loss-weight {1 - LABELS} --task-loss-weight {LABELS} --epochs {asked.epochs} --seed {seed}
@@ -89,9 +88,88 @@ def timm_train(asked: argparse.Namespace, seed: int) -> tuple[float, float]:
         --scale 0.35 1 --ratio 0.75 1.3333 --hflip 0.5 --color-jitter 0.2 --mixup 0.8 --cutmix 1 --mixup-prob 1
         --mixup-mode elem --interpolation bilinear --train-interpolation bilinear --crop-pct 0.875
         {statistics_} {precision}
-        --device {device} --output {folder.parent} --experiment {folder.name}"""
+        --device {device} --output {folder.parent} --experiment {folder.name}""".split()
+
+
+def kd_command(asked: argparse.Namespace, seed: int, folder: Path) -> list[str]:
+    """The words of ``kd-train`` with the same, which writes into ``folder``."""
+    weights = asked.teacher.resolve() / "model.safetensors"
+    kd = f"{{class_path: KDLoss, init_args: {{temperature: {TEMPERATURE}, weight: {1 - LABELS}}}}}"
+    return [
+        "recipe=grocery_vit", f"data.source.root={asked.data.resolve()}", f"model.teacher.checkpoint={weights}",
+        f"data.img_size={asked.side}", f"model.teacher.img_size={asked.side}", f"model.student.img_size={asked.side}",
+        *asked.kd, f"model.student.kwargs={{patch_size: {asked.patch}}}", "model.student.inherit=false",
+        f"model.task_loss_weight={LABELS}", "model.taps=null", f"model.distill_losses={{kd: {kd}}}",
+        "optim.name=adamw", f"optim.lr={asked.lr}", "optim.lr_scratch=null", f"optim.weight_decay={DECAY}",
+        f"optim.warmup_epochs={min(WARMUP, asked.epochs - 1)}", f"seed={seed}", f"data.batch_size={BATCH}",
+        f"data.num_workers={asked.loaders}", f"trainer.max_epochs={asked.epochs}",
+        f"trainer.check_val_every_n_epoch={asked.epochs}", "preflight=off", f"runs_dir={folder}",
+    ]  # fmt: skip
+
+
+STEPS = """
+import sys, time
+file = open(sys.argv.pop(1), "w")
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: print(time.time(), file=file, flush=True))
+"""
+"""Writes the time after each optimizer step; the training follows in the same process."""
+
+
+def raced(name: str, words: list[str], folder: Path, cwd: Path) -> dict[str, float]:
+    """One whole training: images/s of its steps, seconds to the first and in all.
+
+    Args:
+        name: ``timm`` or ``kd``.
+        words: of the command.
+        folder: that it writes into.
+        cwd: that it runs in.
+    """
+    program = "from kd.cli import train_main\nsys.exit(train_main(sys.argv[1:]))"
+    if name == "timm":
+        program = "import runpy\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    folder.mkdir(parents=True, exist_ok=True)
+    stamps = folder / "steps.txt"
+    began = time.time()
+    command = [sys.executable, "-c", STEPS + program, str(stamps), *words]
+    with (folder / "log.txt").open("w") as log:
+        subprocess.run(command, check=True, cwd=cwd, stdout=log, stderr=log)
+    seconds = time.time() - began
+    times = [float(line) for line in stamps.read_text().split()]
+    between = statistics.median(later - one for one, later in pairwise(times))
+    return {"images/s": BATCH / between, "first step, s": times[0] - began, "in all, s": seconds}
+
+
+def race(asked: argparse.Namespace) -> list[str]:
+    """Whole trainings in turn, as a table."""
+    here = Path(__file__).resolve().parents[2]
+    results: dict[str, list[dict[str, float]]] = {"timm": [], "kd": []}
+    for number in range(asked.rounds):
+        for name, rows in results.items():
+            folder = asked.out.resolve() / f"race-{name}-{number}"
+            make, cwd = (timm_command, asked.timm) if name == "timm" else (kd_command, here)
+            rows.append(raced(name, make(asked, 0, folder), folder, cwd))
+    columns = list(results["kd"][0])
+    lines = [f"{asked.data.name}, {asked.side} px, {asked.epochs} epochs, {asked.rounds} round(s) in turn; "
+             "images/s by the median time between two steps.", "",
+             f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]  # fmt: skip
+    for name, rows in results.items():
+        cells = [spread([row[column] for row in rows]) for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def timm_train(asked: argparse.Namespace, seed: int) -> tuple[float, float]:
+    """timm's own script: accuracy after the last epoch, seconds.
+
+    Args:
+        asked: the command line.
+        seed: of its random numbers.
+    """
+    folder = asked.out.resolve() / f"timm-{asked.epochs}-{seed}"
+    command = timm_command(asked, seed, folder)
     began = time.perf_counter()
-    subprocess.run([sys.executable, *command.split()], check=True, cwd=asked.timm)
+    subprocess.run([sys.executable, *command], check=True, cwd=asked.timm)
     seconds = time.perf_counter() - began
     with (folder / "summary.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
@@ -113,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["select", "train"])
+    parser.add_argument("what", choices=["select", "train", "race"])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--teacher", type=Path, required=True, help="timm's folder of it")
     parser.add_argument("--out", type=Path, default=Path("runs/peer_timm"), help="folder, or file")
@@ -125,9 +203,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--loaders", type=int, default=1, help="processes that load")
+    parser.add_argument("--rounds", type=int, default=1, help="of a race")
+    parser.add_argument("--kd", nargs="*", default=[], help="more settings of kd-train in a race")
     asked = options(parser)
     if asked.what == "select":
         write_selected(asked)
+        return
+    if asked.what == "race":
+        title = "Whole trainings: kd-train and timm's train.py"
+        write("peers_trainings", asked.hardware, asked.date, title, race(asked), asked.write)
         return
     rows = [timm_train(asked, seed) for seed in asked.seeds]
     accuracies = [acc1 for acc1, _ in rows]

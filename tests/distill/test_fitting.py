@@ -8,8 +8,9 @@ from kd.data.tier.cluster import differing, versions
 from kd.distill.fitting import among, check_batch
 from kd.distill.objective import Objective
 from kd.errors import UserError
-from kd.losses import CRDLoss, EachLayer, KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
+from kd.losses import CRDLoss, KDLoss, RegressionKDLoss, SPLoss, StandardizedLoss
 from kd.tasks import Classification, Regression
+from kd.teachers import Answer
 
 
 def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
@@ -22,18 +23,11 @@ def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
         check_batch({"sp": SPLoss(gather=False)}, 1, 2)
 
 
-def test_a_loss_over_pairs_of_layers_needs_as_many_pictures_as_over_one() -> None:
-    check_batch({"sp": EachLayer(SPLoss(gather=True))}, 1, 2)
-    message = r"must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1"
-    with pytest.raises(UserError, match=message):
-        check_batch({"sp": EachLayer(SPLoss(gather=False))}, 1, 2)
-
-
-def test_a_loss_over_pairs_of_layers_goes_by_the_name_in_the_settings() -> None:
-    loss = EachLayer(CRDLoss())
+def test_a_loss_that_remembers_pictures_needs_their_numbers() -> None:
+    objective = Objective(Classification(4), {"crd": CRDLoss()})
     batch: Batch = {"target": torch.zeros(2)}
     with pytest.raises(UserError, match=r"^CRDLoss needs the samples' numbers"):
-        Objective._index(loss, batch)
+        objective.value("crd", None, lambda *_: [], Answer(), batch)
 
 
 def test_names_are_listed_in_brackets() -> None:

@@ -7,9 +7,9 @@ import timm
 import torch
 
 from kd.data.info import DataInfo
-from kd.distill.headless import HeadlessStudent
 from kd.distill.objective import Objective
 from kd.distill.step import as_teacher
+from kd.distill.student import Student
 from kd.losses import CosineLoss
 from kd.models import Preprocess
 from kd.settings import TapSpec
@@ -34,7 +34,7 @@ def test_features_are_centred_where_a_shift_can_do_it(kind: str) -> None:
     objective = Objective(Features(), {"cosine": CosineLoss()}, 0.0, taps)
     teacher = as_teacher(timm.create_model(arch, num_classes=0, **kwargs), prepare)
     data = DataInfo([], labels=False)
-    student = HeadlessStudent(model, prepare, objective, data, teacher, start="inherited")
+    student = Student(model, prepare, objective, data, teacher, start="inherited")
     pictures = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
     student.eval()
     with torch.no_grad():

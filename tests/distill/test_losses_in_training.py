@@ -249,7 +249,7 @@ def test_crd_remembers_what_it_saw() -> None:
     before = loss.memory_student.clone()
     index = torch.tensor([3, 7])
     student, teacher = torch.randn(2, 16), torch.randn(2, 24)
-    value = loss(student, teacher, torch.zeros(2), index)
+    value = loss(student, teacher, torch.zeros(2), index=index)
     value.backward()
     seen = torch.nn.functional.normalize(loss.project_student(student), dim=1)
     torch.testing.assert_close(loss.memory_student[index], seen)
@@ -304,9 +304,7 @@ def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None
             teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss}
         )
         own, distilled = built.student.model(built.student.prepare(PICTURES))
-        found = built.student.learn(
-            BATCH, built.teacher.answer(BATCH, built.student.objective.wanted)
-        )
+        found = built.distillation.learn(BATCH, built.distillation.answer(BATCH))
         total, terms = found.total, found.named
         answers = built.teacher(PICTURES)
         torch.testing.assert_close(terms["token_loss"], reference(distilled, answers).detach())

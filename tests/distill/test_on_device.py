@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from kd.data.datamodule import SampledPictures
 from kd.data.targets import LabelSets, Numbers, Targets
-from kd.distill.classifier import _features
+from kd.distill.classifier import _of_labelled
 from kd.distill.inherit import inherit_together
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.on_device import CPU, fit_on
 from kd.errors import UserError
 from kd.models import Preprocess
@@ -65,15 +64,9 @@ def fit_of(name: str, sample: Tensor) -> tuple[list[nn.Module], Callable[[torch.
     arch, big, small = PAIRS[name]
     teacher = timm.create_model(arch, num_classes=5, **big).eval()
     student = timm.create_model(arch, num_classes=5, **small).eval()
-    last = next(path for path, layer in teacher.named_modules() if isinstance(layer, nn.Linear))
-    taps = {}
-    for model, prepare in ((teacher, THEIRS), (student, INPUT)):
-        taps[model] = Taps(model, [[last]], prepare)
 
     def fit(device: torch.device) -> None:
-        inherit_together(
-            [(student, INPUT)], teacher, sample.to(device), THEIRS, SampleTaps(taps, teacher)
-        )
+        inherit_together([(student, INPUT)], teacher, sample.to(device), THEIRS)
 
     return [teacher, student], fit
 
@@ -120,11 +113,13 @@ def test_what_a_new_classifier_is_fitted_to_is_on_the_host(
 ) -> None:
     """Features and targets enter one product: targets were made on the GPU, features brought back from it."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
-    student: Any = SimpleNamespace(model=model, prepare=Tensor.float)
+    named: Any = model
+    named.get_classifier = lambda: model[1]
+    taps = Taps(model, [], (2, 2))
+    student: Any = SimpleNamespace(model=model, prepare=Tensor.float, taps=taps)
     picture = torch.zeros(3, 2, 2, dtype=torch.uint8, device=CPU)
     pictures: Any = {(number, 0): (picture,) for number in range(2)}
     stack = partial(kind.stack, classes=3)
     chosen = SampledPictures(pictures, targets, range(2), stack)
-    fit = partial(_features, student, model[1], lambda *_: chosen, 2)
-    features, stacked = fit_on(CUDA, [model], fit)
+    features, stacked = fit_on(CUDA, [model], partial(_of_labelled, student, chosen))
     assert features.device == stacked.device == CPU and len(features) == len(stacked) == 2

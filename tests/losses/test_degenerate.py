@@ -11,14 +11,14 @@ from kd.losses import (
     ATLoss,
     DistillLoss,
     DISTLoss,
+    FeatureLoss,
     KDLoss,
-    LayersLoss,
     LogitLoss,
     RegressionKDLoss,
     StandardizedLoss,
 )
 
-BASES = {"DistillLoss", "EachLayer", "FeatureLoss", "LayersLoss", "LogitLoss", "FeatureRegression"}
+BASES = {"DistillLoss", "FeatureLoss", "LogitLoss", "FeatureRegression"}
 NAMES = [name for name in losses.__all__ if name.endswith("Loss") and name not in BASES]
 CLASSES, SIDE, WIDTH = 5, 4, 5
 LARGEST = 1e4
@@ -46,9 +46,10 @@ def make(
     loss.bind(CLASSES, 20, 255)
     if isinstance(loss, LogitLoss):
         return loss, (count, CLASSES, SIDE, SIDE) if loss.for_maps else (count, CLASSES)
-    layers = isinstance(loss, LayersLoss)
     shape = (count, WIDTH, SIDE, SIDE) if loss.over_maps else (count, WIDTH)
-    loss.build([shape] * 2, [shape] * 2) if layers else loss.build(shape, shape)
+    assert isinstance(loss, FeatureLoss)
+    layers = 2 if loss.joint else 1
+    loss.build_layers([shape] * layers, [shape] * layers)
     return loss.to(dtype), shape
 
 
@@ -58,7 +59,7 @@ def value_of(loss: DistillLoss, student: Tensor, teacher: Tensor) -> Tensor:
     if isinstance(loss, LogitLoss) and loss.for_numbers:
         targets = torch.zeros(count, CLASSES)
     extra = {"index": torch.arange(count)} if loss.needs_index else {}
-    if isinstance(loss, LayersLoss):
+    if getattr(loss, "joint", False):
         return loss([student, student], [teacher, teacher], targets, **extra)
     return loss(student, teacher, targets, **extra)
 

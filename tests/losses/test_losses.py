@@ -117,14 +117,7 @@ def test_hint_projects_to_the_teachers_shape() -> None:
 
 def test_the_readmes_list_every_loss() -> None:
     """Each in the guide by name, and as many in the README as there are."""
-    bases = {
-        "DistillLoss",
-        "EachLayer",
-        "FeatureLoss",
-        "LayersLoss",
-        "LogitLoss",
-        "FeatureRegression",
-    }
+    bases = {"DistillLoss", "FeatureLoss", "LogitLoss", "FeatureRegression"}
     names = [name for name in losses.__all__ if name.endswith("Loss") and name not in bases]
     guide = (Path(losses.__file__).parent / "README.md").read_text()
     assert [name for name in names if f"`{name}`" not in guide] == []

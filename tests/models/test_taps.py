@@ -10,7 +10,6 @@ import torch
 from kd.errors import UserError
 from kd.losses import (
     ConvProjection,
-    EachLayer,
     HintLoss,
     MLPProjection,
     OrthogonalProjection,
@@ -319,17 +318,20 @@ def test_an_orthogonal_projection_keeps_all_angles_while_it_learns(shape: tuple)
 
 
 def test_several_pairs_of_layers_have_a_projection_each() -> None:
-    each = EachLayer(HintLoss(weight=0.5))
-    each.build([(2, 8), (2, 6)], [(2, 4), (2, 4)])
-    assert each.weight == 0.5
+    each = HintLoss(weight=0.5)
+    each.build_layers([(2, 8), (2, 6)], [(2, 4), (2, 4)])
+    assert len([*each.parameters()]) == 4
     student, teacher = (
         [torch.randn(2, 8), torch.randn(2, 6)],
         [torch.randn(2, 4), torch.randn(2, 4)],
     )
-    own = [loss(s, t, None) for loss, s, t in zip(each.losses, student, teacher, strict=True)]
-    torch.testing.assert_close(each(student, teacher, None), (own[0] + own[1]) / 2)
+    own = [
+        loss(s, t, torch.zeros(2)) for loss, s, t in zip(each.pairs, student, teacher, strict=True)
+    ]
+    target = torch.zeros(2)
+    torch.testing.assert_close(each(student, teacher, target), (own[0] + own[1]) / 2)
     with pytest.raises(ValueError, match="in pairs, got 2 of the student and 1"):
-        EachLayer(HintLoss()).build([(2, 8), (2, 6)], [(2, 4)])
+        HintLoss().build_layers([(2, 8), (2, 6)], [(2, 4)])
 
 
 @pytest.mark.parametrize(

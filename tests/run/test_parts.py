@@ -45,7 +45,7 @@ def test_each_listed_argument_exists(one: listed.Listed) -> None:
 )  # fmt: skip
 def test_our_public_classes_are_listed(package: Any, base: type, kind: str) -> None:
     public = {name for name in package.__all__ if inspect.isclass(getattr(package, name))}
-    bases = {"Task", "Source", "DistillLoss", "LogitLoss", "FeatureLoss", "LayersLoss"}
+    bases = {"Task", "Source", "DistillLoss", "LogitLoss", "FeatureLoss"}
     ours = {name for name in public if issubclass(getattr(package, name), base)}
     assert ours - bases <= {one.short for one in listed.of_kind(kind)}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kd.cli import train_main
-from kd.distill.student import Student
+from kd.distill.step import Distillation
 from kd.teachers import FrozenTeacher
 from tests._runs import assert_same, losses, run, student_of
 
@@ -15,11 +15,13 @@ from tests._runs import assert_same, losses, run, student_of
 def order_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by ``t`` for each answer of the teacher, by ``s`` for each step of the student."""
     found: list[str] = []
-    answer, learn = FrozenTeacher.answer, Student.learn
+    answer, learn = FrozenTeacher.answer, Distillation.learn
     monkeypatch.setattr(
         FrozenTeacher, "answer", lambda self, *a: (found.append("t"), answer(self, *a))[1]
     )
-    monkeypatch.setattr(Student, "learn", lambda self, *a: (found.append("s"), learn(self, *a))[1])
+    monkeypatch.setattr(
+        Distillation, "learn", lambda self, *a: (found.append("s"), learn(self, *a))[1]
+    )
     return found
 
 

@@ -56,7 +56,7 @@ def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, Teacher
     torch.testing.assert_close(answers["b"], alone["b"])
     torch.testing.assert_close(answers[ALL], 0.75 * alone["a"] + 0.25 * alone["b"])
     logits = module.student.logits(PICTURES)
-    terms = module.student.learn(BATCH, answer).named
+    terms = module.distillation.learn(BATCH, answer).named
     torch.testing.assert_close(terms["kd_loss"], kd_loss(logits, answers[ALL], 2.0).detach())
     torch.testing.assert_close(terms["kd_b_loss"], kd_loss(logits, alone["b"], 2.0).detach())
     assert module.student.objective.losses["hint"].projection.size == (

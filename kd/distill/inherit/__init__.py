@@ -26,9 +26,6 @@ The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hun
    before it have lost; it is drawn towards the teacher's weights, cut by M. The student then runs up to the next block.
 6. Fit an attention pooling like a block (:mod:`~kd.distill.inherit.pooling`), then the classifier to the teacher's
    logits; a copy at full size must answer as its teacher does.
-
-Losses over features are standardised, and their projections fitted, by what these steps have read
-(:mod:`~kd.distill.inherit.sample_taps`).
 """
 
 from kd.distill.inherit.families import check_pair, inherit_together

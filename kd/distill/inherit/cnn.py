@@ -43,7 +43,6 @@ from kd.distill.inherit.maps import (
 )
 from kd.distill.inherit.pair import check_copy, weight_shapes
 from kd.distill.inherit.ridge import fit_linear
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Images, Preprocess
 
@@ -353,7 +352,6 @@ class CNNStart(ABC):
         pictures: Images,
         student_input: Preprocess,
         teacher_input: Preprocess,
-        taps: SampleTaps,
         passed: Callable[[], object],
     ) -> None:
         """Overwrites the student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
@@ -366,7 +364,6 @@ class CNNStart(ABC):
             pictures: the sample, uint8 ``(N, 3, H, W)``.
             student_input: how the student's pictures are resized and normalised.
             teacher_input: how the teacher's are.
-            taps: get what tapped layers of the models give on the sample, where the classifier is fitted.
             passed: called for each of the student's blocks.
 
         Raises:
@@ -388,7 +385,7 @@ class CNNStart(ABC):
         if inherits_classifier(self.student, self.teacher):
             start = self.reads_last()[:, chosen[-1]]
             inputs = student_input, teacher_input
-            fit_classifier(self.student, self.teacher, pictures, *inputs, start, taps)
+            fit_classifier(self.student, self.teacher, pictures, *inputs, start)
 
     def _choose(
         self, theirs: Sequence[Tensor]
@@ -515,7 +512,6 @@ def fit_classifier(
     student_input: Preprocess,
     teacher_input: Preprocess,
     start: Tensor,
-    taps: SampleTaps,
 ) -> None:
     """Fits the student's classifier to the teacher's answers to all pictures, the rest of it fitted already.
 
@@ -526,7 +522,6 @@ def fit_classifier(
         student_input: how the student's pictures are resized and normalised.
         teacher_input: how the teacher's are.
         start: the weight's start, ``(classes, C)``.
-        taps: get what tapped layers of the models give on the sample.
 
     Raises:
         ValueError: the student is a copy of the teacher's size, and answers differently.
@@ -534,20 +529,15 @@ def fit_classifier(
     features = []
     answers = []
     parts = pictures.split(PART)
-    for number, part in enumerate(parts):
-        with taps.of_part(student, number):
-            last = student.forward_features(student_input(part))
-            features.append(student.forward_head(last, pre_logits=True))
-        with taps.of_part(teacher, number):
-            answers.append(teacher(teacher_input(part)))
+    for part in parts:
+        last = student.forward_features(student_input(part))
+        features.append(student.forward_head(last, pre_logits=True))
+        answers.append(teacher(teacher_input(part)))
     teacher_logits = torch.cat(answers)
     classifier = student.get_classifier()
     fit_linear(classifier, [(torch.cat(features), teacher_logits)], start)
     # now in the logits' units; a classifier of scaled output (kd.models.output_scale) holds them in standard deviations
     set_in_units(classifier, classifier.weight.clone(), classifier.bias.clone())
-    for number, pooled in enumerate(features):
-        with taps.of_part(student, number):
-            classifier(pooled)
 
     same_size = student_input.size == teacher_input.size
     if same_size and weight_shapes(student) == weight_shapes(teacher):

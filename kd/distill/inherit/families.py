@@ -17,7 +17,6 @@ from kd.distill.inherit.cnn import CNNStart
 from kd.distill.inherit.convnext import ConvNeXtStart, check_convnexts, head_norm
 from kd.distill.inherit.pair import check_vits, final_norm, pools_by_attention
 from kd.distill.inherit.resnet import ResNetStart, check_resnets
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.start import inherit_vits, passes_of_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
@@ -103,7 +102,6 @@ def inherit_together(
     teacher: nn.Module,
     pictures: Images,
     teacher_input: Preprocess,
-    taps: SampleTaps | None = None,
 ) -> None:
     """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
 
@@ -112,7 +110,6 @@ def inherit_together(
         teacher: a model of timm's, or a dense model on one.
         pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
         teacher_input: how the teacher's pictures are resized and normalised.
-        taps: get what tapped layers of the models give on the sample; None: none are tapped.
 
     Raises:
         ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
@@ -133,9 +130,8 @@ def inherit_together(
         calm=CALM_AT_START,
         disable=getattr(rank_zero_only, "rank", 0) != 0,
     )
-    taps = taps or SampleTaps({})
     with shown, evaluating(teacher, *(student for student, _ in students)):
         for start, (_, prepare) in zip(starts, students, strict=False):
-            start.inherit(pictures, prepare, teacher_input, taps, shown.update)
+            start.inherit(pictures, prepare, teacher_input, shown.update)
         if not starts:
-            inherit_vits(students, teacher, pictures, teacher_input, taps, shown.update)
+            inherit_vits(students, teacher, pictures, teacher_input, shown.update)

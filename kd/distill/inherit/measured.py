@@ -1,7 +1,7 @@
 """A teacher's activations on sample pictures, computed once for all students that start from it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,6 @@ from kd.distill.inherit.pair import (
     kept_tokens,
     pools_by_attention,
 )
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import (
     embedded_as,
     moment_of,
@@ -159,7 +158,6 @@ class MeasuredTeacher:
         model: the teacher, or the backbone of a dense one.
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         prepare: resizes and normalises pictures as the teacher takes them.
-        taps: get what its tapped layers give on its own grid of patches.
         passed: called after each part of the sample that has gone through a block.
     """
 
@@ -175,14 +173,12 @@ class MeasuredTeacher:
         model: ViT,
         pictures: Images,
         prepare: Preprocess,
-        taps: SampleTaps,
         passed: Callable[[], object] = lambda: None,
     ) -> None:
         """Stores the arguments, which are the class's. Nothing is computed before the first student reads it."""
         self.model = model
         self.pictures = pictures
         self.prepare = prepare
-        self.taps = taps
         self.passed = passed
         self.spreads: dict[object, Tensor] = {}
         """Of :class:`~kd.distill.inherit.layers.BlockTargets`, of the block that ran last."""
@@ -209,11 +205,10 @@ class MeasuredTeacher:
         has_run = is_at_end and self._is_its_own_grid
         logits = []
         for number, part in enumerate(self.pictures.split(PART)):
-            with self.taps.of_part(model, number):
-                if has_run:
-                    logits.append(model.forward_head(model.norm(self._after[number])))
-                else:
-                    logits.append(model(self.prepare(part)))
+            if has_run:
+                logits.append(model.forward_head(model.norm(self._after[number])))
+            else:
+                logits.append(model(self.prepare(part)))
             self.passed()
         return torch.cat(logits)
 
@@ -315,11 +310,9 @@ class MeasuredTeacher:
         self.spreads.clear()
         block = self.model.blocks[self._next]
         for part, stream in enumerate(self._streams):
-            is_read = self._is_its_own_grid
-            with self.taps.of_part(self.model, part) if is_read else nullcontext():
-                activations, after = BlockActivations.measure(
-                    block, stream, self.rotation, kept, guides=part < self.guide_parts
-                )
+            activations, after = BlockActivations.measure(
+                block, stream, self.rotation, kept, guides=part < self.guide_parts
+            )
             self.passed()
             self._measured.append(activations)
             self._after.append(after)

@@ -23,7 +23,6 @@ from kd.distill.inherit.pair import (
 )
 from kd.distill.inherit.pooling import inherit_pool
 from kd.distill.inherit.ridge import fit_pointwise
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import chosen_blocks, reset_norms
 from kd.models.preprocess import Images, Preprocess
 from kd.models.segmenter import DenseModel, backbone_of
@@ -52,7 +51,6 @@ def inherit_vits(
     teacher: ViT,
     pictures: Images,
     teacher_input: Preprocess,
-    taps: SampleTaps,
     passed: Callable[[], object],
 ) -> None:
     """:func:`kd.distill.inherit.inherit_together` of vision transformers, all models in eval mode.
@@ -66,13 +64,12 @@ def inherit_vits(
         teacher: a plain timm ViT, or a dense model on one.
         pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
         teacher_input: how the teacher's pictures are resized and normalised.
-        taps: get what tapped layers of the models give on the sample.
         passed: called for each of :func:`passes_of_vits`.
 
     Raises:
         ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
     """
-    measured = MeasuredTeacher(backbone_of(teacher), pictures, teacher_input, taps, passed)
+    measured = MeasuredTeacher(backbone_of(teacher), pictures, teacher_input, passed)
     students_by_grid: dict[object, list[tuple[ViT, Preprocess]]] = {}
     for student, prepare in students:
         vit: Any = backbone_of(student)
@@ -153,11 +150,6 @@ class _StudentFit:
             measured.passed,
             measured.spreads,
         )
-        # Losses may read what this norm gives. It is plain (reset_norms), so it gives already what it will in training.
-        if measured.taps.reads(self.student):
-            for part, stream in enumerate(self.streams):
-                with measured.taps.of_part(self.student, part):
-                    block.norm1(stream)
         self.streams = inherit_block(block, targets, self.streams, rotation_of(self.student))
 
     def finish(self) -> None:
@@ -178,17 +170,6 @@ class _StudentFit:
         if same_size and copy_is_possible(student, teacher):
             logits = [student(self.prepare(batch)) for batch in measured.pictures.split(64)]
             check_copy(torch.cat(logits), measured.logits)
-        self._read_end()
-
-    def _read_end(self) -> None:
-        """Runs what comes after the last block, of both models, so that the taps of losses catch what they read there."""
-        taps = self.measured.taps
-        if not taps.reads(self.student):
-            return
-        for part, stream in enumerate(self.streams):
-            with taps.of_part(self.student, part):
-                self.student.forward_head(self.student.norm(stream))
-        self.measured.logits  # noqa: B018  # computed here at the latest
 
 
 def _inherit_dense_head(

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.first_weights import give_first_weights
-from kd.distill.headless import HeadlessStudent
 from kd.distill.student import Student
 from kd.fleet.sizing.candidates import Candidate
 from kd.models.preprocess import evaluating
@@ -257,7 +256,7 @@ def split_of(student: Student) -> str:
 
     :func:`hold_out` makes ``val`` a part of the training pictures first.
     """
-    return "probe" if isinstance(student, HeadlessStudent) else "val"
+    return "probe" if student.gives_features else "val"
 
 
 def hold_out(module: DistillationModule, data: DistillationDataModule) -> DistillationDataModule:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import Candidate, candidates
 from kd.fleet.sizing.plan import BUDGETS, SizeOptions
@@ -88,7 +87,7 @@ class SizeSearch:
         build(run)
         self.student = run.module.student
         self.teacher = run.module.teacher
-        if isinstance(self.student, HeadlessStudent) and not run.data.info.probed:
+        if self.student.gives_features and not run.data.info.probed:
             raise UserError(
                 "data.probe.root: sizes of students without a classifier are compared by labelled pictures"
             )

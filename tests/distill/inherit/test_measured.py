@@ -3,7 +3,6 @@
 import torch
 
 from kd.distill.inherit.measured import MeasuredTeacher
-from kd.distill.inherit.sample_taps import SampleTaps
 from kd.models import Preprocess
 from tests.distill.inherit._vits import small_vit as vit
 
@@ -11,7 +10,7 @@ from tests.distill.inherit._vits import small_vit as vit
 def test_the_teacher_is_measured_once_for_each_patch_grid() -> None:
     teacher, pictures = vit(32), torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     prepare = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
-    measured = MeasuredTeacher(teacher, pictures, prepare, SampleTaps({}))
+    measured = MeasuredTeacher(teacher, pictures, prepare)
     with torch.no_grad():
         measured.use_grid_of(vit(16), (32, 32))
         last, block = measured.last, measured.activations_of(1, vit(16))
