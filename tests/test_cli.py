@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from kd.cli import commands, train_main
+from kd.config.trees import flatten
 from kd.errors import UserError, needs_extra
-from kd.run.files import flatten
 from kd.run.paths import find, names
 from kd.run.request import Request, translate
 from kd.run.run import Run

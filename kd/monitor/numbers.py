@@ -50,10 +50,13 @@ class RunNumbers:
         Called from the threads of :class:`Outlet`'s classes while the training writes the same objects: what grows is
         copied before it is read.
         """
+        sources = dict.fromkeys(gauge.source for gauge in GAUGES.values())
         numbers: dict[str, Values] = {}
-        for source in dict.fromkeys(gauge.source for gauge in GAUGES.values()):
-            numbers |= source(self)
-        return {name: values for name, values in numbers.items() if values}
+        for source in sources:
+            for name, values in source(self).items():
+                if values:
+                    numbers[name] = values
+        return numbers
 
 
 def _of_steps(numbers: RunNumbers) -> dict[str, Values]:
@@ -116,11 +119,14 @@ def _of_machine(numbers: RunNumbers) -> dict[str, Values]:
         if key in sample:
             reading = sample[key]
             largest = max(reading) if isinstance(reading, list) else reading
-            values.setdefault(gauge, {})[labels] = factor * float(largest)
+            of_gauge = values.setdefault(gauge, {})
+            of_gauge[labels] = factor * float(largest)
     for number, gpu in enumerate(sample.get("gpu", [])):
+        label = str(number)
         for key, gauge in OF_GPUS.items():
             if key in gpu:
-                values.setdefault(gauge, {})[(str(number),)] = float(gpu[key])
+                of_gauge = values.setdefault(gauge, {})
+                of_gauge[(label,)] = float(gpu[key])
     return values
 
 

@@ -30,6 +30,8 @@ from kd.report.step_facts import phase_share
 
 TOTAL_EVERY_S = 5.0
 """Seconds from one record of the totals to the next."""
+OF_STEP_TIMES = ("host_ms", "ready_ms", "data_ready_ms", "data_cpu_ms", "launch_ms")
+"""Of :class:`kd.clock.StepTimes`, in a step's record and, added up, in the totals."""
 RECENT = 50  # newest steps, for live displays
 
 # Lightning names what it runs, "[Strategy]DDPStrategy.backward": the last part names the phase.
@@ -331,11 +333,7 @@ class Phases(Recording):
             "t": round(times.t, 3),
             "ms": round(ms, 3),
             "p": phases,
-            "host_ms": round(times.host_ms, 3),
-            "ready_ms": round(times.ready_ms, 3),
-            "data_ready_ms": round(times.data_ready_ms, 3),
-            "data_cpu_ms": round(times.data_cpu_ms, 3),
-            "launch_ms": round(times.launch_ms, 3),
+            **{name: round(getattr(times, name), 3) for name in OF_STEP_TIMES},
         }
         self._writer.write(record)
         if self.recent:
@@ -435,10 +433,8 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
     """Adds a step's record, times in ms, to the sums of all steps, in place."""
     total["steps"] += 1
     total["max_ms"] = max(total["max_ms"], record["ms"])
-    for key in ("ms", "host_ms", "ready_ms", "data_ready_ms", "data_cpu_ms", "launch_ms"):
-        before = total.get(key, 0.0)
-        total[key] = before + record[key]
+    for key in ("ms", *OF_STEP_TIMES):
+        total[key] = total.get(key, 0.0) + record[key]
     phases = total["p"]
     for name, ms in record["p"].items():
-        before = phases.get(name, 0.0)
-        phases[name] = before + ms
+        phases[name] = phases.get(name, 0.0) + ms

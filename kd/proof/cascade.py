@@ -136,7 +136,8 @@ class Goal:
         right = measured.right(threshold)
         count = len(right)
         if self.accuracy is not None:
-            return float(scipy.stats.binom.sf(int(right.sum()) - 1, count, self.accuracy))
+            hits = int(right.sum())
+            return float(scipy.stats.binom.sf(hits - 1, count, self.accuracy))
         if self.of_teacher is not None:
             b = int((measured.teacher_right & ~right).sum())
             c = int((right & ~measured.teacher_right).sum())
@@ -144,7 +145,8 @@ class Goal:
         assert self.share is not None
         if self.share >= 1:
             return 0.0
-        return float(scipy.stats.binom.cdf(measured.asked(threshold), count, self.share))
+        asked = measured.asked(threshold)
+        return float(scipy.stats.binom.cdf(asked, count, self.share))
 
     def choose(self, measured: Measured, confidence: float) -> float | None:
         """The threshold that meets the goal with ``confidence`` (one-sided, in 0.5..1).

@@ -259,11 +259,14 @@ def mcnemar_mid_p(b: int, c: int) -> float:
     >>> round(mcnemar_mid_p(1, 7), 4)
     0.0391
     """
-    point = float(scipy.stats.binom.pmf(b, b + c, 0.5))
+    differing = b + c
+    point = float(scipy.stats.binom.pmf(b, differing, 0.5))
     if b == c:
         return 1 - point / 2
     # P(X <= min(b, c)) as P(X >= max(b, c)): 1 less its complement has no digit left below 1e-16
-    return min(1.0, 2 * worse_p_value(max(b, c), min(b, c)) - point)
+    more, less = max(b, c), min(b, c)
+    smaller_tail = worse_p_value(more, less)
+    return min(1.0, 2 * smaller_tail - point)
 
 
 def worse_p_value(b: int, c: int) -> float:

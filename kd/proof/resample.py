@@ -43,10 +43,15 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float) -> float
 
     def gains_of(drawn_RG: np.ndarray, axis: int = -1) -> np.ndarray:
         """The gains of samples, numbers of groups ``(R, G)``; of one sample ``(G,)`` a single gain."""
-        rows_RG = drawn_RG.reshape(-1, drawn_RG.shape[axis])
-        weights_RG = np.zeros((len(rows_RG), groups))
-        np.add.at(weights_RG, (np.arange(len(rows_RG))[:, None], rows_RG), 1)
-        return statistic(weights_RG).reshape(drawn_RG.shape[:-1])
+        drawn = drawn_RG.shape[axis]
+        rows_RG = drawn_RG.reshape(-1, drawn)
+        samples = len(rows_RG)
+        weights_RG = np.zeros((samples, groups))
+        number_R1 = np.arange(samples)[:, None]
+        np.add.at(weights_RG, (number_R1, rows_RG), 1)
+        gains_R = statistic(weights_RG)
+        shape = drawn_RG.shape[:-1]
+        return gains_R.reshape(shape)
 
     everything = (np.arange(groups),)
     with warnings.catch_warnings():

@@ -49,9 +49,12 @@ def gain_over_seeds(better: Sequence[float], base: Sequence[float]) -> Gain:
     n = len(differences)
     if n < 2:
         return Gain(differences[0], math.inf)
-    t = float(scipy.stats.t.ppf(0.975, n - 1))
-    half = t * statistics.stdev(differences) / n**0.5
-    return Gain(statistics.mean(differences), half)
+    degrees = n - 1
+    t = float(scipy.stats.t.ppf(0.975, degrees))
+    deviation = statistics.stdev(differences)
+    half = t * deviation / n**0.5
+    mean = statistics.mean(differences)
+    return Gain(mean, half)
 
 
 def gain_in_accuracy(better: np.ndarray, base: np.ndarray) -> Gain:

@@ -79,7 +79,7 @@ def _settings(runs: Sequence[Facts]) -> list[list[str]]:
     settings: list[dict[str, str]] = []
     keys: dict[str, None] = {}  # in their order
     for facts in runs:
-        of_run = dict(flat(facts.run.config)) if facts.run.config else {}
+        of_run = flat(facts.run.config)
         settings.append(of_run)
         keys |= dict.fromkeys(of_run)
     only_common = len({facts.of_kd for facts in runs}) > 1
@@ -214,12 +214,19 @@ def in_words(explained: Sequence[Explained]) -> list[str]:
     their metrics can't be compared.
     """
     runs = [one.facts for one in explained]
-    lines = [f"{_differences(_settings(runs))}; {_speed(runs[0], runs[-1])}"]
-    of_data = [facts.run.config.get("data") or {} for facts in (runs[0], runs[-1])]
+    first = runs[0]
+    last = runs[-1]
+    settings = _settings(runs)
+    differing = _differences(settings)
+    speed = _speed(first, last)
+    lines = [f"{differing}; {speed}"]
+    of_first = first.run.config.get("data") or {}
+    of_last = last.run.config.get("data") or {}
     for key in ("source", "val_fraction"):
-        if of_data[0].get(key) != of_data[1].get(key):
+        if of_first.get(key) != of_last.get(key):
             why = "judged by other pictures, their metrics can't be compared"
-            return [*lines, f"they have different data.{key}: {why}"]
+            lines.append(f"they have different data.{key}: {why}")
+            break
     return lines
 
 
@@ -238,14 +245,19 @@ def _speed(before: Facts, after: Facts) -> str:
         what = "GPU" if on_gpus else "process"
         count = f"{more_devices:.3g}x"
         if more_devices < 1:
-            count = f"1 / {ratio(1, more_devices):.3g} of"
-        each = f"{ratio(faster, more_devices):.2f}x per {what}-hour"
+            fewer = ratio(1, more_devices)
+            count = f"1 / {fewer:.3g} of"
+        of_one = ratio(faster, more_devices)
+        each = f"{of_one:.2f}x per {what}-hour"
         epochs = f"{hours[0]:.3g} hours an epoch before, {hours[1]:.3g} after"
         return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {each}{change}"
     if not before.images_per_s or not after.images_per_s:
         return "one of the runs has no steps to compare"
     speed = ratio(after.images_per_s, before.images_per_s)
-    each = f" ({ratio(speed, more_devices):.2f}x per device)" if more_devices != 1 else ""
+    each = ""
+    if more_devices != 1:
+        of_one = ratio(speed, more_devices)
+        each = f" ({of_one:.2f}x per device)"
     speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after"
     return f"{speeds}: {speed:.2f}x{each}{change}"
 
@@ -255,13 +267,18 @@ def _largest_change(before: Facts, after: Facts) -> str:
 
     Of a run of kd beside another training, whose phases have other names, those that both have count.
     """
+    same_kind = before.of_kd == after.of_kd
     changes = []
     for name in PHASES:
-        first, last = before.phases.get(name, 0.0), after.phases.get(name, 0.0)
+        first = before.phases.get(name, 0.0)
+        last = after.phases.get(name, 0.0)
         in_both = name in before.phases and name in after.phases
-        if in_both or before.of_kd == after.of_kd:
-            changes.append((abs(first - last), name, first, last))
-    most, name, first, last = max(changes, key=itemgetter(0), default=(0.0, "", 0.0, 0.0))
-    if most <= 0.02 * max(before.step_ms, after.step_ms):
+        if same_kind or in_both:
+            difference_ms = abs(first - last)
+            changes.append((difference_ms, name, first, last))
+    none = (0.0, "", 0.0, 0.0)
+    most, name, first, last = max(changes, key=itemgetter(0), default=none)
+    longer_step = max(before.step_ms, after.step_ms)
+    if most <= 0.02 * longer_step:
         return ""
     return f"; most of the difference: {name} went from {first:.0f} to {last:.0f} ms a step"

@@ -124,9 +124,11 @@ def _paid_tier(facts: Facts) -> tuple[int, float | None]:
     for group in facts.run.job.get("groups") or []:
         known_price = isinstance(group, dict) and group.get("price_per_hour") is not None
         if known_price and group.get("name") == "data":
-            number = str(group.get("machines")).partition(" x ")[0]
-            paid = max(1, int(number)) if number.isdecimal() else count
-            return paid, float(group["price_per_hour"])
+            machines = str(group.get("machines"))
+            number, _, _ = machines.partition(" x ")
+            if number.isdecimal():
+                count = max(1, int(number))
+            return count, float(group["price_per_hour"])
 
     known = facts.header.get("input_machines") or {}
     monitor = facts.run.config.get("monitor") or {}
@@ -135,7 +137,9 @@ def _paid_tier(facts: Facts) -> tuple[int, float | None]:
         machine = known.get(name, {"gpus": 1})
         if not machine.get("gpus"):  # those with GPUs train
             prices += [machine["price"]] * number_of
-    return (len(prices), sum(prices)) if prices else (count, None)
+    if not prices:
+        return count, None
+    return len(prices), sum(prices)
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -534,7 +538,8 @@ def input_costs(facts: Facts) -> Table | None:
     if facts.run.tier or facts.cpu or not waiting or needed <= cores:
         return None
     rest = facts.step_ms - facts.phases["data"]
-    makers = facts.devices * math.ceil(round(maker_ms(facts) / rest, 6))
+    makers_of_process = maker_ms(facts) / rest
+    makers = facts.devices * math.ceil(round(makers_of_process, 6))
     ways = [
         ("as it is", facts.step_ms, facts.price),
         ("data.engine=device, or dali", rest, facts.price),
@@ -543,17 +548,26 @@ def input_costs(facts: Facts) -> Table | None:
         if machine.get("gpus"):
             continue
         count = max(1, math.ceil(makers / machine["vcpus"]))
-        price = None if facts.price is None else facts.price + count * machine["price"]
-        ways.append((f"data.engine=ray on {count} {name} beside", rest, price))
+        price = None
+        if facts.price is not None:
+            price = facts.price + count * machine["price"]
+        way = f"data.engine=ray on {count} {name} beside"
+        ways.append((way, rest, price))
 
     rows: list[list[Cell]] = []
     for name, step_ms, price in ways:
         part = step_ms / facts.step_ms
-        cost = None if price is None else price * step_ms / 3600
+        cost = None
+        if price is not None:
+            cost = price * step_ms / 3600
         if price and facts.price:
             part *= price / facts.price
-        saved = f"{100 * (1 - part):.0f}" if rows else ""
-        rows.append([name, round(step_ms, 1), short(price), short(cost), saved])
+        saved = ""
+        if rows:
+            percent = 100 * (1 - part)
+            saved = f"{percent:.0f}"
+        shown_ms = round(step_ms, 1)
+        rows.append([name, shown_ms, short(price), short(cost), saved])
     note = f"{needed} cores a GPU needed, {cores:g} there. The first row is measured, the others are at best."
     saves = f"saves ({'cost' if facts.price else 'time'}, %)"
     columns = ["input", "ms a step", "an hour", "1000 steps", saves]

@@ -268,16 +268,24 @@ def _class_parts(content: Mapping[str, Any]) -> list[Part]:
     mistakes: dict[str, str] = {}
     pairs: list[list[Cell]] = []
     for pair in content["confusions"]:
-        share = ratio(pair["student"], counts.get(pair["is"], 0))
-        mistakes.setdefault(pair["is"], f"{pair['called']} {share:.0%}")
-        taught = pair["teacher"] if has_teacher else None
-        pairs.append([pair["is"], pair["called"], pair["student"], f"{share:.0%}", taught])
+        true, called = pair["is"], pair["called"]
+        times = pair["student"]
+        count = counts.get(true, 0)
+        share = ratio(times, count)
+        part = f"{share:.0%}"
+        mistakes.setdefault(true, f"{called} {part}")
+        taught = None
+        if has_teacher:
+            taught = pair["teacher"]
+        pairs.append([true, called, times, part, taught])
 
     models = [model for model in MODELS if any(model in row for row in per_class)]
     rows: list[list[Cell]] = []
     for row in sorted(per_class, key=_gain_and_score):
+        name = row["name"]
         scores = [f"{row[model]:.1%}" for model in models]
-        rows.append([row["name"], row["count"], *scores, mistakes.get(row["name"], "")])
+        mistake = mistakes.get(name, "")
+        rows.append([name, row["count"], *scores, mistake])
     order = "those that lost most first" if "teacher" in models else "the worst first"
     score = SCORES.get(content["score"], content["score"])
     note = f"{len(rows)} classes occur in the validation pictures."
@@ -300,11 +308,18 @@ def _gain_and_score(row: Mapping[str, Any]) -> tuple[float, float]:
 
 def lost_line(content: Mapping[str, Any]) -> str:
     """The classes that lost most against the teacher, as a sentence; "" where none did."""
-    lost = [row for row in content.get("per_class", []) if row.get("teacher", 0) > row["student"]]
     named = []
-    for row in sorted(lost, key=_gain_and_score)[:5]:
-        named.append(f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}")
-    return f"classes that lost most ({content['score']}): {', '.join(named)}" if named else ""
+    for row in sorted(content.get("per_class", []), key=_gain_and_score):
+        name = row["name"]
+        student = row["student"]
+        teacher = row.get("teacher", 0)
+        if teacher > student:
+            named.append(f"{name} {teacher:.0%} -> {student:.0%}")
+    if not named:
+        return ""
+    worst = ", ".join(named[:5])
+    score = content["score"]
+    return f"classes that lost most ({score}): {worst}"
 
 
 def _target(target: Mapping[str, Any], pictures: int) -> list[Part]:

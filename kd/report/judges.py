@@ -74,16 +74,28 @@ def growth(
     when validation's loader starts, is no leak.
     """
     after_start = values[skip:]
-    counted = after_start[-window:] if window else after_start[len(after_start) // 3 :]
-    if len(counted) < 20:
+    third = len(after_start) // 3
+    counted = after_start[third:]
+    if window:
+        counted = after_start[-window:]
+    count = len(counted)
+    if count < 20:
         return None
-    ends = [round(tenth * len(counted) / 10) for tenth in range(11)]
-    tenths = [mean(counted[start:end]) for start, end in pairwise(ends)]
-    first, last = tenths[0], tenths[-1]
-    rises = sorted(after - before for before, after in pairwise(tenths))
-    steady = rises[1] > 0 and percentile(rises, 50) >= mean(rises) / 2
+    ends = [round(tenth * count / 10) for tenth in range(11)]
+    tenths = []
+    for start, end in pairwise(ends):
+        tenths.append(mean(counted[start:end]))
+    first = tenths[0]
+    last = tenths[-1]
+    rises = [after - before for before, after in pairwise(tenths)]
+    rises.sort()
+    second_least = rises[1]
+    median = percentile(rises, 50)
+    steady = second_least > 0 and median >= mean(rises) / 2
     enough = max(increase * first, least_mb)
-    return {"first": first, "last": last} if steady and last - first >= enough else None
+    if steady and last - first >= enough:
+        return {"first": first, "last": last}
+    return None
 
 
 def unbalanced(gpus: Sequence[Sequence[float]], imbalance: float, skip: int) -> Evidence:

@@ -7,7 +7,6 @@ from kd.report.metric import (
     format_metric,
     is_share,
     less_is_better,
-    part_in_words,
 )
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
@@ -84,7 +83,7 @@ def headline(facts: Facts) -> Section | None:
     small, large = run.student.get("params"), run.teacher.get("params")
     if small and large:
         times = ratio(small, large)
-        part = f"{part_in_words(times)} of" if small < large else f"{times:.1f} times"
+        part = f"{times:.1%} of" if small < large else f"{times:.1f} times"
         text += f" with {part} its parameters"
     return {"kind": "headline", "text": text}
 

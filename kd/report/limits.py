@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from kd.report.facts import BUSY, DATA_WAIT_AT, STUDENT_PHASES, Facts
 from kd.report.metric import counted
@@ -137,11 +138,14 @@ def _fused_optimizer(_facts: Facts, part: float) -> Lever:
 
 def _fewer_callbacks(facts: Facts, part: float) -> Lever:
     """The slowest callback, where it takes much of the phase; else all of them."""
-    slowest, ms = max(facts.callbacks_ms.items(), key=lambda item: item[1], default=("", 0.0))
-    if ms > 0.3 * facts.phases["logging"]:
-        lever = f"do less in {slowest}, or less often: at most"
-        return f", {slowest} alone {ms:.0f} ms", lever, without(part)
-    return "", "trainer.log_every_n_steps, fewer callbacks: at most", without(part)
+    gain = without(part)
+    logging_ms = facts.phases["logging"]
+    if facts.callbacks_ms:
+        slowest, ms = max(facts.callbacks_ms.items(), key=itemgetter(1))
+        if ms > 0.3 * logging_ms:
+            lever = f"do less in {slowest}, or less often: at most"
+            return f", {slowest} alone {ms:.0f} ms", lever, gain
+    return "", "trainer.log_every_n_steps, fewer callbacks: at most", gain
 
 
 PHASE_LIMITS = {

@@ -56,27 +56,6 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 3600:.2f} h"
 
 
-PARTS = {"half": 1 / 2, "a third": 1 / 3, "two thirds": 2 / 3, "a quarter": 1 / 4, "three quarters": 3 / 4,
-         "a fifth": 1 / 5, "a sixth": 1 / 6, "a seventh": 1 / 7, "an eighth": 1 / 8, "a ninth": 1 / 9, "a tenth": 1 / 10,
-         "a twelfth": 1 / 12, "a twentieth": 1 / 20}  # fmt: skip
-
-
-def part_in_words(part: float) -> str:
-    """A part of a whole as people say it, within 4 % of it; else in per cent. "of" follows.
-
-    >>> part_in_words(0.196), part_in_words(0.073)
-    ('a fifth', '7.3%')
-    """
-
-    def distance(words: str) -> float:
-        return abs(PARTS[words] - part)
-
-    nearest = min(PARTS, key=distance)
-    if distance(nearest) <= 0.04 * part:
-        return nearest
-    return f"{part:.1%}"
-
-
 def timed_with(row: Mapping[str, Any]) -> str:
     """How a model was timed, of a row of ``latency.json``: ``onnx, batch 1, 2 threads``."""
     threads = row["threads"]

@@ -322,23 +322,31 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     failures = [] if failures is None else failures
 
     # Limits whose lever is worth naming, the largest gain first.
+    least = WORTH / 1.05  # gains are estimates
     worthy = []
     for name, limit_of in LIMITS.items():
-        limit = attempt(f"limit {name}", failures, partial(limit_of, facts))
-        if limit is not None and limit.gain is not None and limit.gain >= WORTH / 1.05:
-            worthy.append((limit.gain, limit))  # gains are estimates
+        call = partial(limit_of, facts)
+        limit = attempt(f"limit {name}", failures, call)
+        gain = limit.gain if limit else None
+        if limit is not None and gain is not None and gain >= least:
+            worthy.append((gain, limit))
     worthy.sort(key=itemgetter(0), reverse=True)
 
     # The headline: the largest gain that deserves one; the bound already shown keeps its place down to STAYS.
-    stay = [(gain, one) for gain, one in worthy if one.bound == shown and gain >= STAYS]
-    lead = [(gain, one) for gain, one in worthy if gain >= LEADS] or stay
+    of_shown = [pair for pair in worthy if pair[1].bound == shown]
+    stay = [pair for pair in of_shown if pair[0] >= STAYS]
+    lead = [pair for pair in worthy if pair[0] >= LEADS]
+    lead = lead or stay
     if stay and lead[0][0] < AHEAD * stay[0][0]:
         lead = stay
-    others = [one for _, one in worthy]
+    others = [limit for _, limit in worthy]
     if not lead:
-        return [student_bound(facts, alone=not worthy) or _largest_phase(facts), *others]
-    first = lead[0][1]
-    return [first, *(one for one in others if one is not first)]
+        healthy = student_bound(facts, alone=not worthy)
+        first = healthy or _largest_phase(facts)
+        return [first, *others]
+    _, first = lead[0]
+    others.remove(first)
+    return [first, *others]
 
 
 def _largest_phase(facts: Facts) -> Limit:

@@ -5,10 +5,11 @@ A *section* is a dict that ``report/html.py`` writes and the page draws by its `
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from kd.config.trees import flatten
 from kd.report import traces
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart
 from kd.report.costs import input_costs, tier_table
@@ -82,7 +83,8 @@ def _settings(run: RunRecords) -> Table | None:
     """All settings of the run as a folded table; None without ``config.yaml``."""
     if not run.config:
         return None
-    return Table("Settings", ["key", "value"], flat(run.config), folded=True)
+    rows = [[key, value] for key, value in flat(run.config).items()]
+    return Table("Settings", ["key", "value"], rows, folded=True)
 
 
 def verdict_of(explained: Explained) -> Section:
@@ -362,15 +364,10 @@ def _operations(facts: Facts) -> Table | None:
     return Table(title, columns, rows, ", ".join(groups), long=True)
 
 
-def flat(tree: object, prefix: str = "") -> list[list[str]]:
-    """Nested settings as rows of dotted key and value, both text; ``prefix``: the key of the whole."""
-    if not isinstance(tree, dict) or not tree:
-        return [[prefix, "" if tree is None else str(tree)]]
-    rows = []
-    for key, value in tree.items():
-        dotted = f"{prefix}.{key}" if prefix else str(key)
-        rows += flat(value, dotted)
-    return rows
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """Nested settings as text by dotted key; "" for null."""
+    values = flatten(config) if config else {}
+    return {key: "" if value is None else str(value) for key, value in values.items()}
 
 
 def _environment(facts: Facts) -> Table:

@@ -187,23 +187,32 @@ def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = Fals
         folder: of the run.
         of_teacher: it has trained the teacher of another run, which names its place.
     """
-    student, teacher = summary["student"], summary["teacher"]
+    student = summary["student"]
+    teacher = summary["teacher"]
     best = student["best_val"]
     trained = "teacher" if of_teacher else "student"
-    models = [("teacher", teacher, teacher["val"])] if teacher else []
+    models = []
+    if teacher:
+        models.append(("teacher", teacher, teacher["val"]))
     models.append((f"{trained}, last epoch", student, student["val"]))
     held = "the last epoch"
     if best:
-        which = f"best epoch ({best['epoch']})" if best["epoch"] else "the start (the best)"
+        which = "the start (the best)"
+        held = "the start: no epoch was as good"
+        if best["epoch"]:
+            which = f"best epoch ({best['epoch']})"
+            held = "the best epoch"
         models.append((f"{trained}, {which}", student, best))
-        held = "the best epoch" if best["epoch"] else "the start: no epoch was as good"
     shown = [name for name in student["val"] if in_tables(name)]
     names = [name if name in ("agreement", "kl") else f"val {name}" for name in shown]
     rows = []
     for name, model, values in models:
         figures = [format_metric(metric, values.get(metric)) for metric in shown]
-        rows.append([name, model["arch"], in_millions(model["params"]), *figures])
-    title = f"{summary['recipe']}: {counted(summary['epochs'], 'epoch')} in {duration(summary['wall_s'])}"
+        parameters = in_millions(model["params"])
+        rows.append([name, model["arch"], parameters, *figures])
+    epochs = counted(summary["epochs"], "epoch")
+    took = duration(summary["wall_s"])
+    title = f"{summary['recipe']}: {epochs} in {took}"
     print_table(title, ["", "model", "parameters", *names], rows, left=("", "model"))
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     processes = counted(summary["world_size"], "process", "processes")

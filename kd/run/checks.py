@@ -6,8 +6,8 @@ from typing import Any
 import psutil
 
 from kd.config.kinds import as_tree
+from kd.config.trees import flatten
 from kd.errors import REFUSED_LOSSES, UserError, cause_of_kind
-from kd.run.files import flatten
 from kd.settings import MonitorSettings, height_width
 
 MONITOR = as_tree(MonitorSettings())

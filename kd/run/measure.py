@@ -528,13 +528,18 @@ def _write_answers(
     """
     split = measured[0].data.split(options.place)
     rows = answers[0].rows
-    labels = [key for key in next(iter(rows.values()), {"label": ""}) if key.startswith("label")]
+    first_row = next(iter(rows.values()), {"label": ""})
+    labels = [key for key in first_row if key.startswith("label")]
     columns = []  # heading, the model's rows, key
     for subject, of_model in zip(measured, answers, strict=True):
-        for key in next(iter(of_model.rows.values()), {}):
-            if key not in labels:
-                heading = key if len(measured) == 1 else f"{subject.name} {key}"
-                columns.append((heading, of_model.rows, key))
+        first_row = next(iter(of_model.rows.values()), {})
+        for key in first_row:
+            if key in labels:
+                continue
+            heading = key
+            if len(measured) > 1:
+                heading = f"{subject.name} {key}"
+            columns.append((heading, of_model.rows, key))
     text = io.StringIO()
     table = CsvTable(text, "\n")
     table.add(["picture", *labels, *(heading for heading, _, _ in columns)])

@@ -141,8 +141,11 @@ def measure_pays(request: Request, options: EvalOptions) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     starts = Starts(run, trusted, _pretrained(run, options))
     probe = _probed(starts, options, device)
-    answers = [gain_line(gain) for gain in probe["gains"]]
-    return {"run": str(run.folder), "probe": probe, "answers": answers}
+    answers = []
+    for gain in probe["gains"]:
+        answers.append(gain_line(gain))
+    folder = str(run.folder)
+    return {"run": folder, "probe": probe, "answers": answers}
 
 
 def _taught_layers(config: Mapping[str, Any]) -> list[str]:

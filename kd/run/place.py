@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.launch.cluster import is_rank_zero
 from kd.launch.cluster import marker as job_marker
-from kd.run.files import check_whole, flatten
+from kd.run.files import check_whole
 from kd.run.request import Request
 from kd.storage.checkpoints import (
     LAST,

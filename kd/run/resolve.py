@@ -29,6 +29,7 @@ from kd.config.kinds import (
 )
 from kd.config.parts import Listed
 from kd.config.suggest import hint
+from kd.config.trees import flatten
 from kd.errors import UserError, no_such_loss
 from kd.run import files, typed
 from kd.run.keys import FILLED, Key, fields, plain, schema
@@ -114,7 +115,7 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Trust = NOT
         defaults = merge.whole(_Merge(None).all_of({}, [DEFAULTS]))
         given = _interpolated(merge.put(defaults, [], given, Settings, ""))
     whole = merge.whole(given)
-    flat = files.flatten(whole)
+    flat = flatten(whole)
     for key in typed.TIMMS:
         is_relative = (key, flat.get(key)) == ("model.student.arch", "auto")  # of the teacher
         problem = "" if is_relative else typed.unknown_to_timm(key, flat.get(key))

@@ -22,6 +22,7 @@ from kd.callbacks.progress import Progress
 from kd.callbacks.rank_watch import RankWatch
 from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
+from kd.config.trees import flatten
 from kd.errors import UserError, raised_from
 from kd.fit_to_machine.precision import choose_kernels
 from kd.launch.child import trains_teacher
@@ -31,7 +32,6 @@ from kd.lightning_internals import set_timeout, without_sigterm_broadcasts
 from kd.monitor.monitor import Monitor
 from kd.monitor.own_run import OwnRun
 from kd.report.metric import PROBE, less_is_better
-from kd.run.files import flatten
 from kd.run.gate import remember
 from kd.run.run import Run
 from kd.ship.export import save_student

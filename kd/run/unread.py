@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.run import keys
-from kd.run.files import flatten
 
 RESOLVED = {"name", "resume", "rank_timeout_s"}
 """Keys that no recipe holds all of: a file that does is a run's ``config.yaml``, which holds every key."""

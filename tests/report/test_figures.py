@@ -98,7 +98,7 @@ def test_a_card_names_the_start_that_the_student_had(tmp_path: Path) -> None:
 
 
 def test_settings_are_rows_of_key_and_value() -> None:
-    assert flat({"a": {"b": 1, "c": {}}, "d": None}) == [["a.b", "1"], ["a.c", "{}"], ["d", ""]]
+    assert flat({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": "1", "a.c": "{}", "d": ""}
 
 
 def test_few_full_cores_beside_idle_ones_are_hot() -> None:

@@ -1,6 +1,7 @@
 """Nested settings as dotted keys."""
 
-from kd.run.files import flatten, leaves
+from kd.config.trees import flatten
+from kd.run.files import leaves
 
 
 def test_leaves() -> None:

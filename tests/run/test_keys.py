@@ -11,9 +11,9 @@ import pytest
 from kd.cli import train_main
 from kd.config.kinds import allowed_words
 from kd.config.suggest import suggest, words
+from kd.config.trees import flatten
 from kd.errors import UserError
 from kd.run import keys
-from kd.run.files import flatten
 from kd.run.request import translate
 from kd.run.resolve import keys_of_classes, resolve
 from tests._helpers import ROOT

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from kd.config.kinds import Range, checked_group
+from kd.config.trees import flatten
 from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.space import Space, item, parse
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys
-from kd.run.files import flatten
 from kd.run.gate import check_foreign
 from kd.run.options import CommandOptions, names_of, options_of, take
 from kd.run.paths import part_of
