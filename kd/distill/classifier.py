@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kd.data.batch import Batch
 from kd.data.datamodule import SampledPictures
-from kd.distill.inherit.ridge import fit_linear
+from kd.distill.inherit.ridge import fit_first_classifier
 from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
@@ -99,7 +99,8 @@ def fit_classifier(
         features, logits = _of_answers(student, teacher, sample)
         if features.ndim != 2 or logits.ndim != 2:  # of maps each place has an answer
             return ""
-        fit_linear(classifier, [(features, logits)], torch.zeros_like(classifier.weight))
+        start = torch.zeros_like(classifier.weight)
+        fit_first_classifier(classifier, [features], logits, start)
         fitted_to = f"of the teacher's answers on the features of {len(sample)} training pictures"
     if student.average is not None:
         student.average.set(student.model)

@@ -5,6 +5,8 @@
 head, on the dimensions in their order; so a student's head must be a whole head of its teacher.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -22,6 +24,43 @@ SIZES = ("dim", "depth", "num_heads", "feat_shape", "training")
 """Attributes of timm's rotary positions that say how large a model is, not how it rotates."""
 ONLY_IN_TRAINING = ("shift_coords", "jitter_coords", "rescale_coords", "aug_active")
 """Attributes that change the positions while a model trains, and at no other time."""
+
+
+@contextmanager
+def caught(
+    layers: Iterable[nn.Module],
+    output: bool = False,
+    taken: Callable[[nn.Module, Tensor], Tensor] = lambda layer, tensor: tensor,
+) -> Iterator[dict[nn.Module, Tensor]]:
+    """Catches what layers read (or give) inside.
+
+    Args:
+        layers: whose tensors.
+        output: catch what they give; False: what they read, the first argument.
+        taken: what is kept of a layer's tensor.
+
+    Yields:
+        Tensors by layer, which fill while a model runs; those of a layer's last run are kept.
+    """
+    tensors: dict[nn.Module, Tensor] = {}
+
+    def catch_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        tensors[layer] = taken(layer, inputs[0])
+
+    def catch_output(layer: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:  # noqa: ARG001
+        tensors[layer] = taken(layer, result)
+
+    hooks: list[Any] = []
+    for layer in layers:
+        if output:
+            hooks.append(layer.register_forward_hook(catch_output))
+        else:
+            hooks.append(layer.register_forward_pre_hook(catch_input))
+    try:
+        yield tensors
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def register_count(model: ViT) -> int:

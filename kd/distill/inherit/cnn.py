@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import CNN, Part
+from kd.distill.inherit.anatomy import CNN, Part, caught
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.maps import (
     Positions,
-    caught,
     channels_at,
     covariance,
     drawn_positions,
@@ -38,12 +37,12 @@ from kd.distill.inherit.maps import (
     folded_with_norm,
     groups_by_change,
     is_depthwise,
+    maps_of,
     rows_needed,
     under_kernel,
 )
 from kd.distill.inherit.pair import check_copy, weight_shapes
-from kd.distill.inherit.ridge import fit_linear
-from kd.models.output_scale import set_in_units
+from kd.distill.inherit.ridge import fit_first_classifier
 from kd.models.preprocess import Images, Preprocess
 
 PART = 32
@@ -188,7 +187,10 @@ class LayerRow:
         readers = []
         if number < GUIDE_PARTS:
             readers = list(self.read)
-        with caught(self.outputs, output=True) as outputs, caught(readers) as inputs:
+        with (
+            caught(self.outputs, True, maps_of) as outputs,
+            caught(readers, taken=maps_of) as inputs,
+        ):
             yield
         for link, of_teacher in zip(self.ours, self.theirs, strict=True):
             rows = self._drawn(link.layer, outputs[of_teacher.written], number)
@@ -233,7 +235,7 @@ class LayerRow:
                 wanted = [DrawnRows(places, rows[:, outputs]) for places, rows in taken]
             pairs = []
             for part, (positions, rows) in zip(ours, wanted, strict=True):
-                with caught([layer]) as read:
+                with caught([layer], taken=maps_of) as read:
                     run(part)
                 pairs.append((under_kernel(layer, read[layer], positions), rows))
             fit_layer(layer, link.norm, pairs, start.reshape(layer.weight.shape))
@@ -407,7 +409,10 @@ class CNNStart(ABC):
         blocks = [block for _, of_stage in self.stages for block in of_stage]
         changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
         for number, part in enumerate(theirs[:GUIDE_PARTS]):
-            with caught([*rows, *blocks]) as read, caught(blocks, output=True) as written:
+            with (
+                caught([*rows, *blocks], taken=maps_of) as read,
+                caught(blocks, True, maps_of) as written,
+            ):
                 self.teacher(part)
             for layer in rows:
                 tensor = read[layer]
@@ -474,7 +479,7 @@ class CNNStart(ABC):
         totals = []  # what the teacher's blocks have added up, before an activation
         outputs = []
         for number, stream in enumerate(theirs):
-            with row.of_part(number), caught(ends) as at_end:
+            with row.of_part(number), caught(ends, taken=maps_of) as at_end:
                 current = stream
                 for each in followed:
                     current = each(current.clone())
@@ -535,9 +540,7 @@ def fit_classifier(
         answers.append(teacher(teacher_input(part)))
     teacher_logits = torch.cat(answers)
     classifier = student.get_classifier()
-    fit_linear(classifier, [(torch.cat(features), teacher_logits)], start)
-    # now in the logits' units; a classifier of scaled output (kd.models.output_scale) holds them in standard deviations
-    set_in_units(classifier, classifier.weight.clone(), classifier.bias.clone())
+    fit_first_classifier(classifier, features, teacher_logits, start)
 
     same_size = student_input.size == teacher_input.size
     if same_size and weight_shapes(student) == weight_shapes(teacher):

@@ -34,12 +34,12 @@ from kd.distill.inherit.pair import (
 from kd.distill.inherit.ridge import (
     RIDGE,
     centred_rows,
+    fit_first_classifier,
     fit_linear,
     fit_scale_and_shift,
     layer_for,
 )
 from kd.distill.inherit.stream import embedding
-from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
 
 
@@ -422,9 +422,7 @@ def inherit_head(
     features = []
     for stream in streams:
         features.append(student.forward_head(student.norm(stream), pre_logits=True))
-    fit_linear(student.head, [(torch.cat(features), logits)], start, ridge=ridge)
-    # now in the logits' units; a classifier of scaled output (kd.models.output_scale) holds them in standard deviations
-    set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
+    fit_first_classifier(student.head, features, logits, start, ridge)
 
 
 def _last_weight(block: Part, branch: int, layer: nn.Linear) -> Tensor:

@@ -4,8 +4,7 @@ A convolution is a linear layer of the pixels under its kernel. Maps have far mo
 some thousands of them are drawn, the same in the teacher's map and in the student's (He, Zhang, Sun, ICCV 2017).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,37 +100,9 @@ def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
     return windows_NChWk.unfold(3, kw, sw)
 
 
-@contextmanager
-def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[nn.Module, Tensor]]:
-    """Catches what layers read (or give) inside, ``(N, C, H, W)`` (of a classifier ``(N, C)``), as it is before an in-place
-    activation.
-
-    Args:
-        layers: whose tensors.
-        output: catch what they give; False: what they read.
-
-    Yields:
-        Tensors by layer, which fill while a model runs; those of a layer's last run are kept.
-    """
-    tensors: dict[nn.Module, Tensor] = {}
-
-    def catch_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        tensors[layer] = as_maps(layer, inputs[0]).clone()
-
-    def catch_output(layer: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:  # noqa: ARG001
-        tensors[layer] = as_maps(layer, result).clone()
-
-    hooks: list[Any] = []
-    for layer in layers:
-        if output:
-            hooks.append(layer.register_forward_hook(catch_output))
-        else:
-            hooks.append(layer.register_forward_pre_hook(catch_input))
-    try:
-        yield tensors
-    finally:
-        for hook in hooks:
-            hook.remove()
+def maps_of(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """What a layer reads or gives as :func:`as_maps` has it, as it is before an in-place activation: a copy."""
+    return as_maps(layer, tensor).clone()
 
 
 def as_maps(layer: nn.Module, tensor: Tensor) -> Tensor:

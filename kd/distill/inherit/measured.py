@@ -1,18 +1,18 @@
 """A teacher's activations on sample pictures, computed once for all students that start from it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kd.distill.inherit.anatomy import (
     Part,
     ViT,
     attend,
+    caught,
     qkv_of,
     rotation_of,
     scaled,
@@ -87,20 +87,20 @@ class BlockActivations:
         mlp = block.mlp
         gate_layer = getattr(attention, "gate", None)
         first_layers = [getattr(mlp, name) for name, _ in FIRST_LAYERS[type(mlp)]]
-        recorded_layers = [attention.proj, mlp.fc2, *first_layers]
-        if attention.qkv is not None:
-            recorded_layers.append(attention.qkv)
-        if gate_layer is not None:
-            recorded_layers.append(gate_layer)
-        with recorded(recorded_layers) as records:
+        giving = [*first_layers, attention.qkv, gate_layer]
+        writers = [attention.proj, mlp.fc2]
+        with (
+            caught(writers) as read,
+            caught([layer for layer in giving if layer is not None], output=True) as given,
+        ):
             normed = block.norm1(before)
             attended = scaled(block, 1, attend(attention, normed, rotation))
             middle = seen_by_norms(before + attended, block.norm1)
             mixed = scaled(block, 2, mlp(block.norm2(middle)))
             after = seen_by_norms(middle + mixed, block.norm2)
 
-        if attention.qkv in records and getattr(attention, "q_bias", None) is None:
-            qkv = records[attention.qkv].output
+        if attention.qkv in given and getattr(attention, "q_bias", None) is None:
+            qkv = given[attention.qkv]
         else:  # several layers, or weights that are read without running the layer
             qkv = qkv_of(attention, normed)
 
@@ -109,46 +109,16 @@ class BlockActivations:
             return tensor if kept is None else tensor[:, kept]
 
         qkv = taken(qkv)
-        hidden = [taken(records[layer].output) for layer in first_layers]
+        hidden = [taken(given[layer]) for layer in first_layers]
         heads = units = torch.empty(0)
         if guides:
-            heads = taken(records[attention.proj].input)
-            units = taken(records[mlp.fc2].input)
+            heads = taken(read[attention.proj])
+            units = taken(read[mlp.fc2])
         else:  # the largest are halved; what decides on heads and units is dropped
             qkv = qkv.bfloat16()
             hidden = [outputs.bfloat16() for outputs in hidden]
-        gate = None if gate_layer is None else taken(records[gate_layer].output)
+        gate = None if gate_layer is None else taken(given[gate_layer])
         return cls(block, qkv, heads, units, hidden, gate, taken(middle), taken(after)), after
-
-
-@dataclass
-class Record:
-    """One forward of a layer."""
-
-    input: Tensor
-    """Its first argument."""
-    output: Tensor
-    """What it gives."""
-
-
-@contextmanager
-def recorded(layers: list[nn.Module]) -> Iterator[dict[nn.Module, Record]]:
-    """Inside, records the input and output of the last forward of each layer; the hooks are removed at the end.
-
-    Yields:
-        A dictionary that fills while the model runs: ``record.input`` is the layer's first argument.
-    """
-    records: dict[nn.Module, Record] = {}
-
-    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        records[layer] = Record(inputs[0], output)
-
-    hooks = [layer.register_forward_hook(record) for layer in layers]
-    try:
-        yield records
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class MeasuredTeacher:

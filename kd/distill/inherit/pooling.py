@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import Part, ViT, reset_norm
+from kd.distill.inherit.anatomy import Part, ViT, caught, reset_norm
 from kd.distill.inherit.heads import Heads, map_heads
 from kd.distill.inherit.layers import BlockTargets, fit_mlp, folded, strongest_columns
-from kd.distill.inherit.measured import GUIDE, BlockActivations, MeasuredTeacher, recorded
+from kd.distill.inherit.measured import GUIDE, BlockActivations, MeasuredTeacher
 from kd.distill.inherit.pair import inherits_head, kept_prefix, kept_tokens
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.stream import (
@@ -105,9 +105,9 @@ def inherit_pool(
     # The projection, then the MLP. There is one row a picture: where they are few, the start weighs more.
     heads = []
     for each in tokens:
-        with recorded([pool.proj]) as records:
+        with caught([pool.proj]) as read:
             pool(each)
-        heads.append(records[pool.proj].input)
+        heads.append(read[pool.proj])
     pooled = [part.middle @ pool_projection.T for part in parts]
     ridge = min(1.0, GUIDE / sum(map(len, pooled)))
     fit_linear(pool.proj, zip(heads, pooled, strict=True), student_write, ridge=ridge)
@@ -145,9 +145,9 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
     """
     pool: Any = teacher.attn_pool
     fc1, fc2 = pool.mlp.fc1, pool.mlp.fc2
-    with recorded([pool.kv, pool.proj, pool.norm, fc1, fc2]) as records:
+    with caught([pool.proj, pool.norm, fc2]) as read, caught([pool.kv, fc1], output=True) as given:
         after = pool(pooled_tokens(teacher, stream))[:, None]
-    keys_values = records[pool.kv].output
+    keys_values = given[pool.kv]
 
     # The pooling may leave out the first tokens, which may be among those that the student has, too.
     tokens = stream.shape[1]
@@ -161,16 +161,16 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
     queries = query.expand(*keys_values.shape[:2], -1)
     heads = units = torch.empty(0)
     if guides:
-        heads = records[pool.proj].input
-        units = records[fc2].input
+        heads = read[pool.proj]
+        units = read[fc2]
     return BlockActivations(
         block=PoolBlock(pool),
         qkv=torch.cat([queries, keys_values], -1),
         heads=heads,
         units=units,
-        hidden=[records[fc1].output],
+        hidden=[given[fc1]],
         gate=None,
-        middle=seen_by_norms(records[pool.norm].input, pool.norm),
+        middle=seen_by_norms(read[pool.norm], pool.norm),
         after=seen_by_norms(after, pool.norm),
     )
 

@@ -1,6 +1,6 @@
 """Ridge regression that is drawn towards a start: how every layer of an inherited student gets its weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from torch.nn.utils import skip_init
 
 from kd.distill.inherit.anatomy import Part
 from kd.losses import OrthogonalProjection, Projection
+from kd.models.output_scale import set_in_units
 
 RIDGE = 1e-2
 """In units of the mean squared input: directions that the sample hardly shows stay near their start."""
@@ -92,6 +93,29 @@ def fit_linear(
         mean_x = moments.mean_x.float()
         mean_y = moments.mean_y.float()
         linear.bias.copy_(mean_y - weight @ mean_x)
+
+
+def fit_first_classifier(
+    classifier: nn.Linear,
+    features: Sequence[Tensor],
+    logits: Tensor,
+    start: Tensor,
+    ridge: float = RIDGE,
+) -> None:
+    """Sets a classifier to the regression of a teacher's logits on a student's features.
+
+    One of scaled output (:mod:`kd.models.output_scale`) then holds the logits' units in standard deviations.
+
+    Args:
+        classifier: its weight and its bias, where it has one, are overwritten.
+        features: ``(N, D)`` of each part of a sample.
+        logits: the teacher's, ``(all N, C)``.
+        start: as of :func:`fit_linear`.
+        ridge: likewise.
+    """
+    fit_linear(classifier, [(torch.cat(list(features)), logits)], start, ridge=ridge)
+    if classifier.bias is not None:
+        set_in_units(classifier, classifier.weight.clone(), classifier.bias.clone())
 
 
 def change_from(start: Tensor, gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
