@@ -74,9 +74,9 @@ def fit_classifier(
             return ""
         if not task.one_class:  # a label, or a number, is not one picture's alone
             count = max(count, LEAST)
-        features, labels = fit_on(
-            device, [student.model], partial(_of_labelled, student, labelled(count, True))
-        )
+        sample_of_labelled = labelled(count, True)
+        compute = partial(_of_labelled, student, sample_of_labelled)
+        features, labels = fit_on(device, [student.model], compute)
         first = None
         if features.ndim == 2 and len(labels) >= 2:
             first = task.first_classifier(features, labels)
@@ -129,7 +129,9 @@ def _of_labelled(
     labels: list[Any] = []
     features = []
     for images, targets in _shown(batches(), len(sample)):
-        features.append(_features(student, images.to(device)).cpu())
+        there = images.to(device)
+        of_batch = _features(student, there)
+        features.append(of_batch.cpu())
         labels += targets
     if not features:
         return torch.empty(0, device=CPU), torch.empty(0, device=CPU)

@@ -53,17 +53,23 @@ def settle_losses(
                 with evaluating(student), student.taps as tapped:
                     student.model(student.prepare(part))
                 tapped_batches.append(tapped)
-            answer = teacher.answer(Batch(image=part), student.objective.wanted)
+            batch = Batch(image=part)
+            answer = teacher.answer(batch, student.objective.wanted)
             for layer, of_layer in answer.features.items():
-                features.setdefault(layer, []).append(of_layer)
+                parts = features.setdefault(layer, [])
+                parts.append(of_layer)
             shown.update(len(part))
 
     def read(layers: list[str], form: str) -> list[Tensor]:
         """As :data:`kd.distill.objective.Read`, of the whole sample."""
         batches = [student.taps.read(tapped, layers, form) for tapped in tapped_batches]
-        return [torch.cat(of_layer) for of_layer in zip(*batches, strict=True)]
+        by_layer = zip(*batches, strict=True)
+        return [torch.cat(of_layer) for of_layer in by_layer]
 
-    whole = Answer(features={layer: torch.cat(parts) for layer, parts in features.items()})
+    joined = {}
+    for layer, parts in features.items():
+        joined[layer] = torch.cat(parts)
+    whole = Answer(features=joined)
     with without_gather():
         for loss, student_features, teacher_features in student.objective.regressions(read, whole):
             inputs, targets = loss.settle(student_features, teacher_features)

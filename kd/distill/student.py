@@ -167,9 +167,11 @@ class Student(nn.Module):
     def classifies(self) -> bool:
         """Whether the classifier means anything: features alone leave a new one as it was drawn."""
         objective = self.objective
+        if self.gives_features:
+            return False
         taught = objective.trains_logits or objective.takeover is not None
-        means_anything = bool(objective.task_loss_weight) or taught or self._brought
-        return means_anything and not self.gives_features
+        labelled = bool(objective.task_loss_weight)
+        return labelled or taught or self._brought
 
     @property
     def is_measured(self) -> bool:
@@ -463,8 +465,11 @@ class Student(nn.Module):
             def read(layers: list[str], form: str) -> list[Tensor]:
                 return [of_real(x) for x in self._taps_of_final.read(tapped, layers, form)]
 
-            features = {layer: of_real(x) for layer, x in answer.features.items()}
-            losses = self.objective.held_out(read, Answer(features=features), len(outputs))
+            features = {}
+            for layer, x in answer.features.items():
+                features[layer] = of_real(x)
+            taught = Answer(features=features)
+            losses = self.objective.held_out(read, taught, len(outputs))
         self.task.held_out.update(outputs, losses)
 
 

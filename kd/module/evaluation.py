@@ -120,7 +120,8 @@ def look(
         taught: Mapping[str, Any] = teacher.answer(pictures, Wanted()).logits
         for name, logits in taught.items():
             if members or name == ALL:
-                seen.taught[name] = task.fit(logits, target)
+                fitted = task.fit(logits, target)
+                seen.taught[name] = fitted
         if ALL in seen.taught:
             seen.decided = task.decide(seen.taught[ALL])
     seen.logits = {name: task.fit(student(images), target) for name, student in students.items()}

@@ -48,10 +48,13 @@ def check_form(value: object, expected: object, place: str) -> None:
                 raise UserError(f"{place}: unknown key {_shown(key)}")
             check_form(part, expected[key], f"{place}.{key}")
     elif isinstance(expected, list | tuple):
-        if not isinstance(value, list | tuple) or len(value) != len(expected):
-            raise UserError(f"{place}: must be a list of {len(expected)}, got {_shown(value)}")
-        for number, parts in enumerate(zip(value, expected, strict=True)):
-            check_form(*parts, f"{place}.{number}")
+        count = len(expected)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            shown = _shown(value)
+            raise UserError(f"{place}: must be a list of {count}, got {shown}")
+        for number, part in enumerate(value):
+            place_of_part = f"{place}.{number}"
+            check_form(part, expected[number], place_of_part)
     elif wanted := _refused(value, expected):
         raise UserError(f"{place}: must {wanted}, got {_shown(value)}")
 

@@ -16,7 +16,7 @@ from kd.data.batch import Batch
 from kd.data.tier.schedule import device_of_a_maker
 from kd.errors import UserError
 from kd.models import Images
-from kd.teachers.answer import ALL, Answer, Wanted
+from kd.teachers.answer import ALL, Answer, Layer, Wanted
 from kd.teachers.answer_store import AnswerStore, Kind, described, place_of
 from kd.teachers.base import RunTeacher
 from kd.teachers.reading import Reading, read_records
@@ -243,16 +243,26 @@ def records_of(
     Raises:
         UserError: an answer that is not finite, or of another shape than the codec's.
     """
-    layers = {(ALL, *kind.feature): () for kind in kinds if kind.feature is not None}
-    answer = live.answer({"image": images}, Wanted({ALL: ()}, layers))
+    layers: dict[Layer, tuple[int, ...]] = {}
+    for kind in kinds:
+        if kind.feature is not None:
+            layers[ALL, *kind.feature] = ()
+    wanted = Wanted({ALL: ()}, layers)
+    answer = live.answer({"image": images}, wanted)
     answers: list[Any] = []
     for kind in kinds:
-        of_layer = kind.feature and answer.features[ALL, *kind.feature]
-        answers.append(answer.logits[ALL] if of_layer is None else of_layer)
+        if kind.feature is None:
+            answers.append(answer.logits[ALL])
+        else:
+            answers.append(answer.features[ALL, *kind.feature])
 
     # one copy from the device for all kinds of answers
-    are_finite = [x.flatten(1).isfinite().all(1) for x in answers]
-    finite_N = torch.stack(are_finite).all(0).cpu().numpy()
+    are_finite = []
+    for x in answers:
+        is_finite = x.flatten(1).isfinite()
+        are_finite.append(is_finite.all(1))
+    all_finite_N = torch.stack(are_finite).all(0)
+    finite_N = all_finite_N.cpu().numpy()
     if not finite_N.all():
         first = numbers[~finite_N][0]
         raise UserError(f"{live.key}: its answer to training picture {first} is not finite")

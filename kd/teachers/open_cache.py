@@ -56,7 +56,8 @@ def open_cache(
         # of several teachers that want the views' pixels the first stores them for all
         pixels = member.spec.cache_pixels and not has_pixels
         has_pixels = has_pixels or pixels
-        kinds_by_teacher[name] = layout.kinds(member, wanted.of(name), pixels)
+        of_member = wanted.of(name)
+        kinds_by_teacher[name] = layout.kinds(member, of_member, pixels)
 
     # nothing is written before all have been checked
     for name, kinds in kinds_by_teacher.items():
@@ -66,8 +67,11 @@ def open_cache(
             _announce(members[name], name, kinds, layout)
     opened: dict[str, RunTeacher] = dict(teacher.members)
     for name, kinds in kinds_by_teacher.items():
-        opened[name] = _open(members[name], kinds, layout, filling)
-    return opened[ALL] if ALL in opened else Ensemble(opened)
+        member = members[name]
+        opened[name] = _open(member, kinds, layout, filling)
+    if ALL in opened:
+        return opened[ALL]
+    return Ensemble(opened)
 
 
 def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
@@ -138,14 +142,18 @@ def check_cacheable(
     mean_is_read = len(teacher.members) > 1 and ALL in wanted.logits
     for name, member in members.items():
         _check_teacher(member, data, wanted.of(name), mean_is_read)
-    views = {name: member.cache_views for name, member in members.items() if member.cache_views}
-    if len(set(views.values())) > 1:
+    views = {}
+    for name, member in members.items():
+        if member.cache_views is not None:
+            views[name] = member.cache_views
+    different = set(views.values())
+    if len(different) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(
             f"model.teachers: cache_views must be the same for all that are cached, got {listed}"
         )
-    if members:
-        check_mixing(data, next(iter(members.values())).key)
+    for member in members.values():
+        check_mixing(data, member.key)
 
 
 def check_mixing(data: DistillationDataModule, key: str = "model.teacher") -> None:
@@ -333,10 +341,11 @@ def cached_share(
         for kind in layout.kinds(member, wanted.of(name)):
             size = kind.record_bytes * layout.samples * views
             all_bytes += size
-            share = float(kind.published)  # which are whole
-            if not kind.published and _is_begun(kind, member.key):
+            if kind.published:  # which are whole
+                filled_bytes += size
+            elif _is_begun(kind, member.key):
                 store = AnswerStore(kind, layout.samples, views, member.key)
                 share = store.filled()
                 store.close()
-            filled_bytes += size * share
+                filled_bytes += size * share
     return filled_bytes / max(all_bytes, 1), all_bytes
